@@ -1,0 +1,81 @@
+"""A RocketMQ-format message store for Python: durable, replayable, and the same files a Java broker uses.
+
+    from messagestore import Message, MessageStore
+
+    with MessageStore.open("/data/store") as store:
+        store.put_message(Message("flights", b"...", keys=["N14228"], tags="UA"))
+        print(store.get_message("flights", 0, queue_offset=0).messages)
+"""
+
+from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
+from messagestore.errors import (
+    BatchConflictError,
+    ChecksumError,
+    ConfigError,
+    CorruptionError,
+    LostBatchesError,
+    MagicError,
+    MessageIllegalError,
+    NotAStoreError,
+    OffsetOutOfRangeError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StorePoisonedError,
+    StoreWentBackwardsError,
+    TornRecordError,
+    UnknownTopicError,
+    VersionRegressionError,
+)
+from messagestore.message import (
+    AppendMessageStatus,
+    GetMessageResult,
+    GetMessageStatus,
+    Message,
+    MessageExt,
+    PutMessageResult,
+    PutMessageStatus,
+)
+from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
+from messagestore.record_columns import MessageColumns
+from messagestore.recovery import RecoveryReport
+from messagestore.transaction import BatchRequest, BatchResult
+
+__all__ = [
+    "ASYNC_FLUSH",
+    "SYNC_FLUSH",
+    "AppendMessageStatus",
+    "BatchConflictError",
+    "BatchRequest",
+    "BatchResult",
+    "ChecksumError",
+    "ConfigError",
+    "CorruptionError",
+    "GetMessageResult",
+    "GetMessageStatus",
+    "LostBatchesError",
+    "MagicError",
+    "Message",
+    "MessageBatch",
+    "MessageColumns",
+    "MessageExt",
+    "MessageIllegalError",
+    "MessageStore",
+    "NotAStoreError",
+    "OffsetOutOfRangeError",
+    "PutMessageResult",
+    "PutMessageStatus",
+    "ReadOnlyStore",
+    "RecoveryReport",
+    "StoreClosedError",
+    "StoreConfig",
+    "StoreError",
+    "StoreFullError",
+    "StoreLockedError",
+    "StorePoisonedError",
+    "StoreWentBackwardsError",
+    "TornRecordError",
+    "UnknownTopicError",
+    "VersionRegressionError",
+]

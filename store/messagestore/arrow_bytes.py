@@ -1,0 +1,230 @@
+"""Where are the bytes of an Arrow array, and how do many ranges of a buffer become one?
+
+Arrow hands out buffers, numpy computes on them; nothing here copies unless it says so. A *plain* array is a string,
+binary, large_string or large_binary array: one buffer of offsets, one of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+_EMPTY = np.empty(0, np.uint8)
+MAX_SMALL = (1 << 31) - 1
+"""Bytes that offsets of 32 bits can address; above it the large kinds are used."""
+
+
+def is_large(kind: pa.DataType) -> bool:
+    """Whether a string, binary, list or map type has offsets of 64 bits."""
+    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_list(kind))
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether a type is string, binary, large_string or large_binary."""
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind) or is_large(kind) and not pa.types.is_large_list(kind))
+
+
+def is_textual(kind: pa.DataType) -> bool:
+    """Whether `plain` takes an array of this type: texts or bytes in any of Arrow's forms."""
+    if pa.types.is_dictionary(kind):
+        return is_textual(kind.value_type)
+    return is_plain(kind) or pa.types.is_fixed_size_binary(kind) or kind in (pa.string_view(), pa.binary_view())
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The same values as a plain array; copies only what is not plain yet."""
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
+    if not is_plain(array.type):
+        binary = pa.types.is_fixed_size_binary(array.type) or array.type == pa.binary_view()
+        array = array.cast(pa.binary() if binary else pa.string())
+    return array
+
+
+def as_binary(array: pa.Array) -> pa.Array:
+    """A plain array as binary or large_binary: the same buffers."""
+    if pa.types.is_string(array.type):
+        return array.view(pa.binary())
+    return array.view(pa.large_binary()) if pa.types.is_large_string(array.type) else array
+
+
+def offsets_of(array: pa.Array) -> NDArray[Any]:
+    """The offsets of a plain, list or map array of n items: int32 or int64 [n+1], not copied, not from 0."""
+    width = 8 if is_large(array.type) else 4
+    buffer = array.buffers()[1]
+    if buffer is None or not buffer.size:
+        return np.zeros(len(array) + 1, f"i{width}")
+    return np.frombuffer(buffer, f"i{width}", len(array) + 1, array.offset * width)
+
+
+def data_of(array: pa.Array) -> NDArray[np.uint8]:
+    """The bytes that the offsets of a plain array point into, not copied; writable where Arrow made them."""
+    buffer = array.buffers()[2]
+    return _EMPTY if buffer is None else np.frombuffer(buffer, np.uint8)
+
+
+def ranges_of(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """Where each value's bytes are.
+
+    Parameters
+    ----------
+    array : pa.Array[n]
+        Anything `plain` takes.
+
+    Returns
+    -------
+    data : uint8[m], starts : int64[n], ends : int64[n]
+        Value i is `data[starts[i]:ends[i]]`; a null is empty. `data` belongs to the array (or its plain copy).
+    """
+    array = plain(array)
+    offsets = offsets_of(array).astype(np.int64)
+    starts, ends = offsets[:-1], offsets[1:]
+    if array.null_count:
+        ends = np.where(valid_of(array), ends, starts)
+    return data_of(array), starts, ends
+
+
+def valid_of(array: pa.Array) -> NDArray[np.bool_]:
+    """True where a value is not null: bool[n]."""
+    if not array.null_count:
+        return np.ones(len(array), np.bool_)
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def lengths_of(array: pa.Array) -> NDArray[np.int64]:
+    """Bytes of each value of a plain array (items, of a list or map array); 0 for null: int64[n]."""
+    lengths = np.diff(offsets_of(array)).astype(np.int64)
+    return lengths * valid_of(array) if array.null_count else lengths
+
+
+def items_of(array: pa.Array) -> tuple[NDArray[np.int64], Callable[[pa.Array], pa.Array]]:
+    """How many items each row of a list or map array has, and a function that picks these out of a child array.
+
+    A null row has none, whatever its offsets say.
+    """
+    offsets = offsets_of(array)
+    lengths = lengths_of(array)
+    first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+    if int(lengths.sum()) == count:
+        return lengths, lambda child: child.slice(first, count)
+    index = pa.array(flat_index(offsets[:-1].astype(np.int64), lengths))
+    return lengths, lambda child: child.take(index)
+
+
+def flat_index(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Positions of all items of ranges, one range after the other: int64[sum of lengths]."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
+
+
+def gather(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) -> pa.Array:
+    """Copies of many ranges of a buffer, back to back: one memcpy for each, in C++.
+
+    An array is laid over the buffer whose offsets go start, end, start, end ...; its even items are the ranges.
+
+    Parameters
+    ----------
+    data : uint8[m]
+    starts, ends : int64[n]
+        Any order; ranges may overlap.
+
+    Returns
+    -------
+    pa.Array[n]
+        binary, or large_binary when `data` or the ranges hold 2 GiB or more, with one buffer of its own.
+    """
+    n = len(starts)
+    if not n:
+        return pa.array([], pa.binary())
+    wide = len(data) > MAX_SMALL or int((ends - starts).sum()) > MAX_SMALL
+    offsets = np.empty(2 * n + 1, np.int64 if wide else np.int32)
+    offsets[0:-1:2] = starts
+    offsets[1::2] = ends
+    offsets[-1] = offsets[-2]
+    return binary_array(data, offsets, pa.large_binary() if wide else pa.binary()).take(pa.array(np.arange(0, 2 * n, 2)))
+
+
+def binary_array(data: NDArray[np.uint8] | pa.Buffer, offsets: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    """A plain array without nulls over a buffer and its offsets (int32; int64 for large kinds): no copy, no check."""
+    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
+    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), buffer])
+
+
+def unaligned(data: NDArray[np.uint8], kind: Any) -> NDArray[Any]:
+    """A view of `data` as items of dtype `kind` at every byte position: overlapping, stride 1.
+
+    Index it with an array of positions to read or write an item at each. Empty when `data` is smaller than one item.
+    """
+    kind = np.dtype(kind)
+    count = max(len(data) - kind.itemsize + 1, 0)
+    return np.ndarray((count,), kind, data if count else np.empty(kind.itemsize, np.uint8), strides=(1,))
+
+
+# ---- what texts hold
+
+
+def rows_with(array: pa.Array, *, blanks: bool) -> NDArray[np.int64]:
+    """Rows of a plain array that hold a byte 0x01 or 0x02 (a blank, too, with `blanks`); nulls hold none."""
+    offsets = offsets_of(array)
+    low = int(offsets[0])
+    data = data_of(array)[low : int(offsets[-1])]
+    if not len(data) or int(data.min()) > 0x20:
+        return np.empty(0, np.int64)
+    mask = (data - np.uint8(1)) < 2
+    if blanks:
+        mask |= data == 0x20
+    positions = np.flatnonzero(mask)
+    rows = np.unique(np.searchsorted(offsets, positions + low, "right") - 1)
+    return rows[valid_of(array)[rows]] if array.null_count else rows
+
+
+def rows_not_utf8(array: pa.Array) -> list[int]:
+    """Rows of a plain array whose bytes are not UTF-8."""
+    offsets = offsets_of(array)
+    data = data_of(array)[int(offsets[0]) : int(offsets[-1])]
+    if not len(data) or int(data.max()) < 0x80:
+        return []
+    try:
+        array.view(pa.large_string() if is_large(array.type) else pa.string()).validate(full=True)
+    except pa.ArrowInvalid:
+        return [row for row, value in enumerate(as_binary(array).to_pylist()) if value is not None and _not_utf8(value)]
+    return []
+
+
+def _not_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def join(pieces: list[pa.Array | bytes], *, large: bool) -> pa.Array:
+    """The pieces of each row, one behind the other, as a binary (large_binary) array.
+
+    Parameters
+    ----------
+    pieces : list of binary array[n] or bytes
+        Bytes are the same in each row, a null is nothing. Neighbouring bytes become one piece: each costs some ns a row.
+    large : bool
+        Whether the result may hold 2 GiB or more.
+    """
+    kind = pa.large_binary() if large else pa.binary()
+    inputs: list[Any] = []
+    constant = b""
+    for piece in [*pieces, None]:
+        if isinstance(piece, bytes):
+            constant += piece
+            continue
+        if constant:
+            inputs.append(pa.scalar(constant, kind))
+            constant = b""
+        if piece is not None:
+            inputs.append(piece if piece.type == kind else piece.cast(kind))
+    return pc.binary_join_element_wise(*inputs, pa.scalar(b"", kind), null_handling="replace", null_replacement="")

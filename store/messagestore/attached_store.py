@@ -1,0 +1,258 @@
+"""How do the writers of one process share a store, and how do processes take turns?
+
+One `AttachedStore` per process and store. It attaches (a shared lock that keeps Java brokers out) before it reads anything
+it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches some time after
+the last append: it makes everything durable, moves the clean end, and removes `abort` when no other writer is attached.
+A detach that is killed is harmless: `abort` goes last.
+
+    attached without a break, counter as cached   -> go on
+    attached without a break, counter is newer    -> catch up
+    anything else                                 -> recover, as on open
+
+Threads: safe. Forked children start anew: the locks are closed in them, never unlocked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+from messagestore.config import StoreConfig
+from messagestore.errors import ConfigError, StoreError, StoreLockedError
+from messagestore.flush import FlushService
+from messagestore.log_writer import LogWriter
+from messagestore.mapped_file import Disk
+from messagestore.recovery import RecoveryReport, catch_up, recover
+from messagestore.store_files import Identity, Paths, StoreFiles, create_identity, make_folders, refuse_foreign_forms
+from messagestore.writer_lock import Attachment, WriterLock, attach
+
+_stores: dict[str, AttachedStore] = {}
+_stores_mutex = threading.Lock()
+_BRIEFLY_S = 1.0
+
+
+def attached_store(root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None) -> AttachedStore:
+    """The store of this process at a root; made at the first call. Nothing is locked or read yet."""
+    path = os.path.realpath(os.fspath(root))
+    with _stores_mutex:
+        store = _stores.get(path)
+        if store is None or store.pid != os.getpid():
+            store = _stores[path] = AttachedStore(path, config or StoreConfig(), disk or Disk())
+        elif disk is not None and disk is not store.disk:
+            raise ConfigError(f"{path}: is already open in this process through another disk", key="disk")
+    if config is not None:
+        store.use(config)
+    return store
+
+
+class AttachedStore:
+    """The writer side of one store in one process. Use `attached_store`."""
+
+    def __init__(self, root: str, config: StoreConfig, disk: Disk) -> None:
+        self.paths = Paths(root)
+        self.config = config
+        self.disk = disk
+        self.pid = os.getpid()
+        self.mutex = threading.RLock()
+        self.writer: LogWriter | None = None
+        self.flush: FlushService | None = None
+        self.report: RecoveryReport | None = None
+        self._attachment: Attachment | None = None
+        self._lock: WriterLock | None = None
+        self._sessions = 0
+        self._last_used_s = 0.0
+        self._watcher: threading.Thread | None = None
+
+    def use(self, config: StoreConfig) -> None:
+        """Take over another configuration (timeouts, limits); what is fixed in the store stays."""
+        with self.mutex:
+            self.config = config
+            if self.writer is not None:
+                files = self.writer.files
+                fixed = {
+                    name: getattr(files.config, name)
+                    for name in (
+                        "mapped_file_size_commit_log",
+                        "mapped_file_size_consume_queue",
+                        "max_hash_slot_num",
+                        "max_index_num",
+                        "message_index_enable",
+                    )
+                }
+                files.config = config.replace(**fixed)
+
+    # ---- taking turns
+
+    @contextlib.contextmanager
+    def writing(self, description: str, timeout_s: float | None = None) -> Iterator[LogWriter]:
+        """Hold the store for one append: `with store.writing("query 7") as writer: ...`.
+
+        Raises
+        ------
+        StoreLockedError
+            Another process holds it for longer than `timeout_s` (default `lockTimeout`); the holder is named.
+        """
+        with self.mutex:
+            writer = self._enter(description, timeout_s)
+            try:
+                yield writer
+            finally:
+                self._leave()
+
+    def open_session(self, description: str, timeout_s: float | None = None) -> LogWriter:
+        """Hold the store until `close_session`."""
+        with self.mutex:
+            writer = self._enter(description, timeout_s)
+            self._sessions += 1
+            return writer
+
+    def close_session(self) -> None:
+        """Give the store back; the last session of the process detaches at once."""
+        with self.mutex:
+            self._sessions -= 1
+            if not self._sessions:
+                self.detach()
+
+    def _enter(self, description: str, timeout_s: float | None) -> LogWriter:
+        if self._attachment is not None and not self._attachment.intact():
+            self._drop()
+        if self._attachment is None:
+            make_folders(self.disk, self.paths)
+            self._attachment = attach(self.paths.root, self.disk)
+        try:
+            if self._lock is None:
+                self._lock = WriterLock(self.paths.writer_lock)
+            if not self._lock.held:
+                self._lock.acquire(self.config.lock_timeout_s if timeout_s is None else timeout_s, description=description)
+                if self.writer is None or not catch_up(self.writer):
+                    self._recover()
+            assert self.writer is not None
+            self.writer.check_usable()
+            if self.flush is None or not self.flush.alive:
+                self.flush = FlushService(self.writer)
+        except BaseException:
+            if not self._sessions:
+                self._release_lock()
+                if self.writer is None:
+                    self._drop()
+            raise
+        return self.writer
+
+    def _recover(self) -> None:
+        if self.flush is not None:
+            self.flush.stop()
+        if self.writer is not None:
+            self.writer.files.close()
+        self.flush = self.writer = None
+        identity = Identity.read(self.disk, self.paths.identity) or create_identity(self.disk, self.paths, self.config)
+        files = StoreFiles(self.paths, self.config, identity, self.disk)
+        files.load()
+        refuse_foreign_forms(files)
+        self.writer, self.report = recover(files)
+
+    def _leave(self) -> None:
+        self._last_used_s = time.monotonic()
+        if self._sessions:
+            return
+        try:
+            if self.writer is not None:
+                self.writer.finish()
+        finally:
+            self._release_lock()
+            if self.writer is not None and self.writer.poison_reason is not None:
+                self._drop()
+            self._watch()
+
+    def _release_lock(self) -> None:
+        if self._lock is not None and self._lock.held:
+            self._lock.release()
+
+    # ---- going away
+
+    def _watch(self) -> None:
+        """Detach `attachTimeout` after the last append: a Spark worker that idles is killed soon after."""
+        if self._watcher is None or not self._watcher.is_alive():
+            self._watcher = threading.Thread(target=self._watch_idle, name="messagestore-detach", daemon=True)
+            self._watcher.start()
+
+    def _watch_idle(self) -> None:
+        while True:
+            left = self._last_used_s + self.config.attach_timeout_s - time.monotonic()
+            if left > 0:
+                time.sleep(left)
+                continue
+            with self.mutex:
+                if self._sessions or self._attachment is None:
+                    self._watcher = None
+                    return
+                if time.monotonic() - self._last_used_s >= self.config.attach_timeout_s:
+                    with contextlib.suppress(StoreError, OSError):  # nobody to tell; the next writer recovers
+                        self.detach()
+                    self._watcher = None
+                    return
+
+    def detach(self) -> None:
+        """Make everything durable, move the clean end, remove `abort` when nobody else is attached, let a broker start."""
+        with self.mutex:
+            if self._attachment is None:
+                return
+            try:
+                self._tidy()
+            finally:
+                self._drop()
+
+    def _tidy(self) -> None:
+        writer, attachment, lock = self.writer, self._attachment, self._lock
+        if writer is None or attachment is None or lock is None or not attachment.intact():
+            return
+        if self.flush is not None:
+            self.flush.stop()
+            self.flush = None
+        if writer.poison_reason is not None:
+            return
+        if not lock.held:
+            try:
+                lock.acquire(_BRIEFLY_S, description="detach")
+            except StoreLockedError:
+                return  # whoever holds it is attached, and tidies up after itself
+            if not catch_up(writer):
+                return
+        with writer.mutex:
+            writer.finish()
+            alone = attachment.alone()
+            if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
+                writer.move_clean(closing=alone)
+            files = writer.files
+            if alone and files.abort_is_ours:
+                self.disk.unlink(files.paths.abort)
+                self.disk.fsync_dir(files.paths.root)
+
+    def _drop(self) -> None:
+        """Forget everything cached and let go of the locks."""
+        if self.flush is not None:
+            self.flush.stop()
+            self.flush = None
+        if self.writer is not None:
+            self.writer.files.close()
+            self.writer = None
+        if self._lock is not None:
+            self._release_lock()
+            self._lock.close()
+            self._lock = None
+        if self._attachment is not None:
+            self._attachment.detach()
+            self._attachment = None
+
+
+def _detach_all() -> None:
+    for store in list(_stores.values()):
+        if store.pid == os.getpid():
+            with contextlib.suppress(StoreError, OSError):
+                store.detach()
+
+
+atexit.register(_detach_all)

@@ -1,0 +1,137 @@
+"""Which batches does the store already hold?
+
+`spark/journal.json` keeps, per app, the last 1 000 versions with the place of their BATCH records. It is a cache of the
+log: an entry counts only if its BATCH record is read back at its place, or if that place lies below the first segment.
+The file is written whenever the clean end moves; what came after it is read from the BATCH topic's queue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from messagestore.batch_record import SOURCE_NONE, BatchRecord
+from messagestore.mapped_file import Disk
+
+FORMAT_VERSION = 1
+KEPT_VERSIONS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One batch of an app: where its BATCH record is, and its digest."""
+
+    version: int
+    version_source: str
+    query_id: str | None
+    physical_offset: int
+    end: int
+    row_count: int
+    digest: int
+
+
+@dataclass
+class BatchJournal:
+    """App id -> version -> entry, in the order of the log.
+
+    Parameters
+    ----------
+    covered : int
+        Queue offset in the BATCH topic up to which batches are taken in.
+    """
+
+    covered: int = 0
+    apps: dict[str, OrderedDict[int, JournalEntry]] = field(default_factory=dict)
+    dropped: list[tuple[str, int]] = field(default_factory=list)
+    """(app id, version) of entries whose BATCH record is not in the log any more; for the report."""
+
+    def add(self, batch: BatchRecord) -> None:
+        """Take in a batch that is in the log."""
+        self.covered = max(self.covered, batch.queue_offset + 1)
+        if batch.version_source == SOURCE_NONE:
+            return
+        versions = self.apps.setdefault(batch.app_id, OrderedDict())
+        versions.pop(batch.version, None)
+        versions[batch.version] = JournalEntry(
+            version=batch.version,
+            version_source=batch.version_source,
+            query_id=batch.query_id,
+            physical_offset=batch.physical_offset,
+            end=batch.end,
+            row_count=batch.row_count,
+            digest=batch.digest,
+        )
+        while len(versions) > KEPT_VERSIONS:
+            versions.popitem(last=False)
+
+    def find(self, app_id: str, version: int) -> JournalEntry | None:
+        """The entry of a version, or None."""
+        return self.apps.get(app_id, OrderedDict()).get(version)
+
+    def last(self, app_id: str) -> JournalEntry | None:
+        """The entry with the highest version of an app, or None."""
+        versions = self.apps.get(app_id)
+        return versions[max(versions)] if versions else None
+
+    def drop(self, app_id: str, version: int) -> None:
+        """Forget an entry whose batch is not in the log."""
+        versions = self.apps[app_id]
+        del versions[version]
+        if not versions:
+            del self.apps[app_id]
+        self.dropped.append((app_id, version))
+
+    def check(self, is_there: Callable[[str, JournalEntry], bool], *, above: int = 0) -> None:
+        """Drop entries at or above a physical offset whose BATCH record is not read back."""
+        for app_id in list(self.apps):
+            for entry in list(self.apps[app_id].values()):
+                if entry.physical_offset >= above and not is_there(app_id, entry):
+                    self.drop(app_id, entry.version)
+
+    def extend(self, batches: Iterable[BatchRecord]) -> None:
+        """Take in batches in the order of the log."""
+        for batch in batches:
+            self.add(batch)
+
+    def to_json(self) -> bytes:
+        """The file's text."""
+        apps = {
+            app_id: [
+                [e.version, e.version_source, e.query_id, e.physical_offset, e.end, e.row_count, f"{e.digest:016x}"]
+                for e in versions.values()
+            ]
+            for app_id, versions in sorted(self.apps.items())
+        }
+        fields = {"formatVersion": FORMAT_VERSION, "covered": self.covered, "apps": apps}
+        return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> BatchJournal:
+        """From the file's text; an unreadable one is an empty journal: it is only a cache."""
+        try:
+            fields = json.loads(text)
+            if fields["formatVersion"] != FORMAT_VERSION:
+                return cls()
+            journal = cls(covered=int(fields["covered"]))
+            for app_id, rows in fields["apps"].items():
+                journal.apps[app_id] = OrderedDict(
+                    (int(v), JournalEntry(int(v), str(source), query_id, int(at), int(end), int(count), int(digest, 16)))
+                    for v, source, query_id, at, end, count, digest in rows
+                )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls()
+        return journal
+
+    @classmethod
+    def read(cls, disk: Disk, path: str) -> BatchJournal:
+        """From the file; empty when there is none."""
+        try:
+            return cls.from_json(disk.read(path))
+        except FileNotFoundError:
+            return cls()
+
+    def write(self, disk: Disk, path: str, via: str) -> None:
+        """To the file, whole or not at all, synced."""
+        disk.replace(path, self.to_json(), via=via)

@@ -1,0 +1,170 @@
+"""How do records get into ConsumeQueues and the index?
+
+Both are derived from the log. Dispatch takes arrays in log order, writes each queue's units in one go, then the index
+entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue / BuildIndex). Nothing
+is synced here. What was dispatched before is skipped, so dispatching a range of the log again does no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from messagestore import javahash, record_columns
+from messagestore.commit_log import Scanned
+from messagestore.consume_queue import QueueFileReplaced
+from messagestore.layout import (
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
+from messagestore.store_files import StoreFiles
+
+UNIT_DTYPE = np.dtype([("physical_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
+
+
+@dataclass
+class DispatchRequest:
+    """Records to dispatch, in log order; n records in r runs of one (topic, queue id) each.
+
+    Parameters
+    ----------
+    run_topics, run_queue_ids, run_counts : list of str, int[r], int[r]
+    queue_offsets, physical_offsets : int64[n]
+    sizes : int32[n]
+        Bytes of each record.
+    tags_codes : int64[n]
+    store_timestamps_ms : int64[n] or int
+    key_hashes, key_counts : int32[k], int32[n]
+        Index hashes; record i has the next `key_counts[i]` of them.
+    """
+
+    run_topics: list[str]
+    run_queue_ids: NDArray[np.int32]
+    run_counts: NDArray[np.int32]
+    queue_offsets: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    tags_codes: NDArray[np.int64]
+    store_timestamps_ms: NDArray[np.int64] | int
+    key_hashes: NDArray[np.int32]
+    key_counts: NDArray[np.int32]
+
+
+class Dispatcher:
+    """Writes units and entries of one store. Call under the writer's mutex."""
+
+    def __init__(self, files: StoreFiles) -> None:
+        self.files = files
+
+    def dispatch(self, request: DispatchRequest) -> None:
+        """ConsumeQueues first, then the index, as RocketMQ does."""
+        self.dispatch_queues(request)
+        self.dispatch_index(request)
+
+    def dispatch_queues(self, request: DispatchRequest) -> None:
+        """Append each run's units; runs of one queue are written together."""
+        units = np.empty(len(request.sizes), UNIT_DTYPE)
+        units["physical_offset"] = request.physical_offsets
+        units["size"] = request.sizes
+        units["tags_code"] = request.tags_codes
+        ends = np.cumsum(request.run_counts)
+        pieces: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        queue_ids = request.run_queue_ids.tolist()
+        for topic, queue_id, count, end in zip(
+            request.run_topics, queue_ids, request.run_counts.tolist(), ends.tolist(), strict=True
+        ):
+            pieces.setdefault((topic, queue_id), []).append((end - count, end))
+        for (topic, queue_id), spans in pieces.items():
+            first = int(request.queue_offsets[spans[0][0]])
+            queue_units = units[slice(*spans[0])] if len(spans) == 1 else np.concatenate([units[a:b] for a, b in spans])
+            self._append(topic, queue_id, first, queue_units)
+
+    def _append(self, topic: str, queue_id: int, first: int, units: NDArray[np.void]) -> None:
+        queue = self.files.queue(topic, queue_id)
+        self.files.mark_written(topic, queue_id, queue)
+        try:
+            queue.append(first, units)
+        except QueueFileReplaced:
+            # A broker started by mistake deletes files before it asks for the lock: look again, rebuild, then append.
+            self.files.forget_queues()
+            self.rebuild_queue(topic, queue_id, int(units["physical_offset"][0]))
+            queue = self.files.queue(topic, queue_id)
+            self.files.mark_written(topic, queue_id, queue)
+            queue.append(first, units)
+
+    def dispatch_index(self, request: DispatchRequest) -> None:
+        """Index entries of all records, in log order."""
+        index = self.files.index
+        if index is not None:
+            index.put(request.physical_offsets, request.store_timestamps_ms, request.key_hashes, request.key_counts)
+
+    def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
+        """Write a queue's units again from the log's first segment up to the physical offset `end`."""
+        log = self.files.commit_log
+        for run in log.scan(log.min_offset, end, verify_body_crc=False):
+            request = request_of(run)
+            keep = np.repeat(
+                [t == topic and q == queue_id for t, q in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)],
+                request.run_counts,
+            )
+            if keep.any():
+                units = np.empty(int(keep.sum()), UNIT_DTYPE)
+                units["physical_offset"] = request.physical_offsets[keep]
+                units["size"] = request.sizes[keep]
+                units["tags_code"] = request.tags_codes[keep]
+                queue = self.files.queue(topic, queue_id)
+                self.files.mark_written(topic, queue_id, queue)
+                queue.append(int(request.queue_offsets[keep][0]), units)
+
+
+def request_of(run: Scanned) -> DispatchRequest:
+    """What to dispatch for records read back from the log (recovery, catching up, plain puts)."""
+    starts, heads = run.starts, run.heads
+    transaction = heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK
+    rollback = transaction == SYS_FLAG_TRANSACTION_ROLLBACK
+    unqueued = rollback | (transaction == SYS_FLAG_TRANSACTION_PREPARED)
+    if unqueued.any():  # half messages of old brokers get no unit; only such logs pay for the copy
+        starts, heads = starts[~unqueued], heads[~unqueued]
+    columns = record_columns.decode(
+        run.data, starts, heads["total_size"].astype(np.int32), ("topic", "tags", "keys", "unique_key"), verify_body_crc=False
+    )
+    topics = columns.column("topic").dictionary_encode()
+    codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    queue_ids = heads["queue_id"].astype(np.int64)
+    changes = np.flatnonzero((np.diff(codes) != 0) | (np.diff(queue_ids) != 0)) + 1
+    run_starts = np.concatenate([[0], changes]) if len(starts) else np.empty(0, np.int64)
+    names = topics.dictionary.to_pylist()
+    key_hashes, key_counts = _key_hashes(topics, columns.column("keys"), columns.column("unique_key"))
+    return DispatchRequest(
+        run_topics=[names[codes[i]] for i in run_starts],
+        run_queue_ids=queue_ids[run_starts].astype(np.int32),
+        run_counts=np.diff(np.append(run_starts, len(starts))).astype(np.int32),
+        queue_offsets=heads["queue_offset"].astype(np.int64),
+        physical_offsets=run.physical_offset + starts,
+        sizes=heads["total_size"].astype(np.int32),
+        tags_codes=javahash.java_hashes(columns.column("tags")).astype(np.int64),
+        store_timestamps_ms=heads["store_timestamp_ms"].astype(np.int64),
+        key_hashes=key_hashes,
+        key_counts=key_counts,
+    )
+
+
+def _key_hashes(
+    topics: pa.DictionaryArray, keys: pa.ListArray, unique_keys: pa.StringArray
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Index hashes of each record: UNIQ_KEY first, then the pieces of KEYS."""
+    n = len(topics)
+    unique = ~unique_keys.is_null().to_numpy(zero_copy_only=False)
+    counts = keys.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
+    rows = np.concatenate([np.flatnonzero(unique), np.repeat(np.arange(n), counts)])
+    order = np.argsort(rows, kind="stable")  # unique keys were put first, so they stay first within their row
+    texts = pa.concat_arrays([unique_keys.filter(pa.array(unique)), keys.flatten().cast(pa.string())])
+    hashes = javahash.java_hashes(texts)
+    prefixes = javahash.java_hashes(pa.array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
+    codes = topics.indices.to_numpy(zero_copy_only=False)
+    full = javahash.hash_after(prefixes[codes[rows]] if n else np.empty(0, np.int32), hashes, javahash.utf16_lengths(texts))
+    return javahash.index_hashes(full)[order], (counts + unique).astype(np.int32)

@@ -1,0 +1,123 @@
+"""When do plain puts become durable and visible?
+
+One thread per writer. SYNC_FLUSH: callers wait, the thread syncs once for all of them (RocketMQ's GroupCommitService),
+dispatches and publishes. ASYNC_FLUSH: the thread dispatches and publishes within about a millisecond (RocketMQ's reput
+interval) and syncs in RocketMQ's rhythm: every `flushIntervalCommitLog` when `flushCommitLogLeastPages` are dirty, and
+everything every `flushCommitLogThoroughInterval`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from messagestore.errors import StoreError
+from messagestore.log_writer import LogWriter
+
+_DISPATCH_DELAY_S = 0.001
+_PAGE_SIZE = 4096
+_STOP_TIMEOUT_S = 30.0
+
+
+class FlushService:
+    """The flush thread of one writer.
+
+    Threads: `wait` and `wake` from any thread, not while holding the writer's mutex.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        self.writer = writer
+        self._changed = threading.Condition()
+        self._requested = 0
+        self._flushed = writer.synced_end
+        self._dispatch_wanted = False
+        self._stopped = False
+        self._last_flush_s = self._last_thorough_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="messagestore-flush", daemon=True)
+        self._thread.start()
+
+    def wait(self, end: int, timeout_s: float) -> bool:
+        """Wait until the log is durable and visible up to `end`; False when that takes longer than `timeout_s`.
+
+        Raises
+        ------
+        StorePoisonedError
+            The sync failed: the message is not acknowledged.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._requested = max(self._requested, end)
+            self._changed.notify_all()
+            while self._flushed < end:
+                self.writer.check_usable()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def request(self, end: int) -> None:
+        """Ask for a sync up to `end` without waiting."""
+        with self._changed:
+            self._requested = max(self._requested, end)
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """There is something to dispatch."""
+        if not self._dispatch_wanted:
+            with self._changed:
+                self._dispatch_wanted = True
+                self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End the thread; what is pending is the caller's to finish."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs (it does not in a forked child)."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        interval_s = self.writer.files.config.flush_interval_commit_log / 1000
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._stopped or self._dispatch_wanted or self._requested > self._flushed, timeout=interval_s
+                )
+                if self._stopped:
+                    return
+            try:
+                self._round()
+            except (StoreError, OSError) as error:
+                self.writer.poison(f"the flush thread failed ({error})")
+                with self._changed:
+                    self._changed.notify_all()
+                return
+
+    def _round(self) -> None:
+        if self._requested > self._flushed:
+            self._flush()
+        elif self._dispatch_wanted:
+            time.sleep(_DISPATCH_DELAY_S)
+            self._dispatch_wanted = False
+            self.writer.drain()
+        config, now_s, writer = self.writer.files.config, time.monotonic(), self.writer
+        if now_s - self._last_flush_s >= config.flush_interval_commit_log / 1000:
+            dirty = writer.end.physical_offset - writer.synced_end
+            thorough = now_s - self._last_thorough_s >= config.flush_commit_log_thorough_interval / 1000
+            if dirty and (thorough or dirty >= config.flush_commit_log_least_pages * _PAGE_SIZE):
+                self._flush()
+            self._last_flush_s = now_s
+            if thorough:
+                self._last_thorough_s = now_s
+
+    def _flush(self) -> None:
+        end = self.writer.group_sync()
+        with self._changed:
+            self._flushed = max(self._flushed, end)
+            self._changed.notify_all()

@@ -1,0 +1,486 @@
+"""What may a writer do to the log, and in which order?
+
+`LogWriter` is the one place that appends, publishes and moves the clean end. Order is everything:
+
+    state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
+
+A record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment (ASYNC_FLUSH).
+A failed sync poisons the writer: nothing is appended, synced or published by it any more.
+
+Threads: `mutex` is held from the first byte of an append to its end; a Spark batch holds it until it is visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from messagestore import checkpoint as store_checkpoint
+from messagestore import record, record_columns
+from messagestore.batch_journal import BatchJournal
+from messagestore.config import ASYNC_FLUSH
+from messagestore.dispatch import Dispatcher, DispatchRequest
+from messagestore.errors import CorruptionError, StoreError, StorePoisonedError
+from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED
+from messagestore.record_columns import EncodedRecords
+from messagestore.state import State, boot_hash
+from messagestore.store_files import StoreFiles
+
+CLEAN_SIZE = 1 << 30
+"""The clean end moves at the latest after this many bytes."""
+NOTHING_IN_FLIGHT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where the log ends, and the last record before that end (`size` 0: there is none)."""
+
+    physical_offset: int
+    last_position: int
+    last_size: int
+    last_store_timestamp_ms: int
+
+
+@dataclass(slots=True)
+class _Put:
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp_ms: int
+    key_hashes: list[int]
+
+
+@dataclass(slots=True)
+class _PutBatch:
+    physical_offset: int
+    size: int
+    queue_offset: int
+    store_timestamp_ms: int
+    request: DispatchRequest
+
+
+class LogWriter:
+    """Appends to one store; made by recovery, used while the writer lock is held.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    state : State
+        As recovery published it.
+    end : LogEnd
+    journal : BatchJournal
+    """
+
+    def __init__(self, files: StoreFiles, state: State, end: LogEnd, journal: BatchJournal) -> None:
+        self.files = files
+        self.log = files.commit_log
+        self.journal = journal
+        self.dispatcher = Dispatcher(files)
+        self.mutex = threading.RLock()
+        self.sync_mutex = threading.Lock()  # always taken after `mutex`
+        self.state = state
+        self.end = end
+        self.synced_end = end.physical_offset
+        self.poison_reason: str | None = None
+        self.next_offsets: dict[tuple[str, int], int] = {}
+        self.pending: list[_Put | _PutBatch] = []
+        self.clean_moved_s = time.monotonic()
+
+    # ---- usable or not
+
+    def check_usable(self) -> None:
+        """Raise when an earlier sync failed.
+
+        Raises
+        ------
+        StorePoisonedError
+        """
+        if self.poison_reason is not None:
+            raise StorePoisonedError(
+                f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the disk, then "
+                "close and open the store again: what was acknowledged is kept, the rest is checked"
+            )
+
+    def poison(self, reason: str) -> StorePoisonedError:
+        """Stop all writing; say so in `state` as far as that works; the error to raise."""
+        self.poison_reason = self.poison_reason or reason
+        if not self.state.poisoned:
+            with contextlib.suppress(OSError):  # the disk is failing; what is in flight makes the next writer recover as well
+                self.write_state(flags=self.state.flags | STATE_POISONED)
+        try:
+            self.check_usable()
+        except StorePoisonedError as error:
+            return error
+        raise AssertionError("unreachable")
+
+    def write_state(self, **changes: int) -> None:
+        """One change of `state`."""
+        self.state = self.files.state_file.write(self._changed_state(changes))
+
+    def _changed_state(self, changes: dict[str, int]) -> State:
+        return replace(
+            self.state, counter=self.state.counter + 1, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes  # type: ignore[arg-type]
+        )
+
+    # ---- appending
+
+    def ensure_abort(self) -> None:
+        """`abort` exists and holds our token, before the first byte of the first write.
+
+        A broker that finds it rebuilds what is missing; without it, it trusts what it finds.
+        """
+        files = self.files
+        if not files.abort_is_ours:
+            files.disk.replace(files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort"))
+
+    def begin(self, physical_offset: int, flush_disk_type: str) -> None:
+        """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be unfinished."""
+        self.ensure_abort()
+        if flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous:
+            # Must be on the disk before the first ASYNC byte: without it a ConsumeQueue unit proves its record synced.
+            flags = (self.state.flags | STATE_ASYNC) & ~STATE_CLEAN
+            self.state = self.files.state_file.write_both(self._changed_state({"flags": flags, "in_flight": physical_offset}))
+            self.files.state_file.sync()
+        elif self.state.in_flight != physical_offset or self.state.clean:
+            self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
+
+    def now_ms(self) -> int:
+        """The next store time: now, but never below the last one."""
+        return max(self.end.last_store_timestamp_ms, time.time_ns() // 1_000_000)
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        """Number the next message of a queue gets."""
+        key = (topic, queue_id)
+        offset = self.next_offsets.get(key)
+        if offset is None:
+            offset = self.next_offsets[key] = self.checked_queue_end(topic, queue_id)
+        return offset
+
+    def checked_queue_end(self, topic: str, queue_id: int) -> int:
+        """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
+        queue = self.files.queue(topic, queue_id)
+        offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset)
+        if queue.end(hint=offset) > offset:
+            queue.truncate(offset)
+        return offset
+
+    def append(
+        self,
+        data: bytearray,
+        topic: str,
+        queue_id: int,
+        tags_code: int,
+        key_hashes: list[int],
+        *,
+        property_crc: bool,
+        flush_disk_type: str,
+    ) -> _Put:
+        """Append one encoded record; it is not dispatched, synced or visible yet.
+
+        Raises
+        ------
+        StoreFullError
+            Nothing of it is in the log.
+        """
+        with self.mutex:
+            self.check_usable()
+            queue_offset = self.next_queue_offset(topic, queue_id)
+            if self.state.in_flight == NOTHING_IN_FLIGHT or (flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous):
+                self.begin(self.end.physical_offset, flush_disk_type)
+            size = len(data)
+            physical_offset = self.open_space(size)
+            now = self.now_ms()
+            record.stamp_record(
+                data, queue_offset=queue_offset, physical_offset=physical_offset, store_timestamp_ms=now, property_crc=property_crc
+            )
+            self.write_or_undo(physical_offset, data)
+            put = _Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes)
+            self.pending.append(put)
+            self.next_offsets[(topic, queue_id)] = queue_offset + 1
+            self.end = LogEnd(physical_offset + size, physical_offset, size, now)
+            return put
+
+    def append_side_by_side(self, chunk: EncodedRecords, topic: str, queue_id: int, flush_disk_type: str) -> _PutBatch:
+        """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time.
+
+        The first eight bytes are written last, so a kill leaves all of it or nothing.
+        """
+        with self.mutex:
+            self.check_usable()
+            queue_offset = self.next_queue_offset(topic, queue_id)
+            if self.state.in_flight == NOTHING_IN_FLIGHT or (flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous):
+                self.begin(self.end.physical_offset, flush_disk_type)
+            size, count = int(chunk.starts[-1]), chunk.row_count
+            physical_offset, now = self.open_space(size), self.now_ms()
+            queue_offsets = np.arange(queue_offset, queue_offset + count, dtype=np.int64)
+            physical_offsets = physical_offset + chunk.starts[:-1]
+            record_columns.stamp(
+                chunk.data,
+                chunk.starts[:-1],
+                queue_offsets,
+                physical_offsets,
+                now,
+                chunk.store_timestamp_position,
+                chunk.property_crc,
+            )
+            data = memoryview(chunk.data)
+            self.write_or_undo(physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
+            self.write_or_undo(physical_offset, data[:HEAD_SEAL_SIZE])
+            request = DispatchRequest(
+                run_topics=[topic],
+                run_queue_ids=np.array([queue_id], np.int32),
+                run_counts=np.array([count], np.int32),
+                queue_offsets=queue_offsets,
+                physical_offsets=physical_offsets,
+                sizes=np.diff(chunk.starts).astype(np.int32),
+                tags_codes=chunk.tags_codes,
+                store_timestamps_ms=now,
+                key_hashes=chunk.key_hashes,
+                key_counts=chunk.key_counts,
+            )
+            put = _PutBatch(physical_offset, size, queue_offset, now, request)
+            self.pending.append(put)
+            self.next_offsets[(topic, queue_id)] = queue_offset + count
+            last = int(chunk.starts[-2])
+            self.end = LogEnd(physical_offset + size, physical_offset + last, size - last, now)
+            return put
+
+    def open_space(self, size: int) -> int:
+        """Where `size` bytes can go: at the end, or behind a BLANK at the start of the next segment."""
+        position = self.end.physical_offset
+        if not self.log.blank_needed(position, size):
+            return position
+        self.write_or_undo(position, self.log.blank(position))
+        return position + self.log.left(position)
+
+    def write_or_undo(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write; when that fails make what was written since the log's end zero again and raise."""
+        try:
+            self.log.write(physical_offset, data)
+        except OSError:
+            self.undo(physical_offset + len(data))
+            raise
+
+    def undo(self, end: int) -> None:
+        """Make everything from the log's end to `end` zero; if even that fails, poison."""
+        try:
+            self.log.undo(self.end.physical_offset, max(end, self.end.physical_offset + self.log.left(self.end.physical_offset)))
+        except OSError as error:
+            raise self.poison(f"an append failed and could not be undone ({error})") from error
+
+    # ---- publishing
+
+    def sync_to_end(self) -> None:
+        """Everything up to the log's end is durable when this returns; a failure poisons. Call under the mutex."""
+        self.sync_log(self.end.physical_offset)
+
+    def sync_log(self, end: int, *, segment: int | None = None) -> None:
+        """Sync what was written below `end`; with `segment`, that one segment only.
+
+        One sync at a time: a descriptor reports an error once, so the loser of a race would see success.
+        """
+        with self.sync_mutex:
+            self.check_usable()
+            try:
+                if segment is None:
+                    self.log.sync_plan(self.synced_end, end).run()
+                else:
+                    self.log.sync_segment(segment)
+            except OSError as error:
+                raise self.poison(f"a sync failed ({error})") from error
+        if segment is None:
+            self.synced_end = end
+
+    def group_sync(self) -> int:
+        """Sync everything appended so far for all who wait, without holding up appends; then publish it. The synced end."""
+        self.mutex.acquire()
+        with self.sync_mutex:
+            try:
+                self.check_usable()
+                end = self.end.physical_offset
+                plan = self.log.sync_plan(self.synced_end, end)
+            finally:
+                self.mutex.release()
+            try:
+                plan.run()
+            except OSError as error:
+                self.poison_reason = f"a sync failed ({error})"
+        with self.mutex:
+            if self.poison_reason is not None:
+                raise self.poison(self.poison_reason)
+            self.synced_end = max(self.synced_end, end)
+            self.drain(end)
+        return end
+
+    def drain(self, end: int | None = None) -> None:
+        """Dispatch plain puts that end at or below `end` and make them visible."""
+        with self.mutex:
+            self.check_usable()
+            if not self.pending:
+                return
+            if end is None or self.pending[-1].physical_offset < end:
+                puts, self.pending = self.pending, []
+            else:
+                count = sum(p.physical_offset < end for p in self.pending)
+                puts, self.pending = self.pending[:count], self.pending[count:]
+            if not puts:
+                return
+            for request in _requests_of(puts):
+                self.dispatch_or_poison(request)
+            visible = puts[-1].physical_offset + puts[-1].size
+            self.write_state(visible_end=visible, in_flight=visible)
+            self.maybe_move_clean()
+
+    def dispatch_or_poison(self, request: DispatchRequest) -> None:
+        """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon."""
+        try:
+            self.dispatcher.dispatch(request)
+            return
+        except (OSError, StoreError) as error:
+            first_error = error
+        try:
+            if self.files.index is not None:
+                self.files.index.rewind(int(request.physical_offsets[0]))  # it may hold some of these entries
+            self.dispatcher.dispatch(request)
+        except (OSError, StoreError):
+            error = first_error
+            raise self.poison(f"records are in the log, but their queues could not be written ({error})") from error
+
+    def finish(self) -> None:
+        """Publish all that is pending; afterwards nothing is in flight."""
+        with self.mutex:
+            if self.poison_reason is not None:
+                return
+            if self.pending:
+                if not self.state.asynchronous:
+                    self.sync_to_end()
+                self.drain()
+            if self.state.in_flight != NOTHING_IN_FLIGHT:
+                self.write_state(in_flight=NOTHING_IN_FLIGHT)
+
+    # ---- clean end
+
+    def maybe_move_clean(self) -> None:
+        """Move the clean end when it is time: an interval, 1 GiB, or a new segment."""
+        clean, visible = self.state.clean_end, self.state.visible_end
+        if clean == visible or self.pending:
+            return
+        due = time.monotonic() - self.clean_moved_s >= self.files.config.clean_interval_s
+        rolled = self.log.segment_of(visible) != self.log.segment_of(clean)
+        if due or rolled or visible - clean >= CLEAN_SIZE:
+            self.move_clean()
+
+    def move_clean(self, *, closing: bool = False) -> None:
+        """C := V. CommitLog, ConsumeQueues and index are synced first, then `state`, then the store checkpoint."""
+        self.check_usable()
+        if self.pending:
+            raise AssertionError("the clean end moves only when everything is published")
+        end = self.end
+        try:
+            self.sync_to_end()
+            self.files.sync_derived()
+            data = self.log.exact(end.last_position, end.last_size) if end.last_size else b""
+            flags = (self.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
+            self.write_state(
+                clean_end=end.physical_offset,
+                anchor_position=end.last_position,
+                anchor_size=end.last_size,
+                anchor_crc=record.crc32(data),
+                flags=flags,
+            )
+            self.files.state_file.sync()
+            self._write_checkpoint(end)
+            self.journal.write(self.files.disk, self.files.paths.journal, self.files.paths.temporary("journal.json"))
+        except OSError as error:
+            raise self.poison(f"the clean end could not be made durable ({error})") from error
+        self.log.forget_written(end.physical_offset)
+        self.clean_moved_s = time.monotonic()
+
+    def _write_checkpoint(self, end: LogEnd) -> None:
+        files = self.files
+        old = store_checkpoint.read(files.disk, files.paths.checkpoint)
+        new = replace(
+            old,
+            physic_timestamp_ms=end.last_store_timestamp_ms,
+            logics_timestamp_ms=end.last_store_timestamp_ms,
+            index_timestamp_ms=files.index.end_timestamp_ms if files.index is not None else old.index_timestamp_ms,
+            confirm_physical_offset=end.last_position,
+        )
+        store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))
+
+
+def proven_queue_end(files: StoreFiles, topic: str, queue_id: int, log_end: int, hint: int = 0) -> int:
+    """Number of the first unit of a queue that the log below `log_end` does not prove.
+
+    Units are a prefix of proven ones, then zeros, or what a crashed broker left behind its queue's end.
+    """
+    queue = files.queue(topic, queue_id)
+    end = queue.end(hint=hint, limit=log_end)
+    if end == 0 or _proves(files, topic, queue_id, end - 1, log_end):
+        return end
+    low, high = queue.first_file_queue_offset, end - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _proves(files, topic, queue_id, middle, log_end):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log_end: int) -> bool:
+    units = files.queue(topic, queue_id).read(queue_offset, 1)
+    if not len(units):
+        return False
+    physical_offset, size = int(units["physical_offset"][0]), int(units["size"][0])
+    if physical_offset < files.commit_log.min_offset:
+        return True  # below the first segment (or filler): nothing can be read back
+    if physical_offset + size > log_end:
+        return False
+    data = files.commit_log.record_bytes(physical_offset)
+    if data is None or len(data) != size:
+        return False
+    try:
+        message = record.decode_message(data, physical_offset=physical_offset)
+    except CorruptionError:
+        return False
+    return (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, queue_offset)
+
+
+def _requests_of(puts: list[_Put | _PutBatch]) -> Iterator[DispatchRequest]:
+    """Requests in log order; single puts that follow one another go together."""
+    singles: list[_Put] = []
+    for put in puts:
+        if isinstance(put, _Put):
+            singles.append(put)
+            continue
+        if singles:
+            yield _request_of(singles)
+            singles = []
+        yield put.request
+    if singles:
+        yield _request_of(singles)
+
+
+def _request_of(puts: list[_Put]) -> DispatchRequest:
+    return DispatchRequest(
+        run_topics=[p.topic for p in puts],
+        run_queue_ids=np.array([p.queue_id for p in puts], np.int32),
+        run_counts=np.ones(len(puts), np.int32),
+        queue_offsets=np.array([p.queue_offset for p in puts], np.int64),
+        physical_offsets=np.array([p.physical_offset for p in puts], np.int64),
+        sizes=np.array([p.size for p in puts], np.int32),
+        tags_codes=np.array([p.tags_code for p in puts], np.int64),
+        store_timestamps_ms=np.array([p.store_timestamp_ms for p in puts], np.int64),
+        key_hashes=np.array([h for p in puts for h in p.key_hashes], np.int32),
+        key_counts=np.array([len(p.key_hashes) for p in puts], np.int32),
+    )

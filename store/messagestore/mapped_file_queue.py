@@ -1,0 +1,154 @@
+"""Which file of a queue of equal files holds an offset?
+
+Files are named by the offset of their first byte, 20 digits, and all have one size (RocketMQ `MappedFileQueue.java`).
+A new file is made in the store's `spark` folder with its first bytes in it and renamed into place: RocketMQ's folders
+never show a file of another size, nor an empty one.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+from messagestore.errors import CorruptionError
+from messagestore.mapped_file import Disk, File, FilePool
+
+_NAME_DIGITS = 20
+
+
+def file_name(file_from_offset: int) -> str:
+    """`0` -> `00000000000000000000`."""
+    return f"{file_from_offset:0{_NAME_DIGITS}d}"
+
+
+class MappedFileQueue:
+    """The files of one CommitLog or ConsumeQueue.
+
+    Parameters
+    ----------
+    directory : str
+        Where the files are; it may be missing (no files).
+    file_size : int
+        Bytes of each file. 0: taken from the files that exist.
+    pool : FilePool
+        Where open files are kept.
+    staging : str
+        A folder on the same file system in which new files are made.
+
+    Threads: one writer; any number of readers that call `load` themselves.
+    """
+
+    def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.pool = pool
+        self.disk: Disk = pool.disk
+        self.staging = staging
+        self.offsets: list[int] = []
+        """file_from_offset of each file, ascending."""
+
+    def load(self) -> None:
+        """Look at the folder: names and sizes.
+
+        Raises
+        ------
+        CorruptionError
+            For a file that RocketMQ would refuse (a stray name, another size) or a gap between files.
+        """
+        offsets: list[int] = []
+        sizes: list[int] = []
+        names = self.disk.names(self.directory)
+        for name in names:
+            path = os.path.join(self.directory, name)
+            if self.disk.is_folder(path):
+                continue  # RocketMQ skips folders, too
+            try:
+                size = self.disk.size(path)
+            except FileNotFoundError:
+                continue  # deleted by retention just now
+            if len(name) != _NAME_DIGITS or not name.isascii() or not name.isdigit():
+                raise CorruptionError(path, 0, "files named by 20 digits only", f"{name!r}", hint="Move it out of the folder.")
+            if size == 0 and name == names[-1]:
+                continue  # just created by a broker, or left by one that crashed: not a file yet
+            offsets.append(int(name))
+            sizes.append(size)
+        if sizes and not self.file_size:
+            self.file_size = sizes[0]
+        for offset, size in zip(offsets, sizes, strict=True):
+            if size != self.file_size:
+                raise CorruptionError(self.path(offset), 0, f"a file of {self.file_size} bytes", f"{size} bytes")
+        for before, offset in zip(offsets, offsets[1:], strict=False):
+            if offset != before + self.file_size:
+                raise CorruptionError(
+                    self.path(before + self.file_size), before + self.file_size, "this file", f"the next is {file_name(offset)}"
+                )
+        self.offsets = offsets
+
+    def path(self, file_from_offset: int) -> str:
+        """Path of the file that begins at an offset."""
+        return os.path.join(self.directory, file_name(file_from_offset))
+
+    @property
+    def min_offset(self) -> int:
+        """First byte that a file holds; 0 without files."""
+        return self.offsets[0] if self.offsets else 0
+
+    @property
+    def max_offset(self) -> int:
+        """End of the last file; 0 without files."""
+        return self.offsets[-1] + self.file_size if self.offsets else 0
+
+    def holding(self, offset: int) -> int | None:
+        """file_from_offset of the file that holds `offset`, or None."""
+        if not self.offsets or not self.offsets[0] <= offset < self.max_offset:
+            return None
+        return self.offsets[0] + (offset - self.offsets[0]) // self.file_size * self.file_size
+
+    def file(self, file_from_offset: int, *, writable: bool = False) -> File:
+        """The open file that begins at an offset."""
+        return self.pool.get(self.path(file_from_offset), writable=writable)
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Bytes from `offset` on, at most to the end of its file; empty where there is no file."""
+        start = self.holding(offset)
+        if start is None:
+            return b""
+        return self.disk.pread(self.file(start), min(size, start + self.file_size - offset), offset - start)
+
+    def create(self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False) -> File:
+        """Make the next file, with `data` at `position` already in it, and give it its name."""
+        temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
+        file = self.disk.open_new(temporary, self.file_size)
+        try:
+            if preallocate:
+                self.disk.fallocate(file, self.file_size)
+            if len(data):
+                self.disk.pwrite(file, data, position)
+            self.make_folder()
+            self.disk.rename(temporary, self.path(file_from_offset))
+        except BaseException:
+            file.close()
+            if self.disk.exists(temporary):
+                self.disk.unlink(temporary)
+            raise
+        file.path = self.path(file_from_offset)
+        self.pool.put(file)
+        self.offsets.append(file_from_offset)
+        return file
+
+    def make_folder(self) -> None:
+        """Make the folder and its missing parents."""
+        missing = []
+        path = self.directory
+        while not self.disk.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            self.disk.mkdir(path)
+
+    def remove(self, file_from_offset: int) -> None:
+        """Unlink a file; whoever has it open keeps what they have."""
+        path = self.path(file_from_offset)
+        self.disk.unlink(path)
+        self.pool.forget(path)
+        self.offsets.remove(file_from_offset)

@@ -1,0 +1,227 @@
+"""What does a user put in, and what comes back?
+
+`Message` is what is put; `MessageExt` is what is read; the statuses are RocketMQ's. Checks that need no store are here,
+so that a message is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from messagestore.errors import MessageIllegalError
+
+BATCH_TOPIC = "rmq_sys_spark_sink"
+"""The topic of BATCH records; users cannot put to it."""
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+MAX_TOPIC_SIZE = 127
+MAX_GROUP_TOPIC_SIZE = 255
+GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")
+MAX_QUEUE_ID = 65535
+
+_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+class AppendMessageStatus(enum.Enum):
+    """How an append to the CommitLog ended (RocketMQ AppendMessageStatus)."""
+
+    PUT_OK = "PUT_OK"
+    END_OF_FILE = "END_OF_FILE"
+    MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    UNKNOWN_ERROR = "UNKNOWN_ERROR"
+
+
+class PutMessageStatus(enum.Enum):
+    """How a put ended (RocketMQ PutMessageStatus, those this store gives)."""
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+
+
+class GetMessageStatus(enum.Enum):
+    """What a read found (RocketMQ GetMessageStatus)."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to put.
+
+    Parameters
+    ----------
+    topic : str
+        1 to 127 characters of `%|a-zA-Z0-9_-` (255 bytes after `%RETRY%` or `%DLQ%`).
+    body : bytes
+        At most `maxMessageSize` bytes; may be empty.
+    queue_id : int | None
+        The queue; None: by the hash of the first key, else round robin.
+    keys : sequence of str
+        No blanks within a key; each is found by `query_message`.
+    tags : str | None
+        One tag.
+    properties : mapping of str to str
+        The user's own; RocketMQ's reserved names are refused.
+    flag : int
+        The user's own, int32.
+    born_timestamp_ms : int | None
+        None: now.
+    born_host : str
+        `ip:port`, or `[ip]:port` for IPv6.
+    sys_flag : int
+        SYSFLAG bits; the store sets those of the hosts.
+    wait_store_msg_ok : bool
+        False: in SYNC_FLUSH return before the sync (RocketMQ's WAIT property).
+    """
+
+    topic: str
+    body: bytes
+    queue_id: int | None = None
+    keys: Sequence[str] = ()
+    tags: str | None = None
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    flag: int = 0
+    born_timestamp_ms: int | None = None
+    born_host: str = "127.0.0.1:0"
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    wait_store_msg_ok: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MessageExt:
+    """A message as it was read (RocketMQ MessageExt).
+
+    `properties` holds the user's own; `system_properties` the reserved ones (TAGS, KEYS, UNIQ_KEY, ...). `body` is as
+    stored (compressed where `sys_flag` says so). `body_crc` is the stored one.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    body: bytes
+    keys: tuple[str, ...]
+    tags: str | None
+    properties: dict[str, str]
+    system_properties: dict[str, str]
+    flag: int
+    sys_flag: int
+    born_timestamp_ms: int
+    store_timestamp_ms: int
+    born_host: str
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_crc: int
+    unique_key: str | None
+    offset_message_id: str
+
+    @property
+    def message_id(self) -> str:
+        """UNIQ_KEY where there is one, else the offset message id."""
+        return self.unique_key or self.offset_message_id
+
+
+@dataclass(frozen=True, slots=True)
+class PutMessageResult:
+    """Where a put went.
+
+    Parameters
+    ----------
+    status : PutMessageStatus
+        `FLUSH_DISK_TIMEOUT`: stored, but the sync took longer than `syncFlushTimeout`.
+    append_status : AppendMessageStatus
+        Always `PUT_OK` here: what cannot be appended raises.
+    physical_offset : int
+        Of the first record, bytes.
+    size : int
+        Bytes of all records of the put.
+    queue_offset : int
+        Of the first message.
+    message_id : str
+        Offset message id; for a batch, of all messages, joined by commas as RocketMQ does.
+    message_count : int
+    store_timestamp_ms : int
+    queue_id : int
+    """
+
+    status: PutMessageStatus
+    append_status: AppendMessageStatus
+    physical_offset: int
+    size: int
+    queue_offset: int
+    message_id: str
+    message_count: int
+    store_timestamp_ms: int
+    queue_id: int
+
+    @property
+    def is_ok(self) -> bool:
+        """True when the message is stored (as RocketMQ's isOk, so also after FLUSH_DISK_TIMEOUT)."""
+        return self.append_status is AppendMessageStatus.PUT_OK
+
+
+@dataclass(frozen=True, slots=True)
+class GetMessageResult:
+    """What a read gave: RocketMQ's status, the messages, and where to go on."""
+
+    status: GetMessageStatus
+    messages: list[MessageExt]
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+
+
+def topic_fault(topic: object) -> str | None:
+    """Why a topic is not legal, or None. The same rule on write and on read: a topic becomes a path.
+
+    Source: RocketMQ common/topic/TopicValidator.java, broker/util/HookUtils.java.
+    """
+    if not isinstance(topic, str):
+        return f"found {type(topic).__name__}; a topic is text"
+    if not topic:
+        return "found an empty topic"
+    if _TOPIC.fullmatch(topic) is None:
+        return f"found {topic[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
+    limit = MAX_GROUP_TOPIC_SIZE if topic.startswith(GROUP_TOPIC_PREFIXES) else MAX_TOPIC_SIZE
+    if len(topic) > limit:
+        return f"found {len(topic)} bytes; allowed are at most {limit}"
+    return None
+
+
+def check_topic(topic: object, row: int | None = None) -> str:
+    """The topic, when users may put to it.
+
+    Raises
+    ------
+    MessageIllegalError
+        For a bad name, and for the topic of BATCH records.
+    """
+    fault = topic_fault(topic)
+    if fault is not None:
+        raise MessageIllegalError(f"topic: {fault}", field="topic", row=row)
+    if topic == BATCH_TOPIC:
+        raise MessageIllegalError(f"topic: {BATCH_TOPIC} is the store's own; choose another", field="topic", row=row)
+    assert isinstance(topic, str)
+    return topic
+
+
+def check_queue_id(queue_id: object, row: int | None = None, queue_count: int | None = None) -> int:
+    """The queue id, when it is an int from 0 to `queue_count - 1` (without a count, to 65535)."""
+    most = MAX_QUEUE_ID if queue_count is None else queue_count - 1
+    if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id <= most:
+        raise MessageIllegalError(f"queue id: found {queue_id!r}; allowed is 0 to {most}", field="queue_id", row=row)
+    return queue_id

@@ -1,0 +1,135 @@
+"""What is in a record's property string, and which properties are a user's own?
+
+    name 0x01 value 0x02 name 0x01 value 0x02 ...
+
+There is no escaping, so names and values that hold a separator are refused, and so is what Java would drop when it reads
+the string back: empty names and empty values.
+
+Source: RocketMQ `common/message/MessageDecoder.java`, `MessageConst.java`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from messagestore.errors import MessageIllegalError
+
+NAME_VALUE_SEPARATOR = b"\x01"
+PROPERTY_SEPARATOR = b"\x02"
+KEY_SEPARATOR = " "
+"""Between the keys in KEYS."""
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+UNIQUE_KEY = "UNIQ_KEY"
+WAIT = "WAIT"
+SHARDING_KEY = "__SHARDINGKEY"
+PROPERTY_CRC = "__CRC32#"
+
+RESERVED_PROPERTIES: frozenset[str] = frozenset(
+    """
+    KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID
+    TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON TRACE_CONTEXT UNIQ_KEY EXTEND_UNIQ_INFO
+    MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE INNER_MULTI_DISPATCH INNER_MULTI_QUEUE_OFFSET DUP_INFO
+    TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID CORRELATION_ID
+    REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE POP_CK POP_CK_OFFSET 1ST_POP_TIME
+    PROPERTY_FORWARD_QUEUE_ID REDIRECT BORN_TIMESTAMP DELIVERY_TIMESTAMP
+    TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS
+    TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL TIMER_DEL_MS
+    __SHARDINGKEY __CRC32# CRC32# __transactionId__ __BORNHOST __STARTDELIVERTIME
+    """.split()
+)
+"""Names with a meaning to RocketMQ. A user's own properties are those with any other name."""
+
+_SEPARATORS = ("\x01", "\x02")
+
+
+def encode_properties(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """The property string of name, value pairs, in their order. Nothing is checked here."""
+    return "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode()
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """Names and values as Java reads them.
+
+    A missing last separator is tolerated; a segment without a name or with an empty value is dropped; of two values of
+    one name the later one counts. Bytes that are not UTF-8 become U+FFFD.
+    """
+    properties: dict[str, str] = {}
+    for segment in data.split(PROPERTY_SEPARATOR):
+        name, _, value = segment.partition(NAME_VALUE_SEPARATOR)
+        if name and value:
+            properties[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
+    return properties
+
+
+def text_fault(text: object) -> str | None:
+    """Why a name or value cannot be stored as text, or None."""
+    if not isinstance(text, str):
+        return f"found {type(text).__name__}; allowed is text"
+    if not text:
+        return "found empty text, which RocketMQ drops; leave it out"
+    if _SEPARATORS[0] in text or _SEPARATORS[1] in text:
+        return f"found {text[:80]!r}; the characters U+0001 and U+0002 separate properties and are not allowed"
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return f"found {text[:80]!r}; a lone surrogate cannot be stored as UTF-8"
+    return None
+
+
+def check_properties(properties: Mapping[str, str], row: int | None = None) -> None:
+    """Refuse a user's properties that Java would lose or take for its own.
+
+    Raises
+    ------
+    MessageIllegalError
+        For a name that is reserved, and for names and values that are not text, empty, or hold a separator or a lone
+        surrogate.
+    """
+    for name, value in properties.items():
+        fault = text_fault(name)
+        if fault is not None:
+            raise MessageIllegalError(f"property name: {fault}", field="properties", row=row)
+        if name in RESERVED_PROPERTIES:
+            raise MessageIllegalError(reserved_fault(name), field="properties", row=row)
+        fault = text_fault(value)
+        if fault is not None:
+            raise MessageIllegalError(f"property {name!r}: {fault}", field="properties", row=row)
+
+
+def reserved_fault(name: str) -> str:
+    """What to say about a user's property with a name of RocketMQ's."""
+    instead = {KEYS: "; use `keys`", TAGS: "; use `tags`", SHARDING_KEY: "; use the sharding key column"}.get(name, "")
+    return f"property {name!r}: the name has a meaning to RocketMQ and is not a user's{instead or '; choose another'}"
+
+
+def check_keys(keys: Sequence[str], row: int | None = None) -> None:
+    """Refuse keys that Java would not find again: KEYS is split at single blanks.
+
+    Raises
+    ------
+    MessageIllegalError
+        For a key that is not text, empty, or holds a blank, a separator or a lone surrogate.
+    """
+    if isinstance(keys, str):
+        raise MessageIllegalError(f"keys: found the text {keys[:80]!r}; allowed is a list of texts", field="keys", row=row)
+    for key in keys:
+        fault = text_fault(key)
+        if fault is None and KEY_SEPARATOR in key:
+            fault = f"found {key[:80]!r}; a blank separates keys and is not allowed within one"
+        if fault is not None:
+            raise MessageIllegalError(f"keys: {fault}", field="keys", row=row)
+
+
+def check_tags(tags: str | None, row: int | None = None) -> None:
+    """Refuse a tag that is not text, empty, or holds a separator or a lone surrogate; None is no tag.
+
+    Raises
+    ------
+    MessageIllegalError
+    """
+    fault = None if tags is None else text_fault(tags)
+    if fault is not None:
+        raise MessageIllegalError(f"tags: {fault}", field="tags", row=row)

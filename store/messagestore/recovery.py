@@ -1,0 +1,479 @@
+"""What state is a store in when a writer takes it over?
+
+Runs under both locks. Twice in a row, or after a crash inside it, it leaves the same bytes. `abort` says whose rules hold:
+
+    absent          no walk: the end is behind the last record a ConsumeQueue unit points to, plus valid records behind it
+    not ours        a broker crashed: walk from where its own recovery starts, or from C if that is higher
+    ours            walk from C, if the log holds the anchor there; else from an earlier segment
+
+What is proven to have been synced and is not there is a `CorruptionError`; anything else behind the last record that
+counts is the torn end of the log: saved (outside batches), zeroed and synced. What is kept above C is written again and
+synced before anything is dispatched or published.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from messagestore import checkpoint as store_checkpoint
+from messagestore import record
+from messagestore.batch_journal import BatchJournal
+from messagestore.batch_record import BatchRecord, read_batch
+from messagestore.dispatch import Dispatcher, request_of
+from messagestore.errors import CorruptionError
+from messagestore.layout import RECORD_HEAD
+from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter, proven_queue_end
+from messagestore.message import BATCH_TOPIC
+from messagestore.recovery_walk import Walk, Walker, later_sync_batch
+from messagestore.state import State, boot_hash
+from messagestore.store_files import StoreFiles
+from messagestore.transaction import batch_is_there
+
+SAVED_SIZE = 64 * 1024 * 1024
+"""At most this many torn bytes are saved to `spark/cut/`."""
+_EMPTY = LogEnd(0, 0, 0, 0)
+
+
+@dataclass
+class RecoveryReport:
+    """What recovery found and did.
+
+    Parameters
+    ----------
+    reason : str
+        "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed".
+    start, end : int
+        Physical offsets: where the walk began, where the log ends.
+    record_count : int
+        Records the walk checked.
+    stop : str
+        Why the log ends there.
+    zeroed_bytes : int
+        Bytes behind the end that were not zero.
+    saved : str | None
+        File in `spark/cut/` that keeps them.
+    notes : list of str
+        Everything an operator should know.
+    """
+
+    reason: str
+    start: int = 0
+    end: int = 0
+    record_count: int = 0
+    stop: str = ""
+    zeroed_bytes: int = 0
+    saved: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def recover(files: StoreFiles) -> tuple[LogWriter, RecoveryReport]:
+    """Bring a store into a state that can be appended to.
+
+    Parameters
+    ----------
+    files : StoreFiles
+        Loaded; the caller is attached and holds the writer lock.
+
+    Raises
+    ------
+    CorruptionError
+        Bytes that were proven to be on the disk are not there; nothing was changed.
+    """
+    return _Recovery(files).run()
+
+
+class _Recovery:
+    def __init__(self, files: StoreFiles) -> None:
+        self.files = files
+        self.log = files.commit_log
+        self.state = files.state_file.read()
+        self.abort = files.read_abort()
+        self.report = RecoveryReport("clean")
+
+    def run(self) -> tuple[LogWriter, RecoveryReport]:
+        clean = self._clean_end()
+        if clean is not None:
+            self.report.start = self.report.end = clean.physical_offset
+            return self._writer(clean), self.report
+        self._check_segments()
+        walk = self._walk()
+        self._check_proofs(walk)
+        # from here on the store is changed
+        self._save_torn(walk)
+        self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
+        self._make_durable(walk)
+        self._repair_derived(walk)
+        journal = self._journal(walk)
+        writer = self._publish(walk.end, journal)
+        self.report.end = walk.end.physical_offset
+        self.report.record_count = walk.record_count
+        self.report.stop = walk.stop.reason
+        self.report.notes += [f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in walk.restarted]
+        return writer, self.report
+
+    # ---- what was there before
+
+    def _clean_end(self) -> LogEnd | None:
+        """The end of a store that a Python writer closed and nobody wrote to since; None when that is not so."""
+        state = self.state
+        if self.abort is not None or state is None:
+            return None
+        if not state.clean or state.poisoned or state.in_flight != NOTHING_IN_FLIGHT or state.visible_end != state.clean_end:
+            return None
+        end = self._anchored(state)
+        if end is None or any(self.log.read(state.clean_end, 8)):
+            return None
+        later = [s for s in self.log.files.offsets if s > state.clean_end]
+        return None if any(any(self.log.read(s, 8)) for s in later) else end
+
+    def _anchored(self, state: State) -> LogEnd | None:
+        """The log's end at C, when the record before it is there as `state` has it."""
+        if not state.anchor_size:
+            return LogEnd(state.clean_end, 0, 0, 0) if state.clean_end == self.log.min_offset else None
+        data = self.log.read(state.anchor_position, state.anchor_size)
+        if len(data) != state.anchor_size or record.crc32(data) != state.anchor_crc:
+            return None
+        head = self.log.head(state.anchor_position)
+        if head is None:
+            return None
+        return LogEnd(state.clean_end, state.anchor_position, state.anchor_size, int(head["store_timestamp_ms"]))
+
+    def _check_segments(self) -> None:
+        """Queues without a log, or a log that ends below what was synced: files are missing."""
+        path = self.files.paths.commit_log
+        if not self.log.files.offsets:
+            for topic, queue_ids in self.files.queue_names().items():
+                for queue_id in queue_ids:
+                    if self.files.queue(topic, queue_id).end():
+                        raise CorruptionError(path, 0, "CommitLog segments", f"none, but {topic}/{queue_id} has units")
+        if self.state is not None and self.state.clean_end > max(self.log.files.max_offset, 0):
+            raise CorruptionError(
+                path, self.log.files.max_offset, f"segments up to {self.state.clean_end}", f"none from {self.log.files.max_offset} on"
+            )
+
+    # ---- the walk
+
+    def _walk(self) -> Walk:
+        files, state = self.files, self.state
+        ours = self.abort == files.abort_token
+        anchored = self._anchored(state) if state is not None else None
+        if self.abort is None and state is None and not self.log.files.offsets:
+            self.report.reason = "new"
+            before = _EMPTY
+        elif self.abort is None:
+            self.report.reason = "closed by a broker"
+            before = self._end_of_queues()
+        elif ours:
+            self.report.reason = "a writer crashed"
+            before = anchored or self._newest_chained_segment()
+        else:
+            self.report.reason = "a broker crashed"
+            before = self._broker_start()
+            if anchored is not None and anchored.physical_offset > before.physical_offset:
+                before = anchored
+        trust = before.physical_offset > self.log.min_offset
+        if ours and trust and self._derived_missing():
+            self.report.notes.append("ConsumeQueues or index were missing: rebuilt from the first segment")
+            before, trust = LogEnd(self.log.min_offset, 0, 0, 0), False
+        self.report.start = before.physical_offset
+        synced_only = ours and state is not None and not state.asynchronous
+        return Walker(files, before, trust_queues=trust, sync_proof=synced_only).run()
+
+    def _derived_missing(self) -> bool:
+        """Whether somebody deleted all queues, or all index files, of a store that had them."""
+        index = self.files.index
+        return not self.files.queue_names() or (index is not None and not index.files)
+
+    def _end_of_queues(self) -> LogEnd:
+        """Behind the last record that a unit of any queue points to."""
+        last_position, last_size = 0, 0
+        for topic, queue_ids in self.files.queue_names().items():
+            for queue_id in queue_ids:
+                end = proven_queue_end(self.files, topic, queue_id, self.log.files.max_offset)
+                if end:
+                    unit = self.files.queue(topic, queue_id).read(end - 1, 1)[0]
+                    if int(unit["physical_offset"]) >= max(last_position, self.log.min_offset):
+                        last_position, last_size = int(unit["physical_offset"]), int(unit["size"])
+        head = self.log.head(last_position) if last_size else None
+        if head is None:
+            return LogEnd(self.log.min_offset, 0, 0, 0)
+        return LogEnd(last_position + last_size, last_position, last_size, int(head["store_timestamp_ms"]))
+
+    def _broker_start(self) -> LogEnd:
+        """Where a broker's own recovery starts: the newest segment not younger than its checkpoint allows."""
+        limit_ms = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint).min_timestamp_ms
+        for segment in reversed(self.log.files.offsets):
+            head = self.log.head(segment)
+            if head is not None and 0 < int(head["store_timestamp_ms"]) <= limit_ms:
+                return LogEnd(segment, 0, 0, 0)
+        return LogEnd(self.log.min_offset, 0, 0, 0)
+
+    def _newest_chained_segment(self) -> LogEnd:
+        """The newest segment whose first record its queue's unit points to."""
+        self.report.notes.append("the record before the clean end is not there: walked from an earlier segment")
+        for segment in reversed(self.log.files.offsets):
+            data = self.log.record_bytes(segment)
+            if data is None:
+                continue
+            try:
+                message = record.decode_message(data, physical_offset=segment)
+            except CorruptionError:
+                continue
+            units = self.files.queue(message.topic, message.queue_id).read(message.queue_offset, 1)
+            if len(units) and int(units["physical_offset"][0]) == segment:
+                return LogEnd(segment, 0, 0, 0)
+        return LogEnd(self.log.min_offset, 0, 0, 0)
+
+    def _check_proofs(self, walk: Walk) -> None:
+        """Refuse when something behind the end proves that the bytes at the end were on the disk."""
+        end, state = walk.end.physical_offset, self.state
+        path = self.log.files.path(self.log.segment_of(end))
+        ours = self.abort == self.files.abort_token
+        expected, found = walk.stop.expected or "a record", walk.stop.found or "none"
+        if state is not None and end < state.clean_end and (ours or self._anchored(state) is not None):
+            raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
+        if not ours or state is None:
+            return
+        batch = later_sync_batch(self.files, walk.end)
+        if batch is not None:
+            raise CorruptionError(
+                path, end, f"{expected} (the batch at {batch.physical_offset} proves {batch.end} bytes synced)", found
+            )
+        if not state.asynchronous:
+            for topic, queue_ids in self.files.queue_names().items():
+                for queue_id in queue_ids:
+                    self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _check_unit_behind(self, topic: str, queue_id: int, walk: Walk, path: str) -> None:
+        """In SYNC_FLUSH a unit is written after its record was synced."""
+        queue, end = self.files.queue(topic, queue_id), walk.end.physical_offset
+        count = queue.end()
+        if not count:
+            return
+        unit = queue.read(count - 1, 1)[0]
+        if int(unit["physical_offset"]) + int(unit["size"]) > end and int(unit["physical_offset"]) >= self.log.min_offset:
+            raise CorruptionError(
+                path,
+                end,
+                f"{walk.stop.expected or 'a record'} (unit {count - 1} of {topic}/{queue_id} proves the record at "
+                f"{int(unit['physical_offset'])} synced)",
+                walk.stop.found or "none",
+            )
+
+    # ---- changes
+
+    def _save_torn(self, walk: Walk) -> None:
+        """Keep torn bytes that are in no replay."""
+        end = walk.end.physical_offset
+        if walk.in_batch or (self.state is not None and self.state.in_flight == end and self._unsealed(end)):
+            return
+        ranges = self.log.nonzero_ranges(end)
+        if not ranges:
+            return
+        disk, paths = self.files.disk, self.files.paths
+        target = os.path.join(paths.cut, f"{end:020d}-{time.time_ns() // 1_000_000}.bin")
+        try:
+            disk.mkdir(paths.cut)
+            size = min(ranges[-1][1] - end, SAVED_SIZE)
+            disk.replace(target, bytes(self.log.read_array(end, size)), via=paths.temporary("cut"))
+            self.report.saved = target
+        except OSError as error:
+            self.report.notes.append(f"{ranges[-1][1] - end} torn bytes at {end} could not be saved ({error})")
+
+    def _unsealed(self, end: int) -> bool:
+        return not any(self.log.read(end, 8))
+
+    def _make_durable(self, walk: Walk) -> None:
+        """What is kept above the clean end is on the disk when this returns."""
+        start, end = walk.start, walk.end.physical_offset
+        if self.abort == self.files.abort_token:
+            self.log.rewrite(start, end)
+        elif start < end:
+            self.log.sync(start, end)
+
+    def _repair_derived(self, walk: Walk) -> None:
+        """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
+        files = self.files
+        dispatcher = Dispatcher(files)
+        self._rebuild_missing(walk, dispatcher)
+        if files.index is not None and self.abort is not None:
+            files.index.rewind(walk.start)
+        for run in self.log.scan(walk.start, walk.end.physical_offset, verify_body_crc=False):
+            dispatcher.dispatch(request_of(run))
+        names = files.queue_names()
+        for topic, queue_id in walk.next_offsets:
+            if queue_id not in names.setdefault(topic, []):
+                names[topic].append(queue_id)
+        zeroed = 0
+        for topic, queue_ids in names.items():
+            for queue_id in queue_ids:
+                zeroed += self._truncate_queue(topic, queue_id, walk)
+        if zeroed:
+            self.report.notes.append(f"{zeroed} queues had units behind the log's end: zeroed")
+
+    def _rebuild_missing(self, walk: Walk, dispatcher: Dispatcher) -> None:
+        """Queues that the walk met in the middle and whose earlier units are gone."""
+        if walk.start == self.log.min_offset:
+            return
+        for (topic, queue_id), first in walk.first_offsets.items():
+            queue = self.files.queue(topic, queue_id)
+            if first > queue.first_file_queue_offset and queue.end(hint=first, limit=walk.start) < first:
+                dispatcher.rebuild_queue(topic, queue_id, walk.start)
+                self.report.notes.append(f"{topic}/{queue_id}: units below {first} were missing: rebuilt from the log")
+
+    def _truncate_queue(self, topic: str, queue_id: int, walk: Walk) -> bool:
+        queue = self.files.queue(topic, queue_id)
+        end = walk.next_offsets.get((topic, queue_id))
+        if end is None:
+            end = proven_queue_end(self.files, topic, queue_id, walk.end.physical_offset)
+        before = len(queue.dirty), queue.files.offsets.copy()
+        queue.truncate(end)
+        if (len(queue.dirty), queue.files.offsets) == before:
+            return False
+        self.files.mark_written(topic, queue_id, queue)
+        return True
+
+    def _journal(self, walk: Walk) -> BatchJournal:
+        files = self.files
+        journal = BatchJournal.read(files.disk, files.paths.journal)
+        count = files.queue(BATCH_TOPIC, 0).end(limit=walk.end.physical_offset)
+        journal.covered = min(journal.covered, count)
+        journal.extend(batches_from(files, journal.covered, count))
+        return journal
+
+    def _publish(self, end: LogEnd, journal: BatchJournal) -> LogWriter:
+        files = self.files
+        old = self.state
+        state = State(
+            counter=old.counter + 1 if old is not None else 1,
+            in_flight=NOTHING_IN_FLIGHT,
+            visible_end=end.physical_offset,
+            clean_end=0,
+            anchor_position=0,
+            anchor_size=0,
+            anchor_crc=0,
+            boot_hash=boot_hash(),
+            flags=0,
+            writer_pid=os.getpid(),
+        )
+        if old is None:
+            files.state_file.create(files.paths.temporary("state"), state)
+        else:
+            if end.physical_offset >= old.clean_end:
+                state = replace(
+                    state,
+                    clean_end=old.clean_end,
+                    anchor_position=old.anchor_position,
+                    anchor_size=old.anchor_size,
+                    anchor_crc=old.anchor_crc,
+                )
+            files.state_file.write(state)
+        writer = LogWriter(files, state, end, journal)
+        journal.check(
+            lambda app_id, entry: batch_is_there(writer, app_id, entry), above=min(self.report.start, end.physical_offset)
+        )
+        for app_id, version in journal.dropped:
+            self.report.notes.append(f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal")
+        if end.physical_offset or self.abort is not None:
+            writer.move_clean(closing=self.abort is None)
+        if self.abort is not None:
+            writer.ensure_abort()
+        return writer
+
+    def _writer(self, end: LogEnd) -> LogWriter:
+        """For a clean store: nothing is read but the journal."""
+        assert self.state is not None
+        files = self.files
+        journal = BatchJournal.read(files.disk, files.paths.journal)
+        count = files.queue(BATCH_TOPIC, 0).end(hint=journal.covered)
+        journal.covered = min(journal.covered, count)
+        journal.extend(batches_from(files, journal.covered, count))
+        return LogWriter(files, self.state, end, journal)
+
+
+def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
+    """BATCH records from a queue offset on, in the order of the log; those below the first segment are left out."""
+    queue = files.queue(BATCH_TOPIC, 0)
+    position = max(queue_offset, queue.begin(files.commit_log.min_offset))
+    while position < end:
+        units = queue.read(position, min(4096, end - position))
+        if not len(units):
+            return
+        for physical_offset in units["physical_offset"].tolist():
+            batch = read_batch(files.commit_log, physical_offset)
+            if batch is not None:
+                yield batch
+        position += len(units)
+
+
+def catch_up(writer: LogWriter) -> bool:
+    """Take in what other Python writers appended since `writer` held the lock; False when only recovery will do.
+
+    Follows record heads from the cached end to V; a BATCH record gives its E: jump.
+    """
+    files, log = writer.files, writer.log
+    state = files.state_file.read()
+    if state is None or state.in_flight != NOTHING_IN_FLIGHT or state.poisoned or writer.poison_reason is not None:
+        return False
+    if not (files.abort_is_ours or (files.read_abort() is None and state.clean)):
+        return False
+    if state.counter == writer.state.counter:
+        return not any(log.read(writer.end.physical_offset, 8))
+    files.forget_queues()
+    log.load()
+    if files.index is not None:
+        files.index.load()
+    files.topics.load()
+    end = _follow(writer, writer.end, state.visible_end)
+    if end is None:
+        return False
+    writer.state, writer.end = state, end
+    writer.next_offsets.clear()
+    count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
+    writer.journal.extend(batches_from(files, writer.journal.covered, count))
+    return True
+
+
+def _follow(writer: LogWriter, end: LogEnd, visible_end: int) -> LogEnd | None:
+    log = writer.log
+    position = end.physical_offset
+    while position < visible_end:
+        head = log.head(position)
+        if head is None:
+            if log.left(position) == log.segment_size or log.read(position, 8) != log.blank(position):
+                return None
+            position += log.left(position)
+            continue
+        size, timestamp_ms = int(head["total_size"]), int(head["store_timestamp_ms"])
+        batch = read_batch(log, position) if log.read(position + RECORD_HEAD.size, 24)[:16].startswith(b'{"messagestore"') else None
+        end = LogEnd(position + size, position, size, timestamp_ms)
+        position += size
+        if batch is not None and batch.end > position:
+            last = _last_record(writer, batch)
+            if last is None:
+                return None
+            end = LogEnd(batch.end, last[0], last[1], timestamp_ms)
+            position = batch.end
+    return end if position == visible_end else None
+
+
+def _last_record(writer: LogWriter, batch: BatchRecord) -> tuple[int, int] | None:
+    """Position and size of the last record of a batch: the last unit of one of its queues."""
+    best: tuple[int, int] | None = None
+    for topic, runs in batch.ranges.items():
+        for queue_id, first, count in runs:
+            units = writer.files.queue(topic, queue_id).read(first + count - 1, 1)
+            if not len(units):
+                return None
+            position, size = int(units["physical_offset"][0]), int(units["size"][0])
+            if best is None or position > best[0]:
+                best = (position, size)
+    return best if best is not None and sum(best) == batch.end else None

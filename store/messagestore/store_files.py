@@ -1,0 +1,346 @@
+"""Which files make up a store, and which store is it?
+
+RocketMQ's folders hold RocketMQ's files and nothing else; ours are in `<root>/spark/`. `store.json` is made once: the
+store's id and what must never change (file sizes, index slots).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from messagestore.commit_log import CommitLog
+from messagestore.config import StoreConfig
+from messagestore.consume_queue import ConsumeQueue, list_queues, queue_directory
+from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
+from messagestore.hosts import pack_host
+from messagestore.index_file import IndexService
+from messagestore.mapped_file import Disk, FilePool
+from messagestore.message import BATCH_TOPIC
+from messagestore.state import StateFile
+from messagestore.topics import Topics
+
+FORMAT_VERSION = 1
+ABORT_WORD = "messagestore"
+_CACHED_QUEUES = 4096
+_MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
+
+
+class Paths:
+    """Where everything is, below a root."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        self.commit_log = os.path.join(self.root, "commitlog")
+        self.consume_queue = os.path.join(self.root, "consumequeue")
+        self.index = os.path.join(self.root, "index")
+        self.config = os.path.join(self.root, "config")
+        self.abort = os.path.join(self.root, "abort")
+        self.checkpoint = os.path.join(self.root, "checkpoint")
+        self.lock = os.path.join(self.root, "lock")
+        self.spark = os.path.join(self.root, "spark")
+        self.state = os.path.join(self.spark, "state")
+        self.identity = os.path.join(self.spark, "store.json")
+        self.journal = os.path.join(self.spark, "journal.json")
+        self.writer_lock = os.path.join(self.spark, "writer.lock")
+        self.staging = os.path.join(self.spark, "staging")
+        self.cut = os.path.join(self.spark, "cut")
+
+    def temporary(self, name: str) -> str:
+        """A fresh path in `spark/` to make a file at before it gets its name."""
+        return os.path.join(self.spark, f"new-{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`spark/store.json`: made once, never changed."""
+
+    store_id: str
+    mapped_file_size_commit_log: int
+    mapped_file_size_consume_queue: int
+    max_hash_slot_num: int
+    max_index_num: int
+    message_index_enable: bool
+
+    def to_json(self) -> bytes:
+        """The file's text."""
+        fields = {
+            "formatVersion": FORMAT_VERSION,
+            "storeId": self.store_id,
+            "mappedFileSizeCommitLog": self.mapped_file_size_commit_log,
+            "mappedFileSizeConsumeQueue": self.mapped_file_size_consume_queue,
+            "maxHashSlotNum": self.max_hash_slot_num,
+            "maxIndexNum": self.max_index_num,
+            "messageIndexEnable": self.message_index_enable,
+        }
+        return (json.dumps(fields, indent=2) + "\n").encode()
+
+    @classmethod
+    def read(cls, disk: Disk, path: str) -> Identity | None:
+        """From the file; None when there is none.
+
+        Raises
+        ------
+        CorruptionError
+            When it cannot be read: the sizes in it are needed.
+        """
+        try:
+            text = disk.read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            fields = json.loads(text)
+            version = fields["formatVersion"]
+            identity = cls(
+                store_id=str(fields["storeId"]),
+                mapped_file_size_commit_log=int(fields["mappedFileSizeCommitLog"]),
+                mapped_file_size_consume_queue=int(fields["mappedFileSizeConsumeQueue"]),
+                max_hash_slot_num=int(fields["maxHashSlotNum"]),
+                max_index_num=int(fields["maxIndexNum"]),
+                message_index_enable=bool(fields["messageIndexEnable"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60])) from error
+        if version != FORMAT_VERSION:
+            raise NotAStoreError(
+                f"{path}: found format version {version}; this release knows {FORMAT_VERSION}; use a newer one", path=path
+            )
+        return identity
+
+
+class StoreFiles:
+    """The open files of one store. Made by `message_store`; shared by writer, recovery and readers of one process.
+
+    Parameters
+    ----------
+    paths : Paths
+    config : StoreConfig
+        Sizes in it count only for a store without files.
+    identity : Identity | None
+        None: a store this project never wrote (read-only views of a broker's store).
+    disk : Disk
+    """
+
+    def __init__(self, paths: Paths, config: StoreConfig, identity: Identity | None, disk: Disk) -> None:
+        self.paths = paths
+        self.disk = disk
+        self.identity = identity
+        if identity is not None:
+            config = config.replace(
+                mapped_file_size_commit_log=identity.mapped_file_size_commit_log,
+                mapped_file_size_consume_queue=identity.mapped_file_size_consume_queue,
+                max_hash_slot_num=identity.max_hash_slot_num,
+                max_index_num=identity.max_index_num,
+                message_index_enable=identity.message_index_enable,
+            )
+        self.config = config
+        self.store_host = pack_host(
+            f"[{config.broker_ip1}]:{config.listen_port}" if ":" in config.broker_ip1 else f"{config.broker_ip1}:{config.listen_port}"
+        )
+        self.pool = FilePool(disk)
+        self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
+        self.commit_log = CommitLog(paths.commit_log, 0, self.log_pool, paths.spark, preallocate=config.preallocate)
+        self.index: IndexService | None = None
+        if config.message_index_enable:
+            self.index = IndexService(
+                paths.index,
+                self.pool,
+                paths.spark,
+                slot_count=config.max_hash_slot_num,
+                max_entry_count=config.max_index_num,
+            )
+        self.topics = Topics(disk, paths.root)
+        self.state_file = StateFile(disk, paths.state)
+        self._queues: OrderedDict[tuple[str, int], ConsumeQueue] = OrderedDict()
+        self._written: dict[tuple[str, int], ConsumeQueue] = {}
+
+    @property
+    def store_id(self) -> str:
+        """The store's id; empty for a store this project never wrote."""
+        return self.identity.store_id if self.identity else ""
+
+    def load(self) -> None:
+        """Look at the folders; sizes of files that exist win over configured ones."""
+        self.commit_log.load()
+        if not self.commit_log.segment_size:
+            self.commit_log.files.file_size = self.config.mapped_file_size_commit_log
+        if self.index is not None:
+            self.index.load()
+        self.topics.load()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The ConsumeQueue of a topic and queue, loaded; it may have no file yet."""
+        key = (topic, queue_id)
+        queue = self._queues.get(key) or self._written.get(key)
+        if queue is None:
+            queue = ConsumeQueue(queue_directory(self.paths.root, topic, queue_id), 0, self.pool, self.paths.spark)
+            queue.load()
+            if not queue.file_size:
+                queue.file_size = self._queue_file_size()
+            self._queues[key] = queue
+            while len(self._queues) > _CACHED_QUEUES:
+                self._queues.popitem(last=False)
+        else:
+            self._queues.move_to_end(key)
+        return queue
+
+    def _queue_file_size(self) -> int:
+        # Without store.json the size is read off any queue that has a file.
+        if self.identity is None:
+            for queue in self._queues.values():
+                if queue.files.offsets:
+                    return queue.file_size
+        return self.config.mapped_file_size_consume_queue
+
+    def forget_queues(self) -> None:
+        """Forget what was cached of the queues: somebody else wrote."""
+        self._queues.clear()
+
+    def mark_written(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
+        """Remember that a queue has units that are not synced."""
+        self._written[(topic, queue_id)] = queue
+
+    def queue_names(self) -> dict[str, list[int]]:
+        """Topic -> queue ids, from the folders."""
+        return list_queues(self.disk, self.paths.root)[0]
+
+    def sync_derived(self) -> None:
+        """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""
+        dirty = sum(len(queue.dirty) + len(queue.dirty_folders) for queue in self._written.values())
+        if dirty > _MANY_FILES:
+            self.disk.syncfs(self.disk.open(self.paths.identity))
+            for queue in self._written.values():
+                queue.mark_synced()
+        for queue in self._written.values():
+            queue.sync()
+        if self.index is not None:
+            self.index.sync()
+        for folder in (self.paths.consume_queue, self.paths.root):
+            if self.disk.is_folder(folder):
+                self.disk.fsync_dir(folder)
+        self._written.clear()
+
+    def read_abort(self) -> str | None:
+        """Content of `abort`, None when it is absent."""
+        try:
+            return self.disk.read(self.paths.abort, limit=200).decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            return None
+
+    @property
+    def abort_token(self) -> str:
+        """What `abort` holds while this project writes."""
+        return f"{ABORT_WORD} {self.store_id}"
+
+    @property
+    def abort_is_ours(self) -> bool:
+        """Whether `abort` says that this project wrote last and has not closed the store."""
+        return bool(self.store_id) and self.read_abort() == self.abort_token
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._queues.clear()
+        self._written.clear()
+        self.pool.clear()
+        self.log_pool.clear()
+        self.state_file.close()
+
+
+def looks_like_store(disk: Disk, paths: Paths) -> bool:
+    """Whether the folder holds a store, RocketMQ's or ours."""
+    return disk.is_folder(paths.commit_log) or disk.exists(paths.identity)
+
+
+def is_free(disk: Disk, paths: Paths) -> bool:
+    """Whether a store may be made there: no folder, an empty one, or what a killed creation left."""
+    return set(disk.names(paths.root)) <= {"lock", "spark"} and set(disk.names(paths.spark)) <= {
+        "writer.lock",
+        "new-store.json",
+        "staging",
+    }
+
+
+def make_folders(disk: Disk, paths: Paths) -> None:
+    """The root and `spark/`, before anything is locked in them.
+
+    Raises
+    ------
+    NotAStoreError
+        For a folder that holds something else.
+    """
+    if disk.exists(paths.root) and not disk.is_folder(paths.root):
+        raise NotAStoreError(f"{paths.root}: found a file; a store is a folder", path=paths.root)
+    if not looks_like_store(disk, paths) and not is_free(disk, paths):
+        found = ", ".join(disk.names(paths.root)[:5])
+        raise NotAStoreError(
+            f"{paths.root}: found a folder with {found} in it; a store is made in a missing or empty folder only", path=paths.root
+        )
+    missing = []
+    path = paths.root
+    while not disk.exists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for path in reversed(missing):
+        disk.mkdir(path)
+    for path in (paths.spark, paths.staging):
+        if not disk.is_folder(path):
+            disk.mkdir(path)
+    if missing:
+        disk.fsync_dir(os.path.dirname(missing[-1]))
+
+
+def create_identity(disk: Disk, paths: Paths, config: StoreConfig) -> Identity:
+    """Make `store.json`; sizes of a broker's files win over configured ones."""
+    log_size = config.mapped_file_size_commit_log
+    pool = FilePool(disk, 8)
+    log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+    log.load()
+    queue_size = config.mapped_file_size_consume_queue
+    for topic, queue_ids in list_queues(disk, paths.root)[0].items():
+        queue = ConsumeQueue(queue_directory(paths.root, topic, queue_ids[0]), 0, pool, paths.spark)
+        queue.load()
+        if queue.files.offsets:
+            queue_size = queue.file_size
+            break
+    identity = Identity(
+        store_id=uuid.uuid4().hex,
+        mapped_file_size_commit_log=log.segment_size or log_size,
+        mapped_file_size_consume_queue=queue_size,
+        max_hash_slot_num=config.max_hash_slot_num,
+        max_index_num=config.max_index_num,
+        message_index_enable=config.message_index_enable,
+    )
+    disk.replace(paths.identity, identity.to_json(), via=paths.temporary("store.json"))
+    disk.fsync_dir(paths.root)
+    return identity
+
+
+def refuse_foreign_forms(files: StoreFiles) -> None:
+    """Refuse to write into stores whose queues are not simple ones, before the first byte.
+
+    Raises
+    ------
+    NotAStoreError
+        RocksDB queues, or BatchConsumeQueues.
+    """
+    paths, disk = files.paths, files.disk
+    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be written", path=paths.root
+        )
+    folder = os.path.join(paths.root, "batchconsumequeue")
+    if disk.names(folder):
+        raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
+
+
+def check_simple_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic whose `queue.type` is not SimpleCQ."""
+    if topic != BATCH_TOPIC and not files.topics.is_simple_queue(topic):
+        raise ConfigError(
+            f"topic {topic!r} has queue.type {files.topics.get(topic)}; only topics with simple queues can be written",
+            key="topic",
+            value=topic,
+        )

@@ -1,0 +1,280 @@
+"""What may a reader see?
+
+`abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped to
+units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the queues
+show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
+
+A V that was written in another boot counts only up to C, until a writer has recovered. Readers never write.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from messagestore import record_columns
+from messagestore.config import StoreConfig
+from messagestore.consume_queue import ConsumeQueue
+from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
+from messagestore.layout import FILLER_UNIT_SIZE
+from messagestore.log_writer import LogWriter, proven_queue_end
+from messagestore.mapped_file import Disk
+from messagestore.state import boot_hash
+from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
+
+READ_ROWS = 65_536
+READ_BYTES = 16 * 1024 * 1024
+_GAP = 16 * 1024
+"""Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """How far a reader may see at one moment.
+
+    Parameters
+    ----------
+    end : int | None
+        Physical offset; None: what the queues show (a broker's store).
+    counter : int
+        `state`'s counter at that moment; -1 under a broker's rules.
+    clean_end : int
+        C: what survives a power cut.
+    """
+
+    end: int | None
+    counter: int
+    clean_end: int
+
+
+class StoreView:
+    """Reads one store, its own or a live broker's, and follows it as it grows.
+
+    Parameters
+    ----------
+    root : path
+    config : StoreConfig
+        Index slot and entry counts of a store without `spark/store.json`.
+    disk : Disk
+    writer : LogWriter | None
+        The session this view belongs to: it sees all that the session published.
+
+    Raises
+    ------
+    NotAStoreError
+        When there is no store.
+
+    Threads: one thread at a time.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None, writer: LogWriter | None = None
+    ) -> None:
+        paths = Paths(root)
+        disk = disk or Disk()
+        if not looks_like_store(disk, paths):
+            raise NotAStoreError(
+                f"{paths.root}: found no message store (no commitlog folder); give the store's root folder", path=paths.root
+            )
+        self.files = StoreFiles(paths, config or StoreConfig(), Identity.read(disk, paths.identity), disk)
+        self.files.load()
+        self._ends: dict[tuple[str, int], int] = {}
+        self._seen: Visible | None = None
+        self.visible = self.refresh()
+
+    @property
+    def store_id(self) -> str:
+        """The store's id; empty for a store this project never wrote."""
+        return self.files.store_id
+
+    def refresh(self) -> Visible:
+        """Look how far the store has grown. Microseconds when nothing changed.
+
+        Raises
+        ------
+        CorruptionError
+            `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what is there.
+        """
+        files = self.files
+        if not files.store_id:
+            files.identity = Identity.read(files.disk, files.paths.identity)
+        if not files.abort_is_ours:
+            self.visible = Visible(None, -1, 0)
+        else:
+            state = files.state_file.read()
+            if state is None:
+                raise CorruptionError(
+                    files.paths.state, 0, "a valid slot", "none", hint="Run `messagestore recover` on the store: the log has everything."
+                )
+            same_boot = state.boot_hash == boot_hash()
+            end = state.visible_end if same_boot else state.clean_end
+            self.visible = Visible(end, state.counter, state.clean_end)
+        if self.visible != self._seen:
+            end = self.visible.end
+            if end is None or end > files.commit_log.files.max_offset:
+                files.commit_log.load()
+            if self._seen is not None and self._seen.end is None and end is not None:
+                self._ends.clear()  # a writer of ours took over: what was taken on trust is clamped now
+            self._seen = self.visible
+        return self.visible
+
+    # ---- queues
+
+    def topics(self) -> dict[str, list[int]]:
+        """Topic -> queue ids of the folders that are there."""
+        return self.files.queue_names()
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; looked at again when files came or went."""
+        queue = self.files.queue(topic, queue_id)
+        known = self._ends.get((topic, queue_id), 0)
+        if not queue.files.offsets or known >= queue.end_file_queue_offset:
+            queue.load()
+        elif not self._at_path(queue):
+            queue.load()
+            if not queue.files.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
+                self._ends.pop((topic, queue_id), None)
+        if not queue.files.offsets and not queue.file_size:
+            queue.file_size = self.files.config.mapped_file_size_consume_queue
+        return queue
+
+    def _at_path(self, queue: ConsumeQueue) -> bool:
+        try:
+            return self.files.disk.at_path(queue.files.file(queue.files.offsets[-1]))
+        except FileNotFoundError:
+            return False
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Number of the first message of a queue that cannot be seen (yet)."""
+        key = (topic, queue_id)
+        queue = self._queue(topic, queue_id)
+        hint = self._ends.get(key, 0)
+        if self.visible.end is not None:
+            end = queue.end(hint=hint, limit=self.visible.end)
+        else:
+            end = self._proven_end(topic, queue_id, hint)
+            if self.files.abort_is_ours:  # a writer of ours took over while we looked
+                self.refresh()
+                end = queue.end(hint=0, limit=self.visible.end)
+        self._ends[key] = end
+        return end
+
+    def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
+        log = self.files.commit_log
+        end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint)
+        if end <= hint:
+            log.load()  # a new segment may be there
+            end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint)
+        return end
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Number of the first message of a queue whose record is still in the log (the max offset when none is)."""
+        return min(self._queue(topic, queue_id).begin(self.files.commit_log.min_offset), self.max_offset(topic, queue_id))
+
+    def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
+        """Units `start..end` of a queue; the caller has asked `max_offset`."""
+        return self.files.queue(topic, queue_id).read(start, end - start)
+
+    # ---- records
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        columns: Sequence[str],
+        *,
+        verify_body_crc: bool = True,
+        max_rows: int = READ_ROWS,
+        max_bytes: int = READ_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """Messages `start..end` of a queue as record batches, in order, each message once.
+
+        Parameters
+        ----------
+        start, end : int
+            Queue offsets; `end` at most `max_offset`.
+        columns : sequence of str
+            Names of `record_columns.COLUMNS`; nothing else is decoded.
+        max_rows, max_bytes : int
+            Of one batch (bytes of records); at least one message is given.
+
+        Raises
+        ------
+        CorruptionError
+            A unit and its record do not agree, or a CRC does not; with file and offset.
+        """
+        position = start
+        while position < end:
+            units = self.units(topic, queue_id, position, min(end, position + max_rows))
+            if not len(units):
+                raise StoreWentBackwardsError(
+                    f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the store restored"
+                )
+            sizes = np.cumsum(units["size"].astype(np.int64))
+            count = max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
+            yield self._decode(topic, queue_id, position, units[:count], columns, verify_body_crc)
+            position += len(units[:count])
+
+    def _decode(
+        self, topic: str, queue_id: int, queue_offset: int, units: NDArray[np.void], columns: Sequence[str], verify_body_crc: bool
+    ) -> pa.RecordBatch:
+        physical_offsets = units["physical_offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int32)
+        self._check_units(topic, queue_id, queue_offset, physical_offsets, sizes)
+        data, starts = self._gather(physical_offsets, sizes)
+        expected = record_columns.Expected(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offsets=np.arange(queue_offset, queue_offset + len(units), dtype=np.int64),
+            physical_offsets=physical_offsets,
+        )
+        return record_columns.decode(
+            data, starts, sizes, columns, verify_body_crc=verify_body_crc, expected=expected, path=self.files.paths.commit_log
+        )
+
+    def _check_units(
+        self, topic: str, queue_id: int, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32]
+    ) -> None:
+        bad = np.flatnonzero((sizes <= 0) | (sizes == FILLER_UNIT_SIZE) | (physical_offsets < 0))
+        if len(bad):
+            row = int(bad[0])
+            queue = self.files.queue(topic, queue_id)
+            start = queue.files.holding((queue_offset + row) * 20) or 0
+            raise MagicError(
+                queue.files.path(start),
+                queue_offset + row,
+                f"unit {queue_offset + row} of {topic}/{queue_id}",
+                f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
+            )
+
+    def _gather(
+        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Records as (data, where each begins in it); those that lie close together are read in one call."""
+        log = self.files.commit_log
+        ends = physical_offsets + sizes
+        segment = log.segment_size
+        first = log.min_offset
+        gaps = physical_offsets[1:] - ends[:-1]
+        breaks = (gaps > _GAP) | (gaps < 0) | ((physical_offsets[1:] - first) // segment != (physical_offsets[:-1] - first) // segment)
+        span_first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+        span_last = np.append(span_first[1:], len(sizes)) - 1
+        span_starts, span_ends = physical_offsets[span_first], ends[span_last]
+        span_positions = np.concatenate([[0], np.cumsum(span_ends - span_starts)])
+        data = np.empty(int(span_positions[-1]), np.uint8)
+        view = memoryview(data)
+        for begin, end, position in zip(span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False):
+            log.read_into(view[position : position + end - begin], begin)
+        spans = np.repeat(np.arange(len(span_first)), span_last - span_first + 1)
+        return data, physical_offsets - span_starts[spans] + span_positions[spans]
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self.files.close()

@@ -1,0 +1,324 @@
+"""Who may write now?
+
+Two locks. Both are open file description locks: they belong to a descriptor, not to a process, so closing another
+descriptor of the same file does not drop them, as it would a POSIX lock; and they conflict with Java's POSIX locks.
+
+    <root>/lock         byte 0: shared by all Python writers (`Attachment`), exclusive for a Java broker
+    spark/writer.lock   byte 0: one Python writer at a time (`WriterLock`)
+
+A Java broker recovers before it locks. So a writer attaches before it reads anything it relies on, and stays attached.
+
+In a forked child the descriptors are closed, never unlocked: an unlock would drop the parent's lock, too. Lock files
+hold no data and are not part of the seam to the disk. Threads: the caller lets one thread at a time use a lock object.
+Linux, 64 bit. Source: RocketMQ `DefaultMessageStore.java` (start), fcntl(2) "Open file description locks".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import struct
+import time
+import weakref
+from dataclasses import dataclass
+
+from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
+from messagestore.mapped_file import Disk, File
+
+LOCK_NAME = "lock"
+_LOCK_MODE = 0o600
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+_NOTE_SIZE = 512
+_TRIES = 20
+
+_FLOCK = struct.Struct("hhqqi4x")
+"""`struct flock` of the kernel: type, whence, start, length, pid. Native order and alignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds an exclusive lock, as far as the kernel says.
+
+    Parameters
+    ----------
+    pid : int
+        0: a process of another pid namespace (a container); below 0: one that the kernel does not name.
+    """
+
+    pid: int
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        if self.pid > 0:
+            return f"a RocketMQ broker, pid {self.pid}"
+        if self.pid == 0:
+            return "a RocketMQ broker in another pid namespace (a container)"
+        return "a process that the kernel does not name"
+
+
+class _LockFile:
+    """A file that is there to be locked; knows the locks that live in this process."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: File | None = None
+        self._forked = False
+        _live.add(self)
+
+    def _open(self) -> File:
+        """The file, created if absent; a link, FIFO, device or folder is refused."""
+        if self._forked:
+            raise StoreClosedError(f"{self.path}: was opened before a fork; a child opens the store itself")
+        while self._file is None:
+            try:
+                self._file = Disk().open(self.path, writable=True)
+            except FileNotFoundError:
+                self._create()
+        return self._file
+
+    def _create(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.close(os.open(self.path, flags, _LOCK_MODE))
+
+    def _set(self, kind: int) -> bool:
+        """Lock or unlock byte 0; False when somebody else's lock is in the way."""
+        file = self._open()
+        try:
+            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            error.filename = self.path
+            raise
+        return True
+
+    def _at_path(self) -> bool:
+        return self._file is not None and Disk().at_path(self._file)
+
+    def _close(self) -> None:
+        """Close the descriptor; that drops its lock, unless a forked child has the description open, too."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _after_fork(self) -> None:
+        self._forked = True
+        self._close()
+
+
+_live: weakref.WeakSet[_LockFile] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_live):
+        lock._after_fork()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _in_the_way(fd: int, kind: int) -> Holder | None:
+    """Whose lock conflicts with one of `kind` on byte 0 through `fd`."""
+    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+    found, _, _, _, pid = _FLOCK.unpack(answer)
+    return None if found == fcntl.F_UNLCK else Holder(pid)
+
+
+# ---- against a Java broker
+
+
+class Attachment(_LockFile):
+    """The shared lock on `<root>/lock`: while it is held no Java broker can start. Made by `attach`."""
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        super().__init__(os.path.join(root, LOCK_NAME))
+        self.disk = disk
+
+    @property
+    def attached(self) -> bool:
+        """Whether it is held; False after `detach`, and in a forked child."""
+        return self._file is not None
+
+    def intact(self) -> bool:
+        """Whether the lock file at the path is still the one that is locked (nobody removed or replaced it)."""
+        return self._file is not None and self.disk.at_path(self._file)
+
+    def alone(self) -> bool:
+        """Whether no other Python writer is attached, in this process or another.
+
+        Raises
+        ------
+        StoreClosedError
+            When not attached.
+        """
+        if self._file is None:
+            raise StoreClosedError(f"{self.path}: not attached to the store; open it again")
+        return _in_the_way(self._file.fileno(), fcntl.F_WRLCK) is None
+
+    def detach(self) -> None:
+        """Let a Java broker start; a second time does nothing. In a forked child nothing is unlocked."""
+        if self._file is not None:
+            try:
+                self._set(fcntl.F_UNLCK)  # closing alone leaves the lock to a child forked without our hook
+            finally:
+                self._close()
+
+    def _take(self) -> Holder | None:
+        for _ in range(_TRIES):
+            if not self._set(fcntl.F_RDLCK):
+                holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK)
+                if holder is not None:
+                    self._close()
+                    return holder
+                time.sleep(_FIRST_PAUSE_S)  # let go between the two calls
+            elif self._at_path():
+                return None
+            else:
+                self._close()  # removed or replaced since it was opened: lock what is there now
+        self._close()
+        raise StoreLockedError(
+            f"{self.path}: is replaced or locked again and again; find who does that, then try again",
+            path=self.path,
+            holder="unknown",
+        )
+
+
+def attach(root: str, disk: Disk) -> Attachment:
+    """Keep Java brokers out, before anything of the store is read that a write will rely on.
+
+    Parameters
+    ----------
+    root : str
+        The store; the folder must be there.
+    disk : Disk
+        Through which `Attachment.intact` looks.
+
+    Raises
+    ------
+    StoreLockedError
+        When a Java broker holds the store.
+    """
+    attachment = Attachment(root, disk)
+    holder = attachment._take()
+    if holder is not None:
+        raise StoreLockedError(
+            f"{attachment.path}: locked by {holder.words}; stop it, or only read, then try again",
+            path=attachment.path,
+            holder=holder.words,
+        )
+    return attachment
+
+
+def probe_java(root: str) -> Holder | None:
+    """The live Java broker of a store, or None. Python's own locks are shared ones and never show here."""
+    try:
+        file = Disk().open(os.path.join(root, LOCK_NAME))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return _in_the_way(file.fileno(), fcntl.F_RDLCK)
+    finally:
+        file.close()
+
+
+# ---- among ourselves
+
+
+class WriterLock(_LockFile):
+    """The exclusive lock on `spark/writer.lock`; the file names its holder.
+
+    Parameters
+    ----------
+    path : str
+        The lock file; created if absent.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock; False in a forked child."""
+        return self._held
+
+    def acquire(self, timeout_s: float, *, description: str) -> None:
+        """Take the lock, waiting for it at most `timeout_s`; once held, a second time does nothing.
+
+        Parameters
+        ----------
+        timeout_s : float
+            0: one try.
+        description : str
+            What for ("query 3f2a..., batch 17"); others see it while they wait in vain.
+
+        Raises
+        ------
+        StoreLockedError
+            When the time is over; it names the holder.
+        """
+        if self._held:
+            return
+        deadline = time.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            if self._set(fcntl.F_WRLCK):
+                if self._at_path():
+                    break
+                self._close()  # removed or replaced since it was opened: lock what is there now
+            left = deadline - time.monotonic()
+            if left <= 0:
+                holder = self.holder()
+                raise StoreLockedError(
+                    f"{self.path}: after {timeout_s:g} s still locked by {holder}; wait, stop it, or raise lockTimeout",
+                    path=self.path,
+                    holder=holder,
+                )
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+        self._held = True
+        self._write_note(description)
+
+    def release(self) -> None:
+        """Let the next writer in; the descriptor is kept. Not held: nothing happens."""
+        if self._held:
+            self._held = False
+            self._set(fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Release and let go of the file."""
+        self.release()
+        self._close()
+
+    def holder(self) -> str:
+        """Who holds the lock, or held it last, in words."""
+        try:
+            text = Disk().read(self.path, limit=_NOTE_SIZE).decode("utf-8", "replace")
+            note = json.loads(text)
+            return f"pid {note['pid']} on {note['host']} ({note['description']})"
+        except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
+            return "a process that has not left its name"
+
+    def _write_note(self, description: str) -> None:
+        """Leave our name in the file, in one write of a fixed size."""
+        length = len(description)
+        while True:
+            note = {"pid": os.getpid(), "host": socket.gethostname(), "description": description[:length]}
+            line = json.dumps(note).encode("ascii")
+            if len(line) < _NOTE_SIZE or not length:
+                break
+            length = min(length - 1, length * _NOTE_SIZE // len(line))
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only its holder's name is missing
+            os.pwrite(self._open().fileno(), line[: _NOTE_SIZE - 1].ljust(_NOTE_SIZE - 1) + b"\n", 0)
+
+    def _after_fork(self) -> None:
+        self._held = False
+        super()._after_fork()

@@ -1,0 +1,505 @@
+"""Who may write: Java's lock file, our own, and forked children."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
+from messagestore.mapped_file import Disk
+from messagestore.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
+
+# What FileChannel.tryLock(0, 1, false) does: a POSIX write lock on byte 0.
+AS_JAVA = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, 0)
+except OSError as error:
+    print("refused", error.errno, flush=True)
+    sys.exit()
+file.write(b"lock")
+file.flush()
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def java_broker(root: Path) -> Iterator[tuple[str, int]]:
+    """Another process that locks as a broker does; its first word, and its pid."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", AS_JAVA, str(root / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip(), process.pid
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def java_can_lock(root: Path) -> bool:
+    with java_broker(root) as (word, _):
+        return word == "locked"
+
+
+@contextmanager
+def forked(run: Callable[[], str]) -> Iterator[tuple[str, int]]:
+    """A child that runs `run`, then lives on until the block ends; what `run` returned, and its pid."""
+    answer_read, answer_write = os.pipe()
+    go_read, go_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(answer_read)
+            os.close(go_write)
+            try:
+                answer = run()
+            except BaseException as error:  # noqa: BLE001 - told to the parent
+                answer = f"{type(error).__name__}: {error}"
+            os.write(answer_write, answer.encode() or b"-")
+            os.read(go_read, 1)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(answer_write)
+    os.close(go_read)
+    try:
+        ready, _, _ = select.select([answer_read], [], [], 20)
+        yield os.read(answer_read, 10_000).decode() if ready else "no answer", pid
+    finally:
+        os.close(go_write)
+        os.waitpid(pid, 0)
+        os.close(answer_read)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "spark").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def lock_path(root: Path) -> str:
+    return str(root / "spark" / "writer.lock")
+
+
+def attached(root: Path) -> Attachment:
+    return attach(str(root), Disk())
+
+
+# ---- against a Java broker
+
+
+def test_attaching_keeps_java_out_until_detached(root: Path):
+    """A broker's start fails while any Python writer is attached."""
+    first, second = attached(root), attached(root)
+    assert not java_can_lock(root)
+    first.detach()
+    assert not java_can_lock(root)
+    second.detach()
+    assert java_can_lock(root)
+
+
+def test_java_keeps_us_out_and_is_named(root: Path):
+    """The error says that it is a broker, its pid, and what to do."""
+    attached(root).detach()
+    with java_broker(root) as (_, pid):
+        with pytest.raises(StoreLockedError, match=f"pid {pid}; stop it") as caught:
+            attached(root)
+        assert caught.value.path == str(root / "lock")
+        assert caught.value.holder == f"a RocketMQ broker, pid {pid}"
+        assert probe_java(str(root)) == Holder(pid)
+    attached(root).detach()
+
+
+def test_a_reader_sees_a_live_broker_only(root: Path):
+    """No file, our own shared locks, and a broker that ended show nothing."""
+    assert probe_java(str(root)) is None
+    assert probe_java(str(root / "missing")) is None
+    mine = attached(root)
+    assert probe_java(str(root)) is None
+    with forked(lambda: str(probe_java(str(root)))) as (answer, _):
+        assert answer == "None"
+    mine.detach()
+    with java_broker(root):
+        assert probe_java(str(root)) is not None
+    assert probe_java(str(root)) is None
+
+
+def test_probing_does_not_drop_our_lock(root: Path):
+    """A POSIX lock would go when any descriptor of the file is closed; ours stays."""
+    mine = attached(root)
+    probe_java(str(root))
+    (root / "lock").read_bytes()
+    assert not java_can_lock(root)
+    mine.detach()
+
+
+def test_probing_reads_only(root: Path):
+    """The source never writes: no lock file appears, and a read-only one is enough."""
+    assert probe_java(str(root)) is None
+    assert not (root / "lock").exists()
+    (root / "lock").write_bytes(b"lock")
+    (root / "lock").chmod(0o400)
+    assert probe_java(str(root)) is None
+    assert (root / "lock").read_bytes() == b"lock"
+
+
+@pytest.mark.parametrize(
+    ("pid", "words"),
+    [(4711, "a RocketMQ broker, pid 4711"), (0, "another pid namespace"), (-1, "does not name")],
+)
+def test_a_holder_in_words(pid: int, words: str):
+    """The kernel shows 0 for a process in another container."""
+    assert words in Holder(pid).words
+
+
+def test_alone_counts_every_other_writer(root: Path):
+    """In this process or another: the last one to leave removes `abort`."""
+    mine = attached(root)
+    assert mine.alone()
+    other = attached(root)
+    assert not mine.alone()
+    other.detach()
+    assert mine.alone()
+
+    kept = []
+
+    def attach_in_child() -> str:
+        kept.append(attached(root))
+        return "attached"
+
+    with forked(attach_in_child) as (answer, _):
+        assert answer == "attached"
+        assert not mine.alone()
+    assert mine.alone()
+    mine.detach()
+    with pytest.raises(StoreClosedError):
+        mine.alone()
+
+
+def test_a_removed_or_replaced_lock_file_is_noticed(root: Path):
+    """A lock on a file that has no name any more protects nothing."""
+    mine = attached(root)
+    assert mine.intact()
+    (root / "lock").rename(root / "elsewhere")
+    assert not mine.intact()
+    (root / "lock").write_bytes(b"")
+    assert not mine.intact()
+    mine.detach()
+    assert not mine.intact()
+
+
+def test_detaching_twice_and_forgetting(root: Path):
+    """A second detach does nothing; an attachment that nobody holds any more is let go."""
+    mine = attached(root)
+    assert mine.attached
+    mine.detach()
+    mine.detach()
+    assert not mine.attached
+    other = attached(root)
+    del other
+    gc.collect()
+    assert java_can_lock(root)
+
+
+def test_the_lock_file_is_kept_and_private(root: Path):
+    """Java's content stays; a file we make is for its owner only."""
+    attached(root).detach()
+    assert (root / "lock").stat().st_mode & 0o777 == 0o600
+    (root / "lock").write_bytes(b"lock")
+    attached(root).detach()
+    assert (root / "lock").read_bytes() == b"lock"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "folder"])
+def test_anything_but_a_file_is_refused(root: Path, lock_path: str, kind: str):
+    """A link could lead anywhere; opening a FIFO could hang."""
+    for path in (str(root / "lock"), lock_path):
+        if kind == "link":
+            (root / "target").write_bytes(b"")
+            os.symlink(root / "target", path)
+        elif kind == "dangling":
+            os.symlink(root / "nowhere", path)
+        elif kind == "fifo":
+            os.mkfifo(path)
+        else:
+            os.mkdir(path)
+    with pytest.raises(NotAStoreError):
+        attached(root)
+    with pytest.raises(NotAStoreError):
+        WriterLock(lock_path).acquire(0, description="")
+    assert not (root / "nowhere").exists()
+
+
+def test_a_missing_store_is_an_error(tmp_path: Path):
+    """Attaching makes the lock file, never the folder."""
+    with pytest.raises(FileNotFoundError):
+        attached(tmp_path / "missing")
+
+
+# ---- among ourselves
+
+
+def test_one_writer_at_a_time(lock_path: str):
+    """A second lock on the file waits in vain, also in the same process; after release it gets it."""
+    first, second = WriterLock(lock_path), WriterLock(lock_path)
+    first.acquire(0, description="the first")
+    assert first.held
+    start = time.monotonic()
+    with pytest.raises(StoreLockedError) as caught:
+        second.acquire(0.05, description="the second")
+    assert 0.05 <= time.monotonic() - start < 5
+    assert not second.held
+    assert caught.value.path == lock_path
+    assert caught.value.holder == f"pid {os.getpid()} on {socket.gethostname()} (the first)"
+    assert caught.value.holder in str(caught.value)
+    first.release()
+    assert not first.held
+    second.acquire(0, description="the second")
+    second.close()
+
+
+def test_waiting_ends_when_the_holder_lets_go(lock_path: str):
+    """Well before the timeout."""
+    first, second = WriterLock(lock_path), WriterLock(lock_path)
+    first.acquire(0, description="")
+    timer = threading.Timer(0.05, first.release)
+    start = time.monotonic()
+    timer.start()
+    second.acquire(20, description="")
+    assert time.monotonic() - start < 10
+    timer.join()
+    second.close()
+    first.close()
+
+
+def test_a_killed_holder_leaves_nothing_behind(lock_path: str):
+    """The kernel lets go of what a dead process held; its name in the file does not matter."""
+
+    def hold() -> str:
+        lock = WriterLock(lock_path)
+        lock.acquire(0, description="to be killed")
+        globals()["kept"] = lock
+        return str(lock.held)
+
+    mine = WriterLock(lock_path)
+    with forked(hold) as (answer, pid):
+        assert answer == "True"
+        with pytest.raises(StoreLockedError, match=f"pid {pid} on .*to be killed"):
+            mine.acquire(0, description="")
+        os.kill(pid, 9)
+        mine.acquire(20, description="")
+    assert mine.held
+    mine.close()
+
+
+def test_acquire_and_release_are_idempotent(lock_path: str):
+    """A holder may ask again; who does not hold may release."""
+    lock = WriterLock(lock_path)
+    lock.release()
+    lock.acquire(0, description="")
+    lock.acquire(0, description="")
+    lock.release()
+    lock.release()
+    assert not lock.held
+    lock.close()
+    lock.close()
+    lock.acquire(0, description="")
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    "description", ["", "query 7, batch 3", 'quotes " and\nlines', "x" * 5000, "😀" * 300, "\ud800" * 200]
+)
+def test_the_holders_name_is_one_line_of_json(lock_path: str, description: str):
+    """Always 512 bytes, so that a longer name of before does not show through; a long one is cut."""
+    lock = WriterLock(lock_path)
+    lock.acquire(0, description="z" * 400)
+    lock.release()
+    lock.acquire(0, description=description)
+    data = Path(lock_path).read_bytes()
+    assert len(data) == 512
+    assert data.count(b"\n") == 1
+    note = json.loads(data)
+    assert note["pid"] == os.getpid()
+    assert description.startswith(note["description"])
+    assert len(note["description"]) == len(description) or len(data.rstrip()) > 480
+    lock.close()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xff", b'{"pid":3}', b"[" * 512])
+def test_a_holder_without_a_name(lock_path: str, text: bytes):
+    """Whatever is in the file, the timeout is what is reported."""
+    first, second = WriterLock(lock_path), WriterLock(lock_path)
+    first.acquire(0, description="")
+    Path(lock_path).write_bytes(text)
+    with pytest.raises(StoreLockedError, match="has not left its name"):
+        second.acquire(0, description="")
+    first.close()
+
+
+def test_a_full_disk_does_not_cost_the_lock(lock_path: str, monkeypatch: pytest.MonkeyPatch):
+    """The name is only for messages."""
+
+    def full(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    lock = WriterLock(lock_path)
+    monkeypatch.setattr(os, "pwrite", full)
+    lock.acquire(0, description="")
+    assert lock.held
+    lock.close()
+
+
+def test_a_removed_lock_file_is_made_again(lock_path: str):
+    """Somebody tidied up: two writers must not hold locks on two files."""
+    first, second = WriterLock(lock_path), WriterLock(lock_path)
+    first.acquire(0, description="")
+    first.release()
+    os.unlink(lock_path)
+    second.acquire(0, description="")
+    with pytest.raises(StoreLockedError):
+        first.acquire(0.01, description="")
+    second.close()
+    first.acquire(0, description="")
+    first.close()
+
+
+def test_a_hundred_turns_of_four_processes(root: Path, lock_path: str):
+    """A counter that is read and written under the lock misses nothing."""
+    counter = root / "counter"
+    counter.write_text("0")
+
+    def count() -> str:
+        lock = WriterLock(lock_path)
+        for _ in range(25):
+            lock.acquire(30, description="")
+            counter.write_text(str(int(counter.read_text()) + 1))
+            lock.release()
+        return "done"
+
+    with forked(count) as a, forked(count) as b, forked(count) as c:
+        assert count() == "done"
+        assert [a[0], b[0], c[0]] == ["done"] * 3
+    assert counter.read_text() == "100"
+
+
+# ---- forked children (PROTOCOL-REVIEW 23)
+
+
+def test_a_child_that_closes_does_not_drop_the_parents_locks(root: Path, lock_path: str):
+    """An unlock in the child would: the descriptors are one description."""
+    mine, lock = attached(root), WriterLock(lock_path)
+    lock.acquire(0, description="")
+
+    def leave() -> str:
+        answer = f"{lock.held} {mine.attached}"
+        lock.release()
+        lock.close()
+        mine.detach()
+        return answer
+
+    with forked(leave) as (answer, _):
+        assert answer == "False False"
+        assert not java_can_lock(root)
+        with pytest.raises(StoreLockedError):
+            WriterLock(lock_path).acquire(0, description="")
+    assert not java_can_lock(root)
+    with pytest.raises(StoreLockedError):
+        WriterLock(lock_path).acquire(0, description="")
+    assert lock.held
+    assert mine.intact()
+    lock.close()
+    mine.detach()
+
+
+def test_a_child_cannot_use_the_parents_locks(root: Path, lock_path: str):
+    """What the parent cached is not the child's: it opens the store itself."""
+    mine, lock = attached(root), WriterLock(lock_path)
+    lock.acquire(0, description="")
+    lock.release()
+    with forked(lambda: lock.acquire(0, description="") or "acquired") as (answer, _):
+        assert answer.startswith("StoreClosedError")
+    with forked(lambda: str(mine.alone())) as (answer, _):
+        assert answer.startswith("StoreClosedError")
+    lock.acquire(0, description="")
+    lock.close()
+    mine.detach()
+
+
+def test_a_child_may_open_locks_of_its_own(lock_path: str):
+    """New objects work after a fork, and wait for the parent like any other process."""
+    lock = WriterLock(lock_path)
+    lock.acquire(0, description="")
+
+    def wait() -> str:
+        own = WriterLock(lock_path)
+        own.acquire(20, description="")
+        return str(own.held)
+
+    timer = threading.Timer(0.1, lock.release)
+    timer.start()
+    with forked(wait) as (answer, _):
+        assert answer == "True"
+    timer.join()
+
+
+def test_a_dead_parents_locks_do_not_live_on_in_its_child(root: Path, lock_path: str):
+    """A writer forks a helper and is killed: neither Java nor the next writer waits for the helper."""
+    helper = root / "helper"
+
+    def hold_and_fork() -> str:
+        mine, lock = attached(root), WriterLock(lock_path)
+        lock.acquire(0, description="")
+        globals()["kept"] = (mine, lock)
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(30)
+            os._exit(0)
+        helper.write_text(str(pid))
+        return "held"
+
+    with forked(hold_and_fork) as (answer, pid):
+        assert answer == "held"
+        os.kill(pid, 9)
+    try:
+        os.kill(int(helper.read_text()), 0)  # it lives
+        lock = WriterLock(lock_path)
+        lock.acquire(20, description="")
+        lock.close()
+        assert java_can_lock(root)
+    finally:
+        os.kill(int(helper.read_text()), 9)
+
+
+def test_a_started_program_does_not_inherit_the_locks(root: Path, lock_path: str):
+    """subprocess and exec: descriptors close on exec."""
+    mine, lock = attached(root), WriterLock(lock_path)
+    lock.acquire(0, description="")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as program:
+        lock.close()
+        mine.detach()
+        WriterLock(lock_path).acquire(0, description="")
+        assert java_can_lock(root)
+        assert program.stdin is not None
+        program.stdin.close()
+        program.wait()

@@ -1,0 +1,174 @@
+"""House rules that a machine can check: what may be in a tracked file, and how large things may grow."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = (ROOT / "store" / "messagestore", ROOT / "connector" / "pyspark_messagestore")
+MODULE_LINES = 550
+FUNCTION_LINES = 80
+
+# Put together from pieces, so that this file does not contain what it looks for.
+REGISTRY = re.compile(
+    r"(py" r"pi|python" r"hosted|ana" r"conda|npm" r"js|repo1\.ma" r"ven|repo\.ma" r"ven\.apache)\.(org|com|io)",
+    re.IGNORECASE,
+)
+MACHINE_PATH = re.compile(r"(?<![\w.>}*-])/(?:work|root|home|Users)/[\w.]")
+
+
+def tracked_files() -> list[Path]:
+    """What git tracks or would track; in a copy without git, everything that is not hidden (and `.ci`)."""
+    listed = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        names = [name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        found = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        names = [str(path) for path in found if not any(part[0] == "." and part != ".ci" for part in path.parts)]
+    return [path for path in (ROOT / name for name in names) if path.is_file() and path.suffix != ".pyc"]
+
+
+def modules() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in package.rglob("*.py"))
+
+
+def functions(path: Path) -> list[tuple[str, int]]:
+    """Name and lines of each function, without its docstring."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.lineno + 1
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and first.end_lineno is not None:
+                lines -= first.end_lineno - first.lineno + 1
+            found.append((f"{path.name}:{node.lineno} {node.name}", lines))
+    return found
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, str]:
+    """Every tracked text file; golden files and other bytes are not text."""
+    found = {}
+    for path in tracked_files():
+        try:
+            found[str(path.relative_to(ROOT))] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+# ---- what may be in a file
+
+
+def test_the_files_are_found(texts: dict[str, str]) -> None:
+    """The guard of the tests below: they look at something."""
+    assert {"pyproject.toml", "README.md", ".ci/run", "tests/test_house.py", "store/messagestore/layout.py"} <= set(
+        texts
+    )
+
+
+@pytest.mark.parametrize("pattern", [REGISTRY, MACHINE_PATH], ids=["registry host", "machine path"])
+def test_no_file_says_where_it_was_made(texts: dict[str, str], pattern: re.Pattern[str]) -> None:
+    """Where packages come from, and where a checkout lies, is the machine's business."""
+    hits = [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert hits == []
+
+
+def test_the_patterns_bite() -> None:
+    """A pattern that never matches would let everything through."""
+    assert REGISTRY.search("https://files.python" + "hosted.org/x.whl")
+    assert REGISTRY.search("index-url = https://py" + "pi.org/simple")
+    assert MACHINE_PATH.search("see /wo" + "rk/main/x")
+    assert MACHINE_PATH.search('"/ro' + 'ot/.cache"')
+    assert not MACHINE_PATH.search("<root>/root/x and ${user.home}/store and /data/store")
+
+
+def test_every_text_ends_with_one_newline(texts: dict[str, str]) -> None:
+    wrong = [name for name, text in texts.items() if text and (not text.endswith("\n") or text.endswith("\n\n"))]
+    assert wrong == []
+
+
+# ---- how large things may grow
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_modules_and_functions_stay_small(path: Path) -> None:
+    """A module that outgrows this is split, or loses something, in the same change."""
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= MODULE_LINES, f"{path.name} has {lines} lines"
+    assert [(name, size) for name, size in functions(path) if size > FUNCTION_LINES] == []
+
+
+# ---- settings and versions
+
+
+def test_store_properties_is_the_defaults() -> None:
+    """`conf/store.properties` names every setting once, with the value it has anyway."""
+    from messagestore.config import StoreConfig, java_key
+
+    path = ROOT / "conf" / "store.properties"
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    keys = [line.partition("=")[0] for line in lines]
+    assert sorted(keys) == sorted(java_key(field.name) for field in fields(StoreConfig))
+    assert StoreConfig.load(path) == StoreConfig()
+
+
+def test_the_version_is_one(project: dict) -> None:
+    """The package says what the distribution says."""
+    import pyspark_messagestore
+
+    assert pyspark_messagestore.__version__ == project["version"]
+
+
+def test_every_requirement_is_pinned(project: dict) -> None:
+    """`make setup` gives everybody the same versions."""
+    asked = [*project["dependencies"], *(item for extra in project["optional-dependencies"].values() for item in extra)]
+    names = {re.match(r"[\w.-]+", item)[0].lower() for item in asked} - {project["name"]}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+(==[\w.]+|<\d+)", pin) for pin in pins)
+    assert names <= {re.split("[=<]", pin)[0].lower() for pin in pins}
+
+
+def test_importing_the_connector_imports_nothing_heavy() -> None:
+    """Spark imports every `pyspark_*` package in each of its processes, whether or not the job uses it."""
+    heavy = "{'numpy', 'pyarrow', 'pyspark', 'typer', 'rich', 'messagestore'}"
+    code = f"import sys, pyspark_messagestore; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- what the documents promise
+
+
+def test_documented_verbs_exist(texts: dict[str, str]) -> None:
+    """`make <verb>` in a document, or in CI, is a verb of the Makefile that does something."""
+    targets = set(re.findall(r"^([a-z]+):", texts["Makefile"], re.MULTILINE))
+    documents = "\n".join(text for name, text in texts.items() if name.endswith(".md"))
+    used = set(re.findall(r"(?:^|`|&& )make ([a-z]+)\b", documents, re.MULTILINE))
+    used |= set(re.findall(r"^(?:step|make --no-print-directory) ([a-z]+)\b", texts[".ci/run"], re.MULTILINE))
+    assert used <= targets
+    assert {"setup", "test", "lint", "typecheck", "bench", "docs"} <= targets
