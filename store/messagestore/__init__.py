@@ -1,10 +1,10 @@
 """A RocketMQ-format message store for Python: durable, replayable, and the same files a Java broker uses.
 
-    from messagestore import Message, MessageStore
+from messagestore import Message, MessageStore
 
-    with MessageStore.open("/data/store") as store:
-        store.put_message(Message("flights", b"...", keys=["N14228"], tags="UA"))
-        print(store.get_message("flights", 0, queue_offset=0).messages)
+with MessageStore.open("/data/store") as store:
+    store.put_message(Message("flights", b"...", keys=["N14228"], tags="UA"))
+    print(store.get_message("flights", 0, queue_offset=0).messages)
 """
 
 from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig

@@ -91,6 +91,8 @@ def ranges_of(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], ND
 
 def valid_of(array: pa.Array) -> NDArray[np.bool_]:
     """True where a value is not null: bool[n]."""
+    if isinstance(array, pa.DictionaryArray) and array.dictionary.null_count:
+        array = array.dictionary_decode()
     if not array.null_count:
         return np.ones(len(array), np.bool_)
     valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -35,7 +36,9 @@ _stores_mutex = threading.Lock()
 _BRIEFLY_S = 1.0
 
 
-def attached_store(root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None) -> AttachedStore:
+def attached_store(
+    root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None
+) -> AttachedStore:
     """The store of this process at a root; made at the first call. Nothing is locked or read yet."""
     path = os.path.realpath(os.fspath(root))
     with _stores_mutex:
@@ -121,13 +124,23 @@ class AttachedStore:
         if self._attachment is not None and not self._attachment.intact():
             self._drop()
         if self._attachment is None:
-            make_folders(self.disk, self.paths)
-            self._attachment = attach(self.paths.root, self.disk)
+            try:
+                make_folders(self.disk, self.paths)
+                self._attachment = attach(self.paths.root, self.disk)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    error.add_note(
+                        f"{self.paths.root}: a writer needs to create files there; make the folder writable for this user, or "
+                        "open the store read-only"
+                    )
+                raise
         try:
             if self._lock is None:
                 self._lock = WriterLock(self.paths.writer_lock)
             if not self._lock.held:
-                self._lock.acquire(self.config.lock_timeout_s if timeout_s is None else timeout_s, description=description)
+                self._lock.acquire(
+                    self.config.lock_timeout_s if timeout_s is None else timeout_s, description=description
+                )
                 if self.writer is None or not catch_up(self.writer):
                     self._recover()
             assert self.writer is not None

@@ -117,7 +117,10 @@ class BatchJournal:
             journal = cls(covered=int(fields["covered"]))
             for app_id, rows in fields["apps"].items():
                 journal.apps[app_id] = OrderedDict(
-                    (int(v), JournalEntry(int(v), str(source), query_id, int(at), int(end), int(count), int(digest, 16)))
+                    (
+                        int(v),
+                        JournalEntry(int(v), str(source), query_id, int(at), int(end), int(count), int(digest, 16)),
+                    )
                     for v, source, query_id, at, end, count, digest in rows
                 )
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -136,7 +136,9 @@ def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
     return len(body(widest))
 
 
-def encode(batch: BatchRecord, body_size: int, config: StoreConfig, store_host: bytes, store_timestamp_ms: int) -> bytearray:
+def encode(
+    batch: BatchRecord, body_size: int, config: StoreConfig, store_host: bytes, store_timestamp_ms: int
+) -> bytearray:
     """The whole record, stamped, `__CRC32#` included."""
     message = Message(BATCH_TOPIC, body(batch, body_size), keys=(batch.app_id,), born_timestamp_ms=store_timestamp_ms)
     data = record.encode_message(message, queue_id=0, store_host=store_host, limits=config, property_crc=True)

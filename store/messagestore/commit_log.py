@@ -90,11 +90,15 @@ class CommitLog:
         Reserve a segment's blocks when it is made.
     """
 
-    def __init__(self, directory: str, segment_size: int, pool: FilePool, staging: str, *, preallocate: bool = False) -> None:
+    def __init__(
+        self, directory: str, segment_size: int, pool: FilePool, staging: str, *, preallocate: bool = False
+    ) -> None:
         self.files = MappedFileQueue(directory, segment_size, pool, staging)
         self.disk = pool.disk
         self.preallocate = preallocate
-        self._written: dict[int, File] = {}  # kept open from the first write to the last sync: an error is reported there
+        self._written: dict[
+            int, File
+        ] = {}  # kept open from the first write to the last sync: an error is reported there
         self._created = False
 
     def load(self) -> None:
@@ -204,7 +208,11 @@ class CommitLog:
                 self.scan_end = stop
                 break
             elif not stop.position:
-                if len(data) < wanted or len(data) == self.left(position) or (end is not None and position + wanted >= end):
+                if (
+                    len(data) < wanted
+                    or len(data) == self.left(position)
+                    or (end is not None and position + wanted >= end)
+                ):
                     self.scan_end = ScanEnd("size", 0, "a record within the segment", "one that passes its end")
                     break
                 size = 2 * len(data)  # a record larger than what was read
@@ -240,7 +248,11 @@ class CommitLog:
         self._created = False
         last = self.segment_of(max(start, end - 1))
         segments = range(self.segment_of(max(start, self.min_offset)), last + 1, self.segment_size)
-        files = [self._written.get(s) or self.files.file(s, writable=True) for s in segments if self.files.holding(s) is not None]
+        files = [
+            self._written.get(s) or self.files.file(s, writable=True)
+            for s in segments
+            if self.files.holding(s) is not None
+        ]
         return SyncPlan(self.disk, folders, files)
 
     def sync(self, start: int, end: int) -> None:

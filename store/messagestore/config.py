@@ -33,7 +33,9 @@ def duration_s(key: str, value: object) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", str(value))
     if match is None:
-        raise ConfigError(f"{key}: found {value!r}; allowed is a duration such as 500ms, 30s, 2m, 1h", key=key, value=value)
+        raise ConfigError(
+            f"{key}: found {value!r}; allowed is a duration such as 500ms, 30s, 2m, 1h", key=key, value=value
+        )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 

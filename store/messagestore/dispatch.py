@@ -13,17 +13,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore import javahash, record_columns
+from messagestore import javahash, record, record_columns
 from messagestore.commit_log import Scanned
-from messagestore.consume_queue import QueueFileReplaced
+from messagestore.consume_queue import UNIT_DTYPE, QueueFileReplaced
 from messagestore.layout import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
+from messagestore.message import SCHEDULE_TOPIC
 from messagestore.store_files import StoreFiles
 
-UNIT_DTYPE = np.dtype([("physical_offset", "i8"), ("size", "i4"), ("tags_code", "i8")])
+_DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""RocketMQ's messageDelayLevel, levels 1 to 18."""
 
 
 @dataclass
@@ -108,7 +110,10 @@ class Dispatcher:
         for run in log.scan(log.min_offset, end, verify_body_crc=False):
             request = request_of(run)
             keep = np.repeat(
-                [t == topic and q == queue_id for t, q in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)],
+                [
+                    t == topic and q == queue_id
+                    for t, q in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)
+                ],
                 request.run_counts,
             )
             if keep.any():
@@ -130,7 +135,11 @@ def request_of(run: Scanned) -> DispatchRequest:
     if unqueued.any():  # half messages of old brokers get no unit; only such logs pay for the copy
         starts, heads = starts[~unqueued], heads[~unqueued]
     columns = record_columns.decode(
-        run.data, starts, heads["total_size"].astype(np.int32), ("topic", "tags", "keys", "unique_key"), verify_body_crc=False
+        run.data,
+        starts,
+        heads["total_size"].astype(np.int32),
+        ("topic", "tags", "keys", "unique_key"),
+        verify_body_crc=False,
     )
     topics = columns.column("topic").dictionary_encode()
     codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -139,6 +148,10 @@ def request_of(run: Scanned) -> DispatchRequest:
     run_starts = np.concatenate([[0], changes]) if len(starts) else np.empty(0, np.int64)
     names = topics.dictionary.to_pylist()
     key_hashes, key_counts = _key_hashes(topics, columns.column("keys"), columns.column("unique_key"))
+    tags_codes = javahash.java_hashes(columns.column("tags")).astype(np.int64)
+    if SCHEDULE_TOPIC in names:
+        rows = np.flatnonzero(codes == names.index(SCHEDULE_TOPIC))
+        tags_codes[rows] = _deliver_times(run, starts[rows], tags_codes[rows])
     return DispatchRequest(
         run_topics=[names[codes[i]] for i in run_starts],
         run_queue_ids=queue_ids[run_starts].astype(np.int32),
@@ -146,11 +159,24 @@ def request_of(run: Scanned) -> DispatchRequest:
         queue_offsets=heads["queue_offset"].astype(np.int64),
         physical_offsets=run.physical_offset + starts,
         sizes=heads["total_size"].astype(np.int32),
-        tags_codes=javahash.java_hashes(columns.column("tags")).astype(np.int64),
+        tags_codes=tags_codes,
         store_timestamps_ms=heads["store_timestamp_ms"].astype(np.int64),
         key_hashes=key_hashes,
         key_counts=key_counts,
     )
+
+
+def _deliver_times(run: Scanned, starts: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tags codes of delayed messages: the time they are due. One by one: only a broker's own topic has them."""
+    times = tags_codes.copy()
+    for i, start in enumerate(starts.tolist()):
+        message = record.decode_message(run.data, start, verify=False)
+        level = message.system_properties.get("DELAY", "0")
+        number = int(level) if level.isascii() and level.isdigit() else 0
+        if number > 0:
+            delay_s = _DELAY_LEVELS_S[number - 1] if number <= len(_DELAY_LEVELS_S) else 1
+            times[i] = message.store_timestamp_ms + 1000 * delay_s
+    return times
 
 
 def _key_hashes(
@@ -166,5 +192,7 @@ def _key_hashes(
     hashes = javahash.java_hashes(texts)
     prefixes = javahash.java_hashes(pa.array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
     codes = topics.indices.to_numpy(zero_copy_only=False)
-    full = javahash.hash_after(prefixes[codes[rows]] if n else np.empty(0, np.int32), hashes, javahash.utf16_lengths(texts))
+    full = javahash.hash_after(
+        prefixes[codes[rows]] if n else np.empty(0, np.int32), hashes, javahash.utf16_lengths(texts)
+    )
     return javahash.index_hashes(full)[order], (counts + unique).astype(np.int32)

@@ -87,7 +87,8 @@ class FlushService:
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._stopped or self._dispatch_wanted or self._requested > self._flushed, timeout=interval_s
+                    lambda: self._stopped or self._dispatch_wanted or self._requested > self._flushed,
+                    timeout=interval_s,
                 )
                 if self._stopped:
                     return

@@ -53,7 +53,9 @@ class Layout:
         position = 0
         for field in self.fields:
             if field.offset != position:
-                raise ValueError(f"{name}.{field.name}: offset {field.offset}, but the field before it ends at {position}")
+                raise ValueError(
+                    f"{name}.{field.name}: offset {field.offset}, but the field before it ends at {position}"
+                )
             position += field.size
         if position != size:
             raise ValueError(f"{name}: fields end at {position}, but the size is {size}")
@@ -61,9 +63,7 @@ class Layout:
     @cached_property
     def dtype(self) -> np.dtype[Any]:
         """Structured dtype, big-endian, `itemsize == size`."""
-        return np.dtype(
-            [(f.name, f.type.replace("S", "V") if f.type[0] == "S" else ">" + f.type) for f in self.fields]
-        )
+        return np.dtype([(f.name, f.type.replace("S", "V") if f.type[0] == "S" else ">" + f.type) for f in self.fields])
 
     def offset(self, name: str) -> int:
         """Position of a field, in bytes from the structure's start."""
@@ -96,8 +96,13 @@ RECORD_HEAD = Layout(
         (68, "store_port", "i4", "STOREHOST: port"),
         (72, "reconsume_times", "i4", "RECONSUMETIMES"),
         (76, "prepared_transaction_offset", "i8", "PREPARED_TRANSACTION_OFFSET"),
-        (84, "body_size", "i4", "BODYLEN; the body follows, then TOPICLEN (1 byte in V1, 2 in V2), the topic, "
-                                "PROPLEN (2 bytes) and the properties"),
+        (
+            84,
+            "body_size",
+            "i4",
+            "BODYLEN; the body follows, then TOPICLEN (1 byte in V1, 2 in V2), the topic, "
+            "PROPLEN (2 bytes) and the properties",
+        ),
     ],
 )
 IPV6_EXTRA_SIZE = 12

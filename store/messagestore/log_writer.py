@@ -114,7 +114,9 @@ class LogWriter:
         """Stop all writing; say so in `state` as far as that works; the error to raise."""
         self.poison_reason = self.poison_reason or reason
         if not self.state.poisoned:
-            with contextlib.suppress(OSError):  # the disk is failing; what is in flight makes the next writer recover as well
+            with contextlib.suppress(
+                OSError
+            ):  # the disk is failing; what is in flight makes the next writer recover as well
                 self.write_state(flags=self.state.flags | STATE_POISONED)
         try:
             self.check_usable()
@@ -128,7 +130,11 @@ class LogWriter:
 
     def _changed_state(self, changes: dict[str, int]) -> State:
         return replace(
-            self.state, counter=self.state.counter + 1, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes  # type: ignore[arg-type]
+            self.state,
+            counter=self.state.counter + 1,
+            boot_hash=boot_hash(),
+            writer_pid=os.getpid(),
+            **changes,  # type: ignore[arg-type]
         )
 
     # ---- appending
@@ -140,7 +146,9 @@ class LogWriter:
         """
         files = self.files
         if not files.abort_is_ours:
-            files.disk.replace(files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort"))
+            files.disk.replace(
+                files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
+            )
 
     def begin(self, physical_offset: int, flush_disk_type: str) -> None:
         """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be unfinished."""
@@ -148,7 +156,9 @@ class LogWriter:
         if flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous:
             # Must be on the disk before the first ASYNC byte: without it a ConsumeQueue unit proves its record synced.
             flags = (self.state.flags | STATE_ASYNC) & ~STATE_CLEAN
-            self.state = self.files.state_file.write_both(self._changed_state({"flags": flags, "in_flight": physical_offset}))
+            self.state = self.files.state_file.write_both(
+                self._changed_state({"flags": flags, "in_flight": physical_offset})
+            )
             self.files.state_file.sync()
         elif self.state.in_flight != physical_offset or self.state.clean:
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
@@ -194,13 +204,19 @@ class LogWriter:
         with self.mutex:
             self.check_usable()
             queue_offset = self.next_queue_offset(topic, queue_id)
-            if self.state.in_flight == NOTHING_IN_FLIGHT or (flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous):
+            if self.state.in_flight == NOTHING_IN_FLIGHT or (
+                flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
+            ):
                 self.begin(self.end.physical_offset, flush_disk_type)
             size = len(data)
             physical_offset = self.open_space(size)
             now = self.now_ms()
             record.stamp_record(
-                data, queue_offset=queue_offset, physical_offset=physical_offset, store_timestamp_ms=now, property_crc=property_crc
+                data,
+                queue_offset=queue_offset,
+                physical_offset=physical_offset,
+                store_timestamp_ms=now,
+                property_crc=property_crc,
             )
             self.write_or_undo(physical_offset, data)
             put = _Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes)
@@ -217,7 +233,9 @@ class LogWriter:
         with self.mutex:
             self.check_usable()
             queue_offset = self.next_queue_offset(topic, queue_id)
-            if self.state.in_flight == NOTHING_IN_FLIGHT or (flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous):
+            if self.state.in_flight == NOTHING_IN_FLIGHT or (
+                flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
+            ):
                 self.begin(self.end.physical_offset, flush_disk_type)
             size, count = int(chunk.starts[-1]), chunk.row_count
             physical_offset, now = self.open_space(size), self.now_ms()
@@ -273,7 +291,9 @@ class LogWriter:
     def undo(self, end: int) -> None:
         """Make everything from the log's end to `end` zero; if even that fails, poison."""
         try:
-            self.log.undo(self.end.physical_offset, max(end, self.end.physical_offset + self.log.left(self.end.physical_offset)))
+            self.log.undo(
+                self.end.physical_offset, max(end, self.end.physical_offset + self.log.left(self.end.physical_offset))
+            )
         except OSError as error:
             raise self.poison(f"an append failed and could not be undone ({error})") from error
 
@@ -344,16 +364,14 @@ class LogWriter:
         """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon."""
         try:
             self.dispatcher.dispatch(request)
-            return
-        except (OSError, StoreError) as error:
-            first_error = error
-        try:
-            if self.files.index is not None:
-                self.files.index.rewind(int(request.physical_offsets[0]))  # it may hold some of these entries
-            self.dispatcher.dispatch(request)
-        except (OSError, StoreError):
-            error = first_error
-            raise self.poison(f"records are in the log, but their queues could not be written ({error})") from error
+        except (OSError, StoreError) as first_error:
+            try:
+                if self.files.index is not None:
+                    self.files.index.rewind(int(request.physical_offsets[0]))  # it may hold some of these entries
+                self.dispatcher.dispatch(request)
+            except (OSError, StoreError):
+                reason = f"records are in the log, but their queues could not be written ({first_error})"
+                raise self.poison(reason) from first_error
 
     def finish(self) -> None:
         """Publish all that is pending; afterwards nothing is in flight."""

@@ -79,7 +79,9 @@ class Disk:
             fd = os.open(path, flags)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise NotAStoreError(f"{path}: found a link, FIFO or folder where a file must be", path=str(path)) from error
+                raise NotAStoreError(
+                    f"{path}: found a link, FIFO or folder where a file must be", path=str(path)
+                ) from error
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)

@@ -67,7 +67,9 @@ class MappedFileQueue:
             except FileNotFoundError:
                 continue  # deleted by retention just now
             if len(name) != _NAME_DIGITS or not name.isascii() or not name.isdigit():
-                raise CorruptionError(path, 0, "files named by 20 digits only", f"{name!r}", hint="Move it out of the folder.")
+                raise CorruptionError(
+                    path, 0, "files named by 20 digits only", f"{name!r}", hint="Move it out of the folder."
+                )
             if size == 0 and name == names[-1]:
                 continue  # just created by a broker, or left by one that crashed: not a file yet
             offsets.append(int(name))
@@ -80,7 +82,10 @@ class MappedFileQueue:
         for before, offset in zip(offsets, offsets[1:], strict=False):
             if offset != before + self.file_size:
                 raise CorruptionError(
-                    self.path(before + self.file_size), before + self.file_size, "this file", f"the next is {file_name(offset)}"
+                    self.path(before + self.file_size),
+                    before + self.file_size,
+                    "this file",
+                    f"the next is {file_name(offset)}",
                 )
         self.offsets = offsets
 
@@ -115,7 +120,9 @@ class MappedFileQueue:
             return b""
         return self.disk.pread(self.file(start), min(size, start + self.file_size - offset), offset - start)
 
-    def create(self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False) -> File:
+    def create(
+        self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False
+    ) -> File:
         """Make the next file, with `data` at `position` already in it, and give it its name."""
         temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
         file = self.disk.open_new(temporary, self.file_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
@@ -81,6 +81,15 @@ class MessageColumns:
     def row_count(self) -> int:
         """Messages."""
         return len(self.body)
+
+    def slice(self, start: int, count: int) -> MessageColumns:
+        """Rows `start` to `start + count` (or to the end), without copying."""
+        rows = slice(start, start + count)
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "given"}
+        return MessageColumns(
+            **{name: v if v is None or isinstance(v, str) else v[rows] for name, v in arrays.items()},
+            given={name: values[rows] for name, values in self.given.items()},
+        )
 
     @classmethod
     def from_arrow(
@@ -269,7 +278,7 @@ class ColumnTexts:
         """Index of each row's topic in `topic_names`: int64[n]; -1 for a null."""
         if isinstance(self.columns.topic, str):
             return np.zeros(self.columns.row_count, np.int64)
-        codes: NDArray[np.int64] = self._topics.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        codes: NDArray[np.int64] = self.topics.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
         return codes
 
     @cached_property
@@ -277,11 +286,12 @@ class ColumnTexts:
         """The topics; bytes that are not UTF-8 become U+FFFD, which no topic may hold."""
         if isinstance(self.columns.topic, str):
             return [self.columns.topic]
-        names = as_binary(plain(self._topics.dictionary)).to_pylist()
+        names = as_binary(plain(self.topics.dictionary)).to_pylist()
         return [str(name or b"", "utf-8", "replace") for name in names]
 
     @cached_property
-    def _topics(self) -> pa.DictionaryArray:
+    def topics(self) -> pa.DictionaryArray:
+        """The topic column, dictionary-encoded; only where there is one."""
         topic = self.columns.topic
         return topic if isinstance(topic, pa.DictionaryArray) else plain(topic).dictionary_encode()
 

@@ -142,7 +142,9 @@ class ReadOnlyStore:
         """As `get_message`, to Arrow; None where nothing is found."""
         return query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
 
-    def query_message(self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 1 << 62) -> list[MessageExt]:
+    def query_message(
+        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 1 << 62
+    ) -> list[MessageExt]:
         """Messages with a key, oldest first."""
         return query.query_message(self.view, topic, key, max_count, begin_ms, end_ms)
 
@@ -159,7 +161,12 @@ class ReadOnlyStore:
         return query.queue_offset_by_time(self.view, topic, queue_id, timestamp_ms, boundary)
 
     def read(
-        self, topic: str, queue_id: int, start: int, end: int | None = None, columns: Sequence[str] = ("queue_offset", "body")
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int | None = None,
+        columns: Sequence[str] = ("queue_offset", "body"),
     ) -> Iterator[pa.RecordBatch]:
         """Messages `start..end` of a queue as record batches; without `end` all that is visible now."""
         high = self.max_offset(topic, queue_id)
@@ -174,7 +181,9 @@ class ReadOnlyStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -275,7 +284,11 @@ class MessageStore(ReadOnlyStore):
         check_properties(message.properties)
         queue_id = self._queue_id(topic, message)
         data = record.encode_message(
-            message, queue_id=queue_id, store_host=writer.files.store_host, limits=config, property_crc=config.enabled_append_prop_crc
+            message,
+            queue_id=queue_id,
+            store_host=writer.files.store_host,
+            limits=config,
+            property_crc=config.enabled_append_prop_crc,
         )
         self._check_fits(len(data))
         put = writer.append(
@@ -329,7 +342,9 @@ class MessageStore(ReadOnlyStore):
         self._check_fits(size)
         put = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
         status = self._await_flush(put.physical_offset + size, wait=True)
-        ids = ",".join(offset_message_id(writer.files.store_host, put.physical_offset + s) for s in chunk.starts[:-1].tolist())
+        ids = ",".join(
+            offset_message_id(writer.files.store_host, put.physical_offset + s) for s in chunk.starts[:-1].tolist()
+        )
         return PutMessageResult(
             status=status,
             append_status=AppendMessageStatus.PUT_OK,
@@ -342,7 +357,9 @@ class MessageStore(ReadOnlyStore):
             queue_id=queue_id,
         )
 
-    def append_batch(self, columns: MessageColumns | Iterable[MessageColumns], request: BatchRequest | None = None) -> BatchResult:
+    def append_batch(
+        self, columns: MessageColumns | Iterable[MessageColumns], request: BatchRequest | None = None
+    ) -> BatchResult:
         """Append messages for any topics and queues as one batch: it is in the log once and whole, or not at all.
 
         Parameters
@@ -363,7 +380,11 @@ class MessageStore(ReadOnlyStore):
                 piece = part.slice(start, CHUNK_ROWS)
                 chunks.append(
                     record_columns.encode(
-                        piece, limits=config, store_host=writer.files.store_host, born_host=self._born_host(), first_row=row
+                        piece,
+                        limits=config,
+                        store_host=writer.files.store_host,
+                        born_host=self._born_host(),
+                        first_row=row,
                     )
                 )
                 row += piece.row_count
@@ -397,7 +418,10 @@ class MessageStore(ReadOnlyStore):
         room = self.writer.log.segment_size - BLANK.size
         if size > room:
             raise MessageIllegalError(
-                f"record: found {size} bytes; a segment has room for {room} (mappedFileSizeCommitLog)", field="body", size=size, limit=room
+                f"record: found {size} bytes; a segment has room for {room} (mappedFileSizeCommitLog)",
+                field="body",
+                size=size,
+                limit=room,
             )
 
     def _queue_id(self, topic: str, message: Message) -> int:
@@ -433,4 +457,3 @@ class MessageStore(ReadOnlyStore):
             self._view = None
         self._writer = None
         self._attached.close_session()
-

@@ -36,7 +36,9 @@ def get_status(view: StoreView, topic: str, queue_id: int, queue_offset: int) ->
     return GetMessageStatus.FOUND, queue_offset, low, high
 
 
-def get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int = _DEFAULT_COUNT) -> GetMessageResult:
+def get_message(
+    view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int = _DEFAULT_COUNT
+) -> GetMessageResult:
     """Up to `max_count` messages of a queue from `queue_offset` on, with RocketMQ's status and next offset."""
     view.refresh()
     status, next_offset, low, high = get_status(view, topic, queue_id, queue_offset)
@@ -56,7 +58,14 @@ def get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, m
 
 
 def get_batch(
-    view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int, columns: Sequence[str], *, verify_body_crc: bool = True
+    view: StoreView,
+    topic: str,
+    queue_id: int,
+    queue_offset: int,
+    max_count: int,
+    columns: Sequence[str],
+    *,
+    verify_body_crc: bool = True,
 ) -> pa.RecordBatch | None:
     """As `get_message`, as one record batch; None where the status is not FOUND."""
     view.refresh()
@@ -64,7 +73,12 @@ def get_batch(
     if status is not GetMessageStatus.FOUND:
         return None
     batches = view.read(
-        topic, queue_id, queue_offset, min(high, queue_offset + max(1, max_count)), columns, verify_body_crc=verify_body_crc
+        topic,
+        queue_id,
+        queue_offset,
+        min(high, queue_offset + max(1, max_count)),
+        columns,
+        verify_body_crc=verify_body_crc,
     )
     return next(batches)
 
@@ -81,14 +95,18 @@ def message_at(view: StoreView, physical_offset: int, size: int | None = None) -
     path = log.files.path(log.segment_of(physical_offset))
     data = log.record_bytes(physical_offset) if size is None else log.exact(physical_offset, size)
     if data is None:
-        raise CorruptionError(path, physical_offset, "a record", "none", hint="Give the physical offset of a record's first byte.")
+        raise CorruptionError(
+            path, physical_offset, "a record", "none", hint="Give the physical offset of a record's first byte."
+        )
     return record.decode_message(data, path=path, physical_offset=physical_offset)
 
 
 def look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
     """The message at a physical offset; None when no visible record begins there."""
     visible = view.refresh()
-    if physical_offset < view.files.commit_log.min_offset or (visible.end is not None and physical_offset >= visible.end):
+    if physical_offset < view.files.commit_log.min_offset or (
+        visible.end is not None and physical_offset >= visible.end
+    ):
         return None
     data = view.files.commit_log.record_bytes(physical_offset)
     if data is None:

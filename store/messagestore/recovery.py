@@ -116,7 +116,9 @@ class _Recovery:
         self.report.end = walk.end.physical_offset
         self.report.record_count = walk.record_count
         self.report.stop = walk.stop.reason
-        self.report.notes += [f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in walk.restarted]
+        self.report.notes += [
+            f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in walk.restarted
+        ]
         return writer, self.report
 
     # ---- what was there before
@@ -126,7 +128,12 @@ class _Recovery:
         state = self.state
         if self.abort is not None or state is None:
             return None
-        if not state.clean or state.poisoned or state.in_flight != NOTHING_IN_FLIGHT or state.visible_end != state.clean_end:
+        if (
+            not state.clean
+            or state.poisoned
+            or state.in_flight != NOTHING_IN_FLIGHT
+            or state.visible_end != state.clean_end
+        ):
             return None
         end = self._anchored(state)
         if end is None or any(self.log.read(state.clean_end, 8)):
@@ -156,7 +163,10 @@ class _Recovery:
                         raise CorruptionError(path, 0, "CommitLog segments", f"none, but {topic}/{queue_id} has units")
         if self.state is not None and self.state.clean_end > max(self.log.files.max_offset, 0):
             raise CorruptionError(
-                path, self.log.files.max_offset, f"segments up to {self.state.clean_end}", f"none from {self.log.files.max_offset} on"
+                path,
+                self.log.files.max_offset,
+                f"segments up to {self.state.clean_end}",
+                f"none from {self.log.files.max_offset} on",
             )
 
     # ---- the walk
@@ -259,7 +269,10 @@ class _Recovery:
         if not count:
             return
         unit = queue.read(count - 1, 1)[0]
-        if int(unit["physical_offset"]) + int(unit["size"]) > end and int(unit["physical_offset"]) >= self.log.min_offset:
+        if (
+            int(unit["physical_offset"]) + int(unit["size"]) > end
+            and int(unit["physical_offset"]) >= self.log.min_offset
+        ):
             raise CorruptionError(
                 path,
                 end,
@@ -378,10 +391,13 @@ class _Recovery:
             files.state_file.write(state)
         writer = LogWriter(files, state, end, journal)
         journal.check(
-            lambda app_id, entry: batch_is_there(writer, app_id, entry), above=min(self.report.start, end.physical_offset)
+            lambda app_id, entry: batch_is_there(writer, app_id, entry),
+            above=min(self.report.start, end.physical_offset),
         )
         for app_id, version in journal.dropped:
-            self.report.notes.append(f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal")
+            self.report.notes.append(
+                f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal"
+            )
         if end.physical_offset or self.abort is not None:
             writer.move_clean(closing=self.abort is None)
         if self.abort is not None:
@@ -453,7 +469,11 @@ def _follow(writer: LogWriter, end: LogEnd, visible_end: int) -> LogEnd | None:
             position += log.left(position)
             continue
         size, timestamp_ms = int(head["total_size"]), int(head["store_timestamp_ms"])
-        batch = read_batch(log, position) if log.read(position + RECORD_HEAD.size, 24)[:16].startswith(b'{"messagestore"') else None
+        batch = (
+            read_batch(log, position)
+            if log.read(position + RECORD_HEAD.size, 24)[:16].startswith(b'{"messagestore"')
+            else None
+        )
         end = LogEnd(position + size, position, size, timestamp_ms)
         position += size
         if batch is not None and batch.end > position:

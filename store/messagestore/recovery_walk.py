@@ -135,7 +135,11 @@ class Walker:
                 at = row + int(bad)
                 if not self._unit_points_to(key, int(offsets[at]), int(request.physical_offsets[at])):
                     self.walk.next_offsets[key] = int(offsets[at - 1]) + 1 if bad else expected
-                    what = "an earlier store time" if earlier[at] else f"queue offset {int(offsets[at])} of {topic}/{queue_id}"
+                    what = (
+                        "an earlier store time"
+                        if earlier[at]
+                        else f"queue offset {int(offsets[at])} of {topic}/{queue_id}"
+                    )
                     self.walk.stop = ScanEnd("stale", 0, "the record that follows", what)
                     return at
                 if not earlier[at]:
@@ -171,7 +175,9 @@ class Walker:
                 if not self._batch_holds(int(request.physical_offsets[row])):
                     self.walk.in_batch = True
                     self.walk.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
-                    self.walk.next_offsets = {k: min(v, self._next_below(k, v, run, request, row)) for k, v in self.walk.next_offsets.items()}
+                    self.walk.next_offsets = {
+                        k: min(v, self._next_below(k, v, run, request, row)) for k, v in self.walk.next_offsets.items()
+                    }
                     return row
         return count
 
@@ -200,7 +206,10 @@ class Walker:
             raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
         if batch.store_id != self.files.store_id:
             raise CorruptionError(
-                path, physical_offset, f"a BATCH record of store {self.files.store_id}", f"one of store {batch.store_id} (a copied segment?)"
+                path,
+                physical_offset,
+                f"a BATCH record of store {self.files.store_id}",
+                f"one of store {batch.store_id} (a copied segment?)",
             )
         bad = bad_chunk(self.files, batch)
         if bad is None:
@@ -208,7 +217,10 @@ class Walker:
             return True
         if batch.flush_disk_type == SYNC_FLUSH:
             raise ChecksumError(
-                self.log.files.path(self.log.segment_of(bad)), bad, f"the data of the batch at {physical_offset} (CRC-32)", "other bytes"
+                self.log.files.path(self.log.segment_of(bad)),
+                bad,
+                f"the data of the batch at {physical_offset} (CRC-32)",
+                "other bytes",
             )
         return False
 
@@ -219,7 +231,9 @@ class Walker:
         data = self.log.read(physical_offset, RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(batch_record.BODY_BEGIN))
         if batch_record.BODY_BEGIN in data:
             path = self.log.files.path(self.log.segment_of(physical_offset))
-            raise ChecksumError(path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found)
+            raise ChecksumError(
+                path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found
+            )
 
 
 def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:

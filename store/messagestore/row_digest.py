@@ -48,6 +48,8 @@ def hashes_of(texts: ColumnTexts, body_crcs: NDArray[np.uint32]) -> NDArray[np.u
     columns, given = texts.columns, texts.columns.given
     mixed = np.zeros(columns.row_count, np.uint32)
     topic = given.get("topic", None if isinstance(columns.topic, str) else columns.topic)
+    if topic is columns.topic and topic is not None:
+        topic = texts.topics
     if topic is not None:
         _mix(mixed, TOPIC, javahash.java_hashes(topic), valid_of(topic))
     if texts.keys is not None:

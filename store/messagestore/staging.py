@@ -123,7 +123,11 @@ class StagingWriter:
     def write(self, chunk: EncodedRecords) -> None:
         """Append one chunk."""
         n = len(chunk.starts) - 1
-        arrays: list[pa.Array] = [_one_binary(chunk.data), _one_list(chunk.starts, pa.int64()), _list_of(chunk.run_topics)]
+        arrays: list[pa.Array] = [
+            _one_binary(chunk.data),
+            _one_list(chunk.starts, pa.int64()),
+            _list_of(chunk.run_topics),
+        ]
         arrays += [_one_list(chunk.run_queue_ids, pa.int32()), _one_list(chunk.run_counts, pa.int32())]
         arrays += [_one_list(chunk.tags_codes, pa.int64()), _one_list(chunk.key_hashes, pa.int32())]
         arrays += [_one_list(chunk.key_counts, pa.int32())]
@@ -142,7 +146,9 @@ class StagingWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if not self._finished:
             self._file.close()
             remove([self.path], self.disk)
@@ -179,7 +185,9 @@ class StagedChunks:
             with pa.OSFile(staged.path) as source:
                 reader = pa.ipc.open_file(source)
                 if (reader.schema.metadata or {}).get(b"format") != FORMAT.encode():
-                    raise CorruptionError(staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry.")
+                    raise CorruptionError(
+                        staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry."
+                    )
                 self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
 
     def __len__(self) -> int:
@@ -227,7 +235,11 @@ def _check(disk: Disk, staged: StagedFile) -> None:
         file = disk.open(staged.path)
     except FileNotFoundError:
         raise CorruptionError(
-            staged.path, 0, f"a staging file of {staged.size} bytes", "no file", hint="Tasks and driver must see the same stagingDir."
+            staged.path,
+            0,
+            f"a staging file of {staged.size} bytes",
+            "no file",
+            hint="Tasks and driver must see the same stagingDir.",
         ) from None
     crc, size = 0, 0
     buffer = bytearray(min(_READ_SIZE, max(1, staged.size)))

@@ -106,7 +106,8 @@ class Identity:
             raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60])) from error
         if version != FORMAT_VERSION:
             raise NotAStoreError(
-                f"{path}: found format version {version}; this release knows {FORMAT_VERSION}; use a newer one", path=path
+                f"{path}: found format version {version}; this release knows {FORMAT_VERSION}; use a newer one",
+                path=path,
             )
         return identity
 
@@ -138,7 +139,9 @@ class StoreFiles:
             )
         self.config = config
         self.store_host = pack_host(
-            f"[{config.broker_ip1}]:{config.listen_port}" if ":" in config.broker_ip1 else f"{config.broker_ip1}:{config.listen_port}"
+            f"[{config.broker_ip1}]:{config.listen_port}"
+            if ":" in config.broker_ip1
+            else f"{config.broker_ip1}:{config.listen_port}"
         )
         self.pool = FilePool(disk)
         self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
@@ -276,7 +279,8 @@ def make_folders(disk: Disk, paths: Paths) -> None:
     if not looks_like_store(disk, paths) and not is_free(disk, paths):
         found = ", ".join(disk.names(paths.root)[:5])
         raise NotAStoreError(
-            f"{paths.root}: found a folder with {found} in it; a store is made in a missing or empty folder only", path=paths.root
+            f"{paths.root}: found a folder with {found} in it; a store is made in a missing or empty folder only",
+            path=paths.root,
         )
     missing = []
     path = paths.root
@@ -329,7 +333,8 @@ def refuse_foreign_forms(files: StoreFiles) -> None:
     paths, disk = files.paths, files.disk
     if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
         raise NotAStoreError(
-            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be written", path=paths.root
+            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be written",
+            path=paths.root,
         )
     folder = os.path.join(paths.root, "batchconsumequeue")
     if disk.names(folder):

@@ -117,7 +117,9 @@ class BatchRequest:
         if self.app_id is not None:
             check_app_id(self.app_id)
             if not 0 <= self.version < 1 << 63:
-                raise ConfigError(f"txnVersion: found {self.version}; allowed is 0 to {(1 << 63) - 1}", key="txnVersion")
+                raise ConfigError(
+                    f"txnVersion: found {self.version}; allowed is 0 to {(1 << 63) - 1}", key="txnVersion"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,8 @@ class _Plan:
             config = topics.get(topic)
             if config is None and not request.auto_create_topic:
                 raise MessageIllegalError(
-                    f"topic {topic!r} is not in config/topics.json and autoCreateTopic is false; create it first", field="topic"
+                    f"topic {topic!r} is not in config/topics.json and autoCreateTopic is false; create it first",
+                    field="topic",
                 )
             check_queue_id(queue_id, queue_count=config.write_queue_nums if config else request.write_queue_nums)
             if config is None:
@@ -396,7 +399,11 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         _commit(writer, plan, head, request)
         _publish(writer, plan, timestamp_ms)
         return BatchResult(
-            APPENDED, plan.batch.physical_offset, plan.batch.end, plan.row_count, plan.batch.end - plan.batch.physical_offset
+            APPENDED,
+            plan.batch.physical_offset,
+            plan.batch.end,
+            plan.row_count,
+            plan.batch.end - plan.batch.physical_offset,
         )
 
 
@@ -513,7 +520,8 @@ def _write(writer: LogWriter, plan: _Plan, request: BatchRequest) -> tuple[bytes
         crc.add(data)
         log.write(piece.physical_offset, data)
         position += end - begin
-        plan.last_record = (position - int(chunk.starts[rows.stop] - chunk.starts[rows.stop - 1]), position)
+        size = int(chunk.starts[rows.stop] - chunk.starts[rows.stop - 1])
+        plan.last_record = (position - size, size)
     if position != batch.end:
         raise AssertionError(f"planned end {batch.end}, reached {position}")
     crc.finish()
@@ -548,7 +556,9 @@ def _commit(writer: LogWriter, plan: _Plan, head: bytes, request: BatchRequest) 
         writer.sync_log(plan.batch.end, segment=start)
     replaced = writer.log.replaced(start, plan.batch.end)
     if replaced is not None:
-        raise writer.poison(f"{replaced} was deleted or replaced while it was written (a broker started on this store?)")
+        raise writer.poison(
+            f"{replaced} was deleted or replaced while it was written (a broker started on this store?)"
+        )
 
 
 def _publish(writer: LogWriter, plan: _Plan, timestamp_ms: int) -> None:

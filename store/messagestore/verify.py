@@ -25,7 +25,8 @@ from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import BatchRecord, read_batch
 from messagestore.commit_log import Scanned
 from messagestore.config import StoreConfig
-from messagestore.dispatch import UNIT_DTYPE, DispatchRequest, request_of
+from messagestore.consume_queue import UNIT_DTYPE
+from messagestore.dispatch import DispatchRequest, request_of
 from messagestore.errors import CorruptionError, StoreError
 from messagestore.layout import CHECKPOINT_SIZE
 from messagestore.mapped_file import Disk
@@ -95,7 +96,11 @@ class VerifyReport:
 
 
 def verify(
-    root: str | os.PathLike[str], config: StoreConfig | None = None, *, disk: Disk | None = None, progress: Progress | None = None
+    root: str | os.PathLike[str],
+    config: StoreConfig | None = None,
+    *,
+    disk: Disk | None = None,
+    progress: Progress | None = None,
 ) -> VerifyReport:
     """Check a whole store.
 
@@ -197,7 +202,10 @@ class _Verifier:
             if len(bad):
                 at = int(request.physical_offsets[row + int(bad[0])])
                 self.find(
-                    self._log_path(at), at, f"queue offset {int(expected[bad[0]])} of {topic}/{queue_id}", f"{int(offsets[bad[0]])}"
+                    self._log_path(at),
+                    at,
+                    f"queue offset {int(expected[bad[0]])} of {topic}/{queue_id}",
+                    f"{int(offsets[bad[0]])}",
                 )
             self.next_offsets[(topic, queue_id)] = int(offsets[-1]) + 1
             wanted = np.empty(count, UNIT_DTYPE)
@@ -249,7 +257,12 @@ class _Verifier:
         log, end = self.log, self.report.end
         stop = log.scan_end
         if limit is not None and end < limit:
-            self.find(self._log_path(end), end, f"{stop.expected or 'a record'} (visible up to {limit})", stop.found or stop.reason)
+            self.find(
+                self._log_path(end),
+                end,
+                f"{stop.expected or 'a record'} (visible up to {limit})",
+                stop.found or stop.reason,
+            )
         elif limit is not None and end > limit:
             self.find(self._log_path(limit), limit, "a record that begins there", "the middle of one")
         elif limit is None and stop.reason not in ("zero", "end", "blank"):
@@ -285,18 +298,35 @@ class _Verifier:
         self.report.batch_count += 1
         bad = bad_chunk(self.files, batch)
         if bad is not None:
-            self.find(self._log_path(bad), bad, f"the data of the batch at {batch.physical_offset} (CRC-32)", "other bytes")
+            self.find(
+                self._log_path(bad), bad, f"the data of the batch at {batch.physical_offset} (CRC-32)", "other bytes"
+            )
         if batch.store_id != self.files.store_id:
-            self.find(self._log_path(batch.physical_offset), batch.physical_offset, f"store {self.files.store_id}", batch.store_id)
+            self.find(
+                self._log_path(batch.physical_offset),
+                batch.physical_offset,
+                f"store {self.files.store_id}",
+                batch.store_id,
+            )
         rows = sum(count for runs in batch.ranges.values() for _, _, count in runs)
         if rows != batch.row_count:
-            self.find(self._log_path(batch.physical_offset), batch.physical_offset, f"{batch.row_count} rows", f"{rows} in its ranges")
+            self.find(
+                self._log_path(batch.physical_offset),
+                batch.physical_offset,
+                f"{batch.row_count} rows",
+                f"{rows} in its ranges",
+            )
         for topic, queue_id, first, count in _ranges(batch):
             units = self.files.queue(topic, queue_id).read(first, count)
             inside = (units["physical_offset"] >= batch.data_offset) & (units["physical_offset"] < batch.end)
             if len(units) < count or not inside.all():
                 at = batch.physical_offset
-                self.find(self._log_path(at), at, f"units {first} to {first + count - 1} of {topic}/{queue_id} in the batch", "others")
+                self.find(
+                    self._log_path(at),
+                    at,
+                    f"units {first} to {first + count - 1} of {topic}/{queue_id} in the batch",
+                    "others",
+                )
 
     def _check_journal(self) -> None:
         path = self.files.paths.journal
@@ -306,8 +336,17 @@ class _Verifier:
                 if entry.physical_offset < self.log.min_offset:
                     continue
                 batch = read_batch(self.log, entry.physical_offset)
-                if batch is None or (batch.app_id, batch.version, batch.digest) != (app_id, entry.version, entry.digest):
-                    self.find(path, entry.physical_offset, f"the batch of {app_id!r} version {entry.version}", "another record, or none")
+                if batch is None or (batch.app_id, batch.version, batch.digest) != (
+                    app_id,
+                    entry.version,
+                    entry.digest,
+                ):
+                    self.find(
+                        path,
+                        entry.physical_offset,
+                        f"the batch of {app_id!r} version {entry.version}",
+                        "another record, or none",
+                    )
 
     def _check_small_files(self) -> None:
         paths, disk = self.files.paths, self.files.disk
@@ -316,18 +355,28 @@ class _Verifier:
             self.find(paths.state, 0, "a valid slot", "none")
         if state is not None and self.view.visible.end is not None:
             if state.clean_end > state.visible_end:
-                self.find(paths.state, 0, "a clean end not above the visible end", f"{state.clean_end} > {state.visible_end}")
+                self.find(
+                    paths.state, 0, "a clean end not above the visible end", f"{state.clean_end} > {state.visible_end}"
+                )
             if state.anchor_size:
                 data = self.log.read(state.anchor_position, state.anchor_size)
                 if record.crc32(data) != state.anchor_crc:
-                    self.find(paths.state, 0, f"the record at {state.anchor_position} as the anchor has it", "other bytes")
+                    self.find(
+                        paths.state, 0, f"the record at {state.anchor_position} as the anchor has it", "other bytes"
+                    )
         if disk.exists(paths.checkpoint):
             size = disk.size(paths.checkpoint)
             if size != CHECKPOINT_SIZE:
                 self.find(paths.checkpoint, 0, f"{CHECKPOINT_SIZE} bytes", f"{size}")
             found = store_checkpoint.read(disk, paths.checkpoint)
-            if state is not None and self.view.visible.end is not None and found.confirm_physical_offset > state.visible_end:
-                self.find(paths.checkpoint, 32, f"an offset up to {state.visible_end}", str(found.confirm_physical_offset))
+            if (
+                state is not None
+                and self.view.visible.end is not None
+                and found.confirm_physical_offset > state.visible_end
+            ):
+                self.find(
+                    paths.checkpoint, 32, f"an offset up to {state.visible_end}", str(found.confirm_physical_offset)
+                )
 
     def _check_names(self) -> None:
         paths, disk = self.files.paths, self.files.disk

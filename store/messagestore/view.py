@@ -73,13 +73,18 @@ class StoreView:
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None, writer: LogWriter | None = None
+        self,
+        root: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        disk: Disk | None = None,
+        writer: LogWriter | None = None,
     ) -> None:
         paths = Paths(root)
         disk = disk or Disk()
         if not looks_like_store(disk, paths):
             raise NotAStoreError(
-                f"{paths.root}: found no message store (no commitlog folder); give the store's root folder", path=paths.root
+                f"{paths.root}: found no message store (no commitlog folder); give the store's root folder",
+                path=paths.root,
             )
         self.files = StoreFiles(paths, config or StoreConfig(), Identity.read(disk, paths.identity), disk)
         self.files.load()
@@ -101,7 +106,7 @@ class StoreView:
             `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what is there.
         """
         files = self.files
-        if not files.store_id:
+        if files.identity is None:
             files.identity = Identity.read(files.disk, files.paths.identity)
         if not files.abort_is_ours:
             self.visible = Visible(None, -1, 0)
@@ -109,7 +114,11 @@ class StoreView:
             state = files.state_file.read()
             if state is None:
                 raise CorruptionError(
-                    files.paths.state, 0, "a valid slot", "none", hint="Run `messagestore recover` on the store: the log has everything."
+                    files.paths.state,
+                    0,
+                    "a valid slot",
+                    "none",
+                    hint="Run `messagestore recover` on the store: the log has everything.",
                 )
             same_boot = state.boot_hash == boot_hash()
             end = state.visible_end if same_boot else state.clean_end
@@ -174,7 +183,9 @@ class StoreView:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Number of the first message of a queue whose record is still in the log (the max offset when none is)."""
-        return min(self._queue(topic, queue_id).begin(self.files.commit_log.min_offset), self.max_offset(topic, queue_id))
+        return min(
+            self._queue(topic, queue_id).begin(self.files.commit_log.min_offset), self.max_offset(topic, queue_id)
+        )
 
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         """Units `start..end` of a queue; the caller has asked `max_offset`."""
@@ -223,7 +234,13 @@ class StoreView:
             position += len(units[:count])
 
     def _decode(
-        self, topic: str, queue_id: int, queue_offset: int, units: NDArray[np.void], columns: Sequence[str], verify_body_crc: bool
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        units: NDArray[np.void],
+        columns: Sequence[str],
+        verify_body_crc: bool,
     ) -> pa.RecordBatch:
         physical_offsets = units["physical_offset"].astype(np.int64)
         sizes = units["size"].astype(np.int32)
@@ -236,11 +253,22 @@ class StoreView:
             physical_offsets=physical_offsets,
         )
         return record_columns.decode(
-            data, starts, sizes, columns, verify_body_crc=verify_body_crc, expected=expected, path=self.files.paths.commit_log
+            data,
+            starts,
+            sizes,
+            columns,
+            verify_body_crc=verify_body_crc,
+            expected=expected,
+            path=self.files.paths.commit_log,
         )
 
     def _check_units(
-        self, topic: str, queue_id: int, queue_offset: int, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32]
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int32],
     ) -> None:
         bad = np.flatnonzero((sizes <= 0) | (sizes == FILLER_UNIT_SIZE) | (physical_offsets < 0))
         if len(bad):
@@ -263,14 +291,20 @@ class StoreView:
         segment = log.segment_size
         first = log.min_offset
         gaps = physical_offsets[1:] - ends[:-1]
-        breaks = (gaps > _GAP) | (gaps < 0) | ((physical_offsets[1:] - first) // segment != (physical_offsets[:-1] - first) // segment)
+        breaks = (
+            (gaps > _GAP)
+            | (gaps < 0)
+            | ((physical_offsets[1:] - first) // segment != (physical_offsets[:-1] - first) // segment)
+        )
         span_first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
         span_last = np.append(span_first[1:], len(sizes)) - 1
         span_starts, span_ends = physical_offsets[span_first], ends[span_last]
         span_positions = np.concatenate([[0], np.cumsum(span_ends - span_starts)])
         data = np.empty(int(span_positions[-1]), np.uint8)
         view = memoryview(data)
-        for begin, end, position in zip(span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False):
+        for begin, end, position in zip(
+            span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False
+        ):
             log.read_into(view[position : position + end - begin], begin)
         spans = np.repeat(np.arange(len(span_first)), span_last - span_first + 1)
         return data, physical_offsets - span_starts[spans] + span_positions[spans]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -230,7 +230,7 @@ TestQueueModel = QueueModel.TestCase
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 5000), st.integers(0, 5100), st.sampled_from([20, 100, 2000, 20_000, 200_000]))
+@given(st.integers(1, 5000), st.integers(0, 5100), st.sampled_from([6000, 20_000, 200_000]))
 def test_the_end_is_found_from_any_hint(count: int, hint: int, file_size: int):
     """Galloping up, galloping down, in the window, across files: always the same end."""
     with tempfile.TemporaryDirectory() as folder:
@@ -390,29 +390,32 @@ def test_a_deleted_file_is_noticed_before_it_is_written(tmp_path: Path):
     assert queue.end() == 4
 
 
-def test_a_replaced_file_is_noticed(tmp_path: Path):
-    """The same name, another file: before a write, before publishing, before a sync, and after the pool forgot it."""
+@pytest.mark.parametrize("forget", [False, True])
+@pytest.mark.parametrize(
+    "call",
+    [
+        ConsumeQueue.check_files,
+        ConsumeQueue.sync,
+        lambda queue: queue.append(1, some_units(1, 1)),
+        lambda queue: queue.truncate(1),
+    ],
+)
+def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[ConsumeQueue], None], forget: bool):
+    """The same name, another file: seen before a write, publishing or a sync, and when the pool forgot the old one."""
     queue = make(tmp_path)
-    path = ""
-
-    def replace() -> None:
-        nonlocal path
-        queue.append(0, some_units(0, 3))
-        path = queue.files.path(0)
-        Path(path + "x").write_bytes(bytes(100))
-        os.rename(path + "x", path)
-
-    for call in (queue.check_files, queue.sync, lambda: queue.append(1, some_units(1, 1)), lambda: queue.truncate(1)):
-        for forget in (False, True):
-            replace()
-            if forget:
-                queue.files.pool.clear()
-            if forget and call not in (queue.check_files, queue.sync):
-                continue
-            with pytest.raises(QueueFileReplaced):
-                call()
-            os.unlink(path)
-            queue.load()
+    queue.append(0, some_units(0, 3))
+    path = Path(queue.files.path(0))
+    other = path.with_suffix(".x")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+    if forget:
+        queue.files.pool.clear()
+    with pytest.raises(QueueFileReplaced, match="rebuild the queue"):
+        call(queue)
+    queue.load()
+    queue.append(0, some_units(0, 4))
+    queue.sync()
+    assert queue.end() == 4
 
 
 def test_a_file_somebody_else_made_is_not_overwritten(tmp_path: Path):
@@ -562,11 +565,3 @@ def test_a_file_cut_short_behind_our_back_is_corruption(tmp_path: Path):
     os.truncate(queue.files.path(0), 50)
     with pytest.raises(CorruptionError, match="end of the file"):
         queue.read(0, 5)
-
-
-@pytest.fixture(autouse=True)
-def no_file_left_open() -> Iterator[None]:
-    """Pools let go of their files when they go."""
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) <= before + 2

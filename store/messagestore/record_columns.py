@@ -1,0 +1,13 @@
+"""How do Arrow columns become records, and records columns?
+
+One name for both directions: `encode` and `stamp` write (record_encode.py), `decode` reads (record_decode.py), and
+`row_hashes` tells whether a batch that comes again is the same (row_digest.py).
+"""
+
+from __future__ import annotations
+
+from messagestore.message_columns import NO_QUEUE, MessageColumns
+from messagestore.record_encode import EncodedRecords, encode, stamp
+from messagestore.row_digest import DIGEST_NAME, row_hashes
+
+__all__ = ["DIGEST_NAME", "NO_QUEUE", "EncodedRecords", "MessageColumns", "encode", "row_hashes", "stamp"]

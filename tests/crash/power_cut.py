@@ -1,0 +1,377 @@
+"""What may a power cut leave of what was done to a folder?
+
+A model of a disk: operations go in, one by one; what is safe and what is not comes out, and an `Image` for any choice
+of what survives. `crash.simdisk.RecordingDisk` feeds it.
+
+What a power cut may leave, as assumed here:
+
+- A file's bytes and size are safe once `fdatasync` of it, or `syncfs`, has returned. Of what was written since, any
+  set of 512-byte sectors may be there; a sector is as it was after one of the writes to it, in their order, and is
+  never mixed of an earlier and a later state. A hole that was punched is a write of zeros.
+- A size that a write made larger may be lost with or without the bytes: bytes behind the size are then not there, and
+  bytes that are missing below it are zero. The size given to `open_new` comes with the file: it and a later rename are
+  both in the file system's journal, which keeps their order.
+- A name (created, renamed, unlinked; a folder's, too) is safe once `fsync_dir` of its folder, or `syncfs`, has
+  returned: syncing the file alone is not enough. Of the others any set may have come to pass, but a name is as it was
+  after one of the changes to it, in their order. A rename is atomic, changes two names, and belongs to the folder it
+  renames into: it may or may not survive, and the data of a renamed file that was not synced may be zero.
+- After a sync that failed nobody knows, and a later sync that works proves nothing of what was written before the
+  failed one, until its sector is written again.
+- What was in the folder when recording began is safe. Files that do not go through the seam (locks) are not recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+SECTOR_SIZE = 512
+MODES = (
+    "strict",
+    "all",
+    "names only",
+    "data only",
+    "one file missing",
+    "one file present",
+    "one missing",
+    "one present",
+    "random",
+)
+
+T = TypeVar("T")
+
+# ---- what was done
+
+
+@dataclass(frozen=True)
+class Write:
+    inode: int
+    position: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Punch:
+    inode: int
+    position: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Sync:
+    inode: int | None  # None: everything, names as well
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Create:
+    inode: int
+    size: int
+    is_folder: bool = False
+
+
+@dataclass(frozen=True)
+class Name:
+    """In `folder`, `name` is `inode` from now on (None: is not there), and where it was before it is no more."""
+
+    folder: int
+    name: str
+    inode: int | None
+    before: tuple[int, str] | None = None
+    gone: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class SyncFolder:
+    folder: int
+
+
+Event = Write | Punch | Sync | Create | Name | SyncFolder
+
+
+@dataclass
+class FileContent:
+    """Content of one inode: what is safe, and what came since."""
+
+    size: int = 0
+    sectors: dict[int, bytes] = field(default_factory=dict)
+    pieces: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
+    """Sector -> (position in it, bytes), in order, not safe."""
+    sizes: list[int] = field(default_factory=list)
+    """Sizes it grew to, not safe."""
+    doomed: dict[int, int] = field(default_factory=dict)
+    """Sector -> how many of its pieces a failed sync left in the dark."""
+
+    @property
+    def newest_size(self) -> int:
+        return self.sizes[-1] if self.sizes else self.size
+
+    def grow(self, size: int) -> None:
+        if size > self.newest_size:
+            self.sizes.append(size)
+
+    def write(self, position: int, data: bytes) -> None:
+        done = 0
+        while done < len(data):
+            sector, within = divmod(position + done, SECTOR_SIZE)
+            piece = data[done : done + SECTOR_SIZE - within]
+            self.pieces.setdefault(sector, []).append((within, piece))
+            done += len(piece)
+        if data:
+            self.grow(position + len(data))
+
+    def punch(self, position: int, size: int) -> None:
+        end = min(position + size, self.newest_size)
+        for sector in sorted(self.sectors.keys() | self.pieces.keys()):  # all others are zero
+            start = max(position, sector * SECTOR_SIZE)
+            stop = min(end, (sector + 1) * SECTOR_SIZE)
+            if start < stop:
+                self.pieces.setdefault(sector, []).append((start - sector * SECTOR_SIZE, bytes(stop - start)))
+
+    def sync(self) -> None:
+        for sector in list(self.pieces):
+            if len(self.pieces[sector]) > self.doomed.get(sector, 0):
+                self.sectors[sector] = self.sector(sector, len(self.pieces[sector]))
+                del self.pieces[sector]
+                self.doomed.pop(sector, None)
+        self.size = self.newest_size
+        self.sizes = []
+
+    def sync_failed(self) -> None:
+        self.doomed = {sector: len(pieces) for sector, pieces in self.pieces.items()}
+
+    def sector(self, number: int, count: int) -> bytes:
+        """A sector after the first `count` of its writes that are not safe."""
+        safe = self.sectors.get(number, b"")
+        pieces = self.pieces.get(number, [])[:count]
+        if not pieces:
+            return safe
+        data = bytearray(safe.ljust(SECTOR_SIZE, b"\0"))
+        for within, piece in pieces:
+            data[within : within + len(piece)] = piece
+        return bytes(data)
+
+
+class Atom(NamedTuple):
+    """Something that a power cut may take by itself; `key` is a sector, or the number of a change of a name."""
+
+    kind: str  # "sector", "size" or "name"
+    inode: int
+    key: int
+
+
+class Replay:
+    """The disk at one moment: what is safe, and what is not."""
+
+    def __init__(self, root: int, files: Mapping[int, FileContent], folders: Mapping[int, Mapping[str, int]]) -> None:
+        self.root = root
+        self.files = {inode: FileContent(file.size, dict(file.sectors)) for inode, file in files.items()}
+        self.folders = {inode: dict(names) for inode, names in folders.items()}
+        self.changes: list[Name] = []
+
+    def advance(self, event: Event) -> None:
+        match event:
+            case Write(inode, position, data):
+                self.files[inode].write(position, data)
+            case Punch(inode, position, size):
+                self.files[inode].punch(position, size)
+            case Create(inode, size, is_folder):
+                if is_folder:
+                    self.folders[inode] = {}
+                elif inode in self.files:
+                    self.files[inode].grow(size)
+                else:
+                    self.files[inode] = FileContent(size)
+            case Name():
+                self.changes.append(event)
+            case SyncFolder(folder):
+                self._make_safe({number for number, change in enumerate(self.changes) if change.folder == folder})
+            case Sync(inode, failed):
+                for file in self.files.values() if inode is None else (self.files[inode],):
+                    file.sync_failed() if failed else file.sync()
+                if inode is None and not failed:
+                    self._make_safe(set(range(len(self.changes))))
+
+    def _make_safe(self, numbers: set[int]) -> None:
+        safe = with_earlier(self.changes, numbers)
+        for number in sorted(safe):
+            apply_change(self.folders, self.changes[number])
+        self.changes = [change for number, change in enumerate(self.changes) if number not in safe]
+
+    def atoms(self) -> dict[Atom, int]:
+        """All that is not safe, with how many writes each stands for."""
+        found = {Atom("name", -1, number): 1 for number in range(len(self.changes))}
+        for inode, file in self.files.items():
+            if file.sizes:
+                found[Atom("size", inode, 0)] = len(file.sizes)
+            found.update({Atom("sector", inode, sector): len(pieces) for sector, pieces in file.pieces.items()})
+        return found
+
+    def content(self, kept: Mapping[Atom, int]) -> Folder:
+        """The folder when only `kept` (atom -> how many of its writes) of what is not safe survives."""
+        names = {inode: dict(entries) for inode, entries in self.folders.items()}
+        survivors = {number for number in range(len(self.changes)) if kept.get(Atom("name", -1, number))}
+        for number in sorted(with_earlier(self.changes, survivors)):
+            apply_change(names, self.changes[number])
+        return self._folder(self.root, names, kept)
+
+    def _folder(self, inode: int, names: dict[int, dict[str, int]], kept: Mapping[Atom, int]) -> Folder:
+        folder: Folder = {}
+        for name, entry in names[inode].items():
+            if entry in self.folders:
+                folder[name] = self._folder(entry, names, kept)
+                continue
+            file = self.files[entry]
+            count = kept.get(Atom("size", entry, 0), 0)
+            size = file.sizes[count - 1] if count else file.size
+            sectors = dict(file.sectors)
+            for number in file.pieces:
+                sectors[number] = file.sector(number, kept.get(Atom("sector", entry, number), 0))
+            folder[name] = (size, sectors)
+        return folder
+
+
+Folder = dict[str, "tuple[int, dict[int, bytes]] | Folder"]
+
+
+def with_earlier(changes: Sequence[Name], numbers: set[int]) -> set[int]:
+    """`numbers` of changes, with all earlier ones of the same names: what a name was comes before what it is."""
+    found: set[int] = set()
+    names: set[tuple[int, str]] = set()
+    for number in range(len(changes) - 1, -1, -1):
+        change = changes[number]
+        own = {(change.folder, change.name)} | ({change.before} if change.before is not None else set())
+        if number in numbers or own & names:
+            found.add(number)
+            names |= own
+    return found
+
+
+def apply_change(folders: dict[int, dict[str, int]], change: Name) -> None:
+    entries = folders[change.folder]
+    if change.inode is None:
+        if entries.get(change.name) == change.gone:
+            del entries[change.name]
+        return
+    if change.before is not None:
+        folder, name = change.before
+        if folders[folder].get(name) == change.inode:
+            del folders[folder][name]
+    entries[change.name] = change.inode
+
+
+@dataclass(frozen=True)
+class Image:
+    """What one power cut left.
+
+    Parameters
+    ----------
+    cut : int
+        How many operations had been done.
+    label : str
+        Which of the things that were not safe survived; for messages.
+    """
+
+    cut: int
+    label: str
+    _folder: Folder = field(repr=False)
+
+    def build(self, target: str | Path) -> Path:
+        """Make the folder at `target`, which must be missing or empty."""
+        path = Path(target)
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise ValueError(f"{path}: is not empty")
+        _build(path, self._folder)
+        return path
+
+    def __str__(self) -> str:
+        return f"power cut after operation {self.cut}, {self.label}"
+
+
+def _build(path: Path, folder: Folder) -> None:
+    for name, entry in folder.items():
+        if isinstance(entry, dict):
+            (path / name).mkdir()
+            _build(path / name, entry)
+            continue
+        size, sectors = entry
+        fd = os.open(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(fd, size)
+            for position, data in _runs(sectors):
+                if position < size:
+                    os.pwrite(fd, data[: size - position], position)
+        finally:
+            os.close(fd)
+
+
+def _runs(sectors: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+    """Neighbouring sectors joined; sectors of zeros are left out."""
+    first, parts = 0, list[bytes]()
+    for number, data in sorted(sectors.items()):
+        if parts and number != first + len(parts):
+            yield first * SECTOR_SIZE, b"".join(parts)
+            parts = []
+        if data.strip(b"\0"):
+            if not parts:
+                first = number
+            parts.append(data.ljust(SECTOR_SIZE, b"\0"))
+        elif parts:
+            yield first * SECTOR_SIZE, b"".join(parts)
+            parts = []
+    if parts:
+        yield first * SECTOR_SIZE, b"".join(parts)
+
+
+# ---- what survives
+
+Choice = tuple["str | Atom | int", Mapping[Atom, int]]
+
+
+def choices(
+    mode: str, atoms: Mapping[Atom, int], chance: random.Random, limit: int, random_count: int
+) -> Iterator[Choice]:
+    """What survives, in one mode: a label, and how many writes of each atom."""
+
+    def some(of: Iterable[T]) -> list[T]:
+        found = list(of)
+        return found if len(found) <= limit else chance.sample(found, limit)
+
+    inodes = dict.fromkeys(atom.inode for atom in atoms if atom.kind != "name")
+    if mode == "strict":
+        yield "", {}
+    elif mode in ("all", "kill"):
+        yield "", atoms
+    elif mode == "names only":
+        yield "", {atom: count for atom, count in atoms.items() if atom.kind == "name"}
+    elif mode == "data only":
+        yield "", {atom: count for atom, count in atoms.items() if atom.kind != "name"}
+    elif mode == "one file missing":
+        for inode in some(inodes):
+            yield inode, {atom: count for atom, count in atoms.items() if atom.inode != inode}
+    elif mode == "one file present":  # with all names: without its own it would not be seen
+        for inode in some(inodes):
+            yield inode, {atom: count for atom, count in atoms.items() if atom.inode in (inode, -1)}
+    elif mode == "one missing":
+        for atom in some(atoms):
+            yield atom, {**atoms, atom: chance.randrange(atoms[atom])}
+    elif mode == "one present":
+        for atom in some(atoms):
+            yield atom, {atom: chance.randint(1, atoms[atom])}
+    elif mode == "random":
+        for number in range(random_count):
+            share = chance.choice((0.1, 0.5, 0.9))
+            kept = {
+                atom: chance.randint(1, count) if chance.random() < 0.5 else count
+                for atom, count in atoms.items()
+                if chance.random() < share
+            }
+            yield f"{number}, {len(kept)} of {len(atoms)}", kept
+    else:
+        raise ValueError(f"mode: found {mode!r}; allowed are {', '.join(MODES)}")
