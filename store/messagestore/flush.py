@@ -96,9 +96,16 @@ class FlushService:
                 self._round()
             except (StoreError, OSError) as error:
                 self.writer.poison(f"the flush thread failed ({error})")
-                with self._changed:
-                    self._changed.notify_all()
+                self._wake_all()
                 return
+            except BaseException as error:
+                self.writer.poison_reason = f"the flush thread died ({error!r})"
+                self._wake_all()
+                raise
+
+    def _wake_all(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _round(self) -> None:
         if self._requested > self._flushed:

@@ -69,13 +69,20 @@ def _is_zero_entry(table: IndexTable, number: int) -> bool:
 
 
 def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
-    """Whether a split entry is below, and fits to the entry before it and to its slot."""
+    """Whether a split entry is below, and fits to the header or the entry before it, and to its slot.
+
+    Half an entry can pass only where the log's offsets pass a multiple of 4 GiB between it and the one before, or in the
+    record at 0. It is then kept: a hit that leads to no record does no harm, a key that is not found does.
+    """
     entry = table.entry(number)
     key_hash, found, _, previous = entry
-    least = table.entry(number - 1)[1] if number > 1 else 0
-    if not _is_below(entry, physical_offset) or found < least or key_hash < 0 or not 0 <= previous < number:
+    if not _is_below(entry, physical_offset) or key_hash < 0 or not 0 <= previous < number:
         return False
     if table.slot(key_hash) < number:
+        return False
+    if number == 1:
+        return found == table.header().begin_physical_offset
+    if found < table.entry(number - 1)[1]:
         return False
     return previous == 0 or (table.entry(previous)[0] - key_hash) % table.slot_count == 0
 

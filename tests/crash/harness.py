@@ -1,0 +1,263 @@
+"""A store that dies and comes back: scripts of steps, what was promised, and what must hold afterwards.
+
+What was acknowledged is kept outside the store. After a death the store is opened as the next process would, checked,
+given the batches again as Spark would, checked again, closed, verified, and opened and closed once more without a byte
+of RocketMQ's files changing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from crash.simdisk import Killed
+from messagestore import (
+    ASYNC_FLUSH,
+    SYNC_FLUSH,
+    BatchRequest,
+    GetMessageStatus,
+    Message,
+    MessageBatch,
+    MessageColumns,
+    MessageStore,
+    StoreConfig,
+    StorePoisonedError,
+    attached_store,
+)
+from messagestore.mapped_file import Disk
+from messagestore.verify import verify
+
+APP = "app-1"
+SMALL = StoreConfig(
+    mapped_file_size_commit_log=16 * 1024,
+    mapped_file_size_consume_queue=20 * 16,
+    max_hash_slot_num=64,
+    max_index_num=200,
+    max_message_size=8 * 1024,
+    sync_flush_timeout=5000,
+    clean_interval="1h",
+    attach_timeout="1h",
+    lock_timeout="1s",
+)
+ROOMY = SMALL.replace(mapped_file_size_commit_log=256 * 1024)
+Step = tuple[object, ...]
+
+
+@dataclass
+class Promise:
+    """What the dead process had promised, and what it may have left besides."""
+
+    puts: list[str] = field(default_factory=list)
+    maybe_puts: list[str] = field(default_factory=list)
+    batches: set[tuple[str, int]] = field(default_factory=set)
+    maybe_batches: set[tuple[str, int]] = field(default_factory=set)
+    rows: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+def payload(app: str, version: int, row: int) -> bytes:
+    """A body that says where it is from; about 60 bytes."""
+    return f"{app}/{version}/{row}/".encode() + b"." * 40
+
+
+def batch_columns(app: str, version: int, row_count: int, topic: str = "batch", queues: int = 3) -> MessageColumns:
+    """The rows of one version of an app: the same each time."""
+    rows = np.arange(row_count)
+    table = pa.record_batch(
+        {
+            "body": pa.array([payload(app, version, int(i)) for i in rows], pa.binary()),
+            "queue_id": pa.array(rows % queues, pa.int32()),
+            "keys": pa.array([f"k{version}-{i}" for i in rows]),
+            "tags": pa.array(["t"] * row_count),
+        }
+    )
+    return MessageColumns.from_arrow(table, topic=topic)
+
+
+def run_steps(root: Path, steps: Iterable[Step], disk: Disk, promise: Promise, config: StoreConfig = SMALL) -> None:
+    """Do the steps; `Killed` ends them. Promises are noted the moment they are made."""
+    store: MessageStore | None = None
+    for step in steps:
+        match step:
+            case ("open",):
+                store = MessageStore.open(root, config, disk=disk)
+            case ("close",):
+                assert store is not None
+                store.close()
+            case ("put", int(number), str(topic), int(queue_id)):
+                assert store is not None
+                body = f"put/{number}/"
+                promise.maybe_puts.append(body)
+                result = store.put_message(Message(topic, body.encode(), queue_id=queue_id, keys=[f"p{number}"]))
+                assert result.is_ok
+                if config.flush_disk_type == SYNC_FLUSH:
+                    promise.puts.append(body)
+            case ("puts", int(number), int(count), str(topic), int(queue_id)):
+                assert store is not None
+                bodies = [f"put/{number + i}/" for i in range(count)]
+                promise.maybe_puts += bodies
+                messages = [Message(topic, b.encode(), queue_id=queue_id) for b in bodies]
+                store.put_messages(MessageBatch.from_messages(messages))
+                if config.flush_disk_type == SYNC_FLUSH:
+                    promise.puts += bodies
+            case ("batch", str(app), int(version), int(rows), str(flush)):
+                assert store is not None
+                promise.rows[(app, version)] = rows
+                promise.maybe_batches.add((app, version))
+                request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
+                store.append_batch(batch_columns(app, version, rows), request)
+                if flush == SYNC_FLUSH:
+                    promise.batches.add((app, version))
+            case ("clean",):
+                assert store is not None
+                store.flush()
+                store.writer.finish()
+                store.writer.move_clean()
+            case ("big_put", int(number), int(size)):
+                assert store is not None
+                body = f"put/{number}/" + "x" * size
+                promise.maybe_puts.append(body)
+                store.put_message(Message("big", body.encode(), queue_id=0))
+                promise.puts.append(body)
+            case _:
+                raise ValueError(f"unknown step {step}")
+
+
+def die(root: Path) -> None:
+    """The process is gone: locks are released by the system, nothing is tidied up."""
+    store = attached_store._stores.pop(os.path.realpath(root), None)
+    if store is not None:
+        store._drop()
+
+
+def run_until_killed(
+    root: Path, steps: Iterable[Step], disk: Disk, config: StoreConfig = SMALL, promise: Promise | None = None
+) -> Promise:
+    """Run steps on a disk that kills at some operation; what was promised until then."""
+    promise = promise or Promise()
+    try:
+        run_steps(root, steps, disk, promise, config)
+    except (Killed, StorePoisonedError):
+        pass  # the flush thread may be the one that dies: the caller then learns that the writer is poisoned
+    finally:
+        die(root)
+    return promise
+
+
+def all_messages(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
+    """Bodies of every queue, in order, read one message at a time."""
+    found: dict[tuple[str, int], list[bytes]] = {}
+    for topic, queue_ids in store.topics().items():
+        if topic.startswith("rmq_sys"):
+            continue
+        for queue_id in queue_ids:
+            bodies: list[bytes] = []
+            offset = 0
+            while True:
+                result = store.get_message(topic, queue_id, offset, 100)
+                if result.status is not GetMessageStatus.FOUND:
+                    break
+                assert [m.queue_offset for m in result.messages] == list(range(offset, offset + len(result.messages)))
+                bodies += [m.body for m in result.messages]
+                offset = result.next_begin_offset
+            found[(topic, queue_id)] = bodies
+    return found
+
+
+def check_content(store: MessageStore, promise: Promise, *, all_batches: bool = False) -> None:
+    """Nothing promised is lost, nothing is there twice, batches are whole and in order."""
+    queues = all_messages(store)
+    bodies = [body for found in queues.values() for body in found]
+    assert max(Counter(bodies).values(), default=1) == 1, "a message is there twice"
+    texts = {body.decode() for body in bodies}
+    puts = {text for text in texts if text.startswith("put/")}
+    assert set(promise.puts) <= puts, f"lost puts: {sorted(set(promise.puts) - puts)[:5]}"
+    assert puts <= set(promise.maybe_puts), f"puts nobody made: {sorted(puts - set(promise.maybe_puts))[:5]}"
+    wanted = promise.maybe_batches if all_batches else promise.batches
+    for key, row_count in promise.rows.items():
+        rows = {payload(*key, row) for row in range(row_count)}
+        count = len(rows & set(bodies))
+        assert count in (0, row_count), f"batch {key}: {count} of {row_count} rows"
+        assert count == row_count or key not in wanted or row_count == 0, f"batch {key} is lost"
+    for key, found in queues.items():
+        order = [tuple(int(n) for n in body.split(b"/")[1:3]) for body in found if not body.startswith(b"put/")]
+        assert order == sorted(order), f"{key}: out of order"
+
+
+def tree_hash(root: Path) -> dict[str, str]:
+    """Hash of each of RocketMQ's files that holds messages or is derived from them."""
+    hashes = {}
+    for folder in ("commitlog", "consumequeue", "index"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file():
+                hashes[str(path.relative_to(root))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
+
+
+def check_store(root: Path, promise: Promise, config: StoreConfig = SMALL) -> None:
+    """Open as the next process, check, replay, check, close, verify, open and close again without a change."""
+    with MessageStore.open(root, config) as store:
+        check_content(store, promise)
+        for app, version in sorted(promise.rows):
+            flush = ASYNC_FLUSH if (app, version) not in promise.batches else SYNC_FLUSH
+            request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
+            store.append_batch(batch_columns(app, version, promise.rows[(app, version)]), request)
+        check_content(store, promise, all_batches=True)
+        for version_rows in promise.rows.items():
+            (app, version), row_count = version_rows
+            if row_count:
+                hits = store.query_message("batch", f"k{version}-{row_count - 1}")
+                assert payload(app, version, row_count - 1) in [m.body for m in hits], "a key is not found"
+    assert not (root / "abort").exists()
+    report = verify(root)
+    assert report.ok, report.findings[:3]
+    before = tree_hash(root)
+    with MessageStore.open(root, config) as store:
+        pass
+    assert tree_hash(root) == before, "opening again changed bytes"
+
+
+def count_operations(
+    make: Callable[[Path], Disk], base: Path | None, scratch: Path, steps: Iterable[Step], config: StoreConfig = SMALL
+) -> int:
+    """How many operations the steps take when nothing kills them."""
+    root = fresh(base, scratch)
+    disk = make(root)
+    run_until_killed(root, steps, disk, config)
+    return len(disk.operations)  # type: ignore[attr-defined]
+
+
+def fresh(base: Path | None, scratch: Path) -> Path:
+    """A copy of `base` at `scratch` (an empty folder without one)."""
+    if scratch.exists():
+        shutil.rmtree(scratch)
+    if base is None:
+        scratch.mkdir()
+    else:
+        shutil.copytree(base, scratch)
+    return scratch
+
+
+def make_base(root: Path, steps: Iterable[Step], config: StoreConfig = SMALL) -> Promise:
+    """A store with something in it, closed cleanly or left by a killed process, as the steps say."""
+    root.mkdir()
+    return run_until_killed(root, steps, Disk(), config)
+
+
+def spread(count: int, most: int) -> Iterator[int]:
+    """At most `most` numbers of 0 to count - 1, evenly spread, both ends included."""
+    if count <= most:
+        yield from range(count)
+    else:
+        yield from sorted({round(i * (count - 1) / (most - 1)) for i in range(most)})
+
+
+no_thread_warnings = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
