@@ -26,7 +26,9 @@ def is_large(kind: pa.DataType) -> bool:
 
 def is_plain(kind: pa.DataType) -> bool:
     """Whether a type is string, binary, large_string or large_binary."""
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind) or is_large(kind) and not pa.types.is_large_list(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_binary(kind) or (is_large(kind) and not pa.types.is_large_list(kind))
+    )
 
 
 def is_textual(kind: pa.DataType) -> bool:
@@ -149,7 +151,9 @@ def gather(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) ->
     offsets[0:-1:2] = starts
     offsets[1::2] = ends
     offsets[-1] = offsets[-2]
-    return binary_array(data, offsets, pa.large_binary() if wide else pa.binary()).take(pa.array(np.arange(0, 2 * n, 2)))
+    return binary_array(data, offsets, pa.large_binary() if wide else pa.binary()).take(
+        pa.array(np.arange(0, 2 * n, 2))
+    )
 
 
 def binary_array(data: NDArray[np.uint8] | pa.Buffer, offsets: NDArray[Any], kind: pa.DataType) -> pa.Array:
@@ -213,7 +217,7 @@ def join(pieces: list[pa.Array | bytes], *, large: bool) -> pa.Array:
     Parameters
     ----------
     pieces : list of binary array[n] or bytes
-        Bytes are the same in each row, a null is nothing. Neighbouring bytes become one piece: each costs some ns a row.
+        Bytes are the same in each row, a null is nothing. Neighbouring bytes become one piece, as each costs time.
     large : bool
         Whether the result may hold 2 GiB or more.
     """

@@ -43,10 +43,14 @@ def attached_store(
     path = os.path.realpath(os.fspath(root))
     with _stores_mutex:
         store = _stores.get(path)
-        if store is None or store.pid != os.getpid():
+        if store is not None and store.pid != os.getpid():
+            store = None  # a forked child starts anew
+        if store is not None and disk is not store.disk and (disk is not None or type(store.disk) is not Disk):
+            if store.attached:
+                raise ConfigError(f"{path}: is already open in this process through another disk", key="disk")
+            store = None
+        if store is None:
             store = _stores[path] = AttachedStore(path, config or StoreConfig(), disk or Disk())
-        elif disk is not None and disk is not store.disk:
-            raise ConfigError(f"{path}: is already open in this process through another disk", key="disk")
     if config is not None:
         store.use(config)
     return store
@@ -69,6 +73,11 @@ class AttachedStore:
         self._sessions = 0
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Whether this process keeps brokers out of the store."""
+        return self._attachment is not None
 
     def use(self, config: StoreConfig) -> None:
         """Take over another configuration (timeouts, limits); what is fixed in the store stays."""

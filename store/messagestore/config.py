@@ -79,7 +79,7 @@ class StoreConfig:
                 self._refuse(field.name, f"a value of type {field.type}")
         for name in ("mapped_file_size_commit_log",):
             self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
-        self._check_range("mapped_file_size_consume_queue", UNIT.size, CRC_MASK)
+        self._check_range("mapped_file_size_consume_queue", UNIT.size, CRC_MASK // UNIT.size * UNIT.size)
         if self.mapped_file_size_consume_queue % UNIT.size:  # RocketMQ rounds up, too
             rounded = -(-self.mapped_file_size_consume_queue // UNIT.size) * UNIT.size
             object.__setattr__(self, "mapped_file_size_consume_queue", rounded)
@@ -95,9 +95,9 @@ class StoreConfig:
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             self._refuse("flush_disk_type", f"{SYNC_FLUSH} or {ASYNC_FLUSH}")
         try:
-            ipaddress.ip_address(self.broker_ip1)
+            ipaddress.ip_address(self.broker_ip1.replace("%", " "))  # an address in a record has no zone
         except ValueError:
-            self._refuse("broker_ip1", "an IPv4 or IPv6 address")
+            self._refuse("broker_ip1", "an IPv4 or IPv6 address without a zone")
         for name in ("clean_interval", "attach_timeout", "lock_timeout"):
             duration_s(java_key(name), getattr(self, name))
 

@@ -16,6 +16,18 @@ from collections.abc import Iterable
 class StoreError(Exception):
     """Root of the store's errors; never raised itself."""
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Python's own way calls the class with the message alone: an error from a worker process would not arrive.
+        return _restored, (type(self), self.args, getattr(self, "errno", None)), self.__dict__
+
+
+def _restored(kind: type[StoreError], args: tuple[object, ...], errno: int | None) -> StoreError:
+    error = kind.__new__(kind)
+    error.args = args
+    if isinstance(error, OSError):
+        error.errno = errno
+    return error
+
 
 # ---- the caller must act
 

@@ -41,7 +41,8 @@ def pack_host(host: str) -> bytes:
         address = ipaddress.IPv4Address(match["v4"]) if match["v4"] else ipaddress.IPv6Address(match["v6"])
     except ValueError:
         raise MessageIllegalError(
-            f"host: found {host[:80]!r}; allowed is ip:port, or [ip]:port for IPv6, with a port up to 65535", field="host"
+            f"host: found {host[:80]!r}; allowed is ip:port, or [ip]:port for IPv6, with a port up to 65535",
+            field="host",
         ) from None
     return address.packed + int(match["port"]).to_bytes(_PORT_SIZE, "big")
 
@@ -81,8 +82,8 @@ def parse_offset_message_id(text: str) -> tuple[str, int]:
     physical_offset = int.from_bytes(data[-_OFFSET_SIZE:], "big", signed=True)
     if not data or physical_offset < 0:
         raise MessageIllegalError(
-            f"offset message id: found {text[:80]!r}; allowed are 32 (IPv4) or 56 (IPv6) hex characters: store host, then "
-            "physical offset",
+            f"offset message id: found {text[:80]!r}; allowed are 32 (IPv4) or 56 (IPv6) hex characters: "
+            "store host, then physical offset",
             field="offset_message_id",
         )
     return unpack_host(data[:-_OFFSET_SIZE]), physical_offset

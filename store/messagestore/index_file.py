@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore import index_rewind
+from messagestore import index_check, index_rewind
 from messagestore.errors import CorruptionError
 from messagestore.index_table import MAX_SECONDS, IndexFileReplaced, IndexHeader, IndexTable
 from messagestore.javahash import index_hash
@@ -322,6 +322,27 @@ class IndexService:
         """First and last record of each file that has entries, oldest first."""
         headers = [file.header() for file in self.files]
         return [(h.begin_physical_offset, h.end_physical_offset) for h in headers if h.entry_count > 1]
+
+    # ---- checking
+
+    def missing(self, key_hashes: NDArray[np.int32], physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Physical offsets of the records that lack an entry for one of their keys; they may be in `ranges`, or not.
+
+        Parameters
+        ----------
+        key_hashes, physical_offsets : int32[k], int64[k]
+            Of each key, and of its record, in log order. An entry is there when it is in a file, whether the chain of its
+            slot leads to it or not: `unreachable`.
+        """
+        return index_check.missing(self.files, key_hashes, physical_offsets)
+
+    def unreachable(self) -> list[tuple[str, int, int]]:
+        """Path, position and physical offset of each entry that no search can find. Reads all files once."""
+        found = []
+        for file in self.files:
+            for number in index_check.unreachable(file).tolist():
+                found.append((file.path, file.entry_position(number), file.entry(number)[1]))
+        return found
 
 
 def _check(

@@ -6,6 +6,7 @@ nothing had come behind it. Both use only what cannot lie:
 
 * An entry within one sector is whole or missing. One that lies in two may have lost either half.
 * An entry's physical offset says on which side it belongs; below that side all is whole.
+* The header, in one sector, counts at least the entries to keep.
 * A slot's head is the newest entry at some time, so its chain leads to the newest entry to keep, unless an entry on the
   way is lost: then the entries are scanned.
 
@@ -31,14 +32,14 @@ _MAX_ROUNDS = 64
 
 def count_below(table: IndexTable, physical_offset: int) -> int:
     """How many entries point below `physical_offset`: a binary search over entries that lie within one sector."""
-    number = _first_not_below(table, 1, physical_offset)
-    if physical_offset > 0 and number < table.max_entry_count and _is_zero_entry(table, number):
-        number = _first_not_below(table, number + 1, physical_offset)
+    end = table.header().entry_count  # it may count lost entries, but counts all that are to be kept
+    number = _first_not_below(table, 1, end, physical_offset)
+    if physical_offset > 0 and number < end and _is_zero_entry(table, number):
+        number = _first_not_below(table, number + 1, end, physical_offset)
     return number - 1
 
 
-def _first_not_below(table: IndexTable, low: int, physical_offset: int) -> int:
-    high = table.max_entry_count
+def _first_not_below(table: IndexTable, low: int, high: int, physical_offset: int) -> int:
     while low < high:
         middle = (low + high) // 2
         if _is_split(table, middle):
@@ -65,14 +66,14 @@ def _is_zero_entry(table: IndexTable, number: int) -> bool:
     """Whether zeros at `number` are an entry: of a key with hash 0, the first in slot 0, in the record at 0."""
     if any(table.entry(number)) or table.slot(0) < number:
         return False
-    return number == 1 or table.entry(number - 1)[1] == 0
+    return table.header().begin_physical_offset == 0 and (number == 1 or table.entry(number - 1)[1] == 0)
 
 
 def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
     """Whether a split entry is below, and fits to the header or the entry before it, and to its slot.
 
-    Half an entry can pass only where the log's offsets pass a multiple of 4 GiB between it and the one before, or in the
-    record at 0. It is then kept: a hit that leads to no record does no harm, a key that is not found does.
+    Half an entry can pass only where the log's offsets pass a multiple of 4 GiB between it and the one before, or in
+    the record at 0. It is then kept: a hit that leads to no record does no harm, a key that is not found does.
     """
     entry = table.entry(number)
     key_hash, found, _, previous = entry

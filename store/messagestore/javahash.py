@@ -1,13 +1,14 @@
 """What does Java's `String.hashCode` give for many texts at once?
 
-The hash of c[0] .. c[n-1] (UTF-16 code units) is the sum of c[i] * 31**(n-1-i) mod 2**32. 31 is odd, so it has an inverse
-mod 2**32, and one running sum S of c[i] * 31**-i over a whole buffer holds the hash of each range of it:
+The hash of c[0] .. c[n-1] (UTF-16 code units) is the sum of c[i] * 31**(n-1-i) mod 2**32. 31 is odd, so it has an
+inverse mod 2**32, and one running sum S of c[i] * 31**-i over a whole buffer holds the hash of each range of it:
 
     hash(start, end) = 31**(end-1) * (S[end] - S[start])    mod 2**32
 
 No matrix, no padding: the cost is that of a multiplication and a running sum for each byte, whatever the lengths are.
 
-Source: `java.lang.String`, RocketMQ `store/index/IndexFile.java`, `client/producer/selector/SelectMessageQueueByHash.java`.
+Source: `java.lang.String`, RocketMQ `store/index/IndexFile.java`,
+`client/producer/selector/SelectMessageQueueByHash.java`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def java_hashes(values: pa.Array) -> NDArray[np.int32]:
     if isinstance(values, pa.DictionaryArray):
         hashes = np.append(java_hashes(values.dictionary), np.int32(0))  # the last one is for nulls
         codes = values.indices.fill_null(len(hashes) - 1) if values.null_count else values.indices
-        return hashes[codes.to_numpy(zero_copy_only=False)]
+        found: NDArray[np.int32] = hashes[codes.to_numpy(zero_copy_only=False)]
+        return found
     return hash_ranges(*ranges_of(values))
 
 
@@ -93,7 +95,9 @@ def hash_ranges(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArra
     return hashes.view(np.int32)
 
 
-def _hash_units(units: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+def _hash_units(
+    units: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.uint32]
+) -> None:
     """Hashes of ranges of code units, chunk by chunk; a range longer than a chunk is one chunk of its own."""
     first, n = 0, len(starts)
     while first < n:
@@ -149,7 +153,7 @@ def _hash_broken(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.uint32]
 ) -> None:
     """One by one, because where text is not UTF-8 the number of code units depends on what is replaced."""
-    view = memoryview(data)
+    view = data.data
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         out[row] = java_hash(str(view[start:end], "utf-8", "replace")) & _MASK
 
@@ -183,18 +187,21 @@ def utf16_lengths(values: pa.Array) -> NDArray[np.int32]:
     if isinstance(values, pa.DictionaryArray):
         lengths = np.append(utf16_lengths(values.dictionary), np.int32(0))
         codes = values.indices.fill_null(len(lengths) - 1) if values.null_count else values.indices
-        return lengths[codes.to_numpy(zero_copy_only=False)]
+        found: NDArray[np.int32] = lengths[codes.to_numpy(zero_copy_only=False)]
+        return found
     return utf16_lengths_of_ranges(*ranges_of(values))
 
 
 def utf16_lengths_of_ranges(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Length of the UTF-8 text in each range of `data`, in UTF-16 code units."""
-    if not len(starts) or not len(data) or int(data.max()) < 0x80:
+    """Length of the UTF-8 text in each range of `data`, in UTF-16 code units; starts do not decrease."""
+    low, high = (int(starts[0]), int(ends.max())) if len(starts) else (0, 0)
+    span = data[low:high]
+    if not len(span) or int(span.max()) < 0x80:
         return (ends - starts).astype(np.int32)
-    sums = _utf16_sums(data)
-    return (sums[ends] - sums[starts]).astype(np.int32)
+    sums = _utf16_sums(span)
+    return (sums[ends - low] - sums[starts - low]).astype(np.int32)
 
 
 def hash_after(

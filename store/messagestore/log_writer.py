@@ -129,13 +129,8 @@ class LogWriter:
         self.state = self.files.state_file.write(self._changed_state(changes))
 
     def _changed_state(self, changes: dict[str, int]) -> State:
-        return replace(
-            self.state,
-            counter=self.state.counter + 1,
-            boot_hash=boot_hash(),
-            writer_pid=os.getpid(),
-            **changes,  # type: ignore[arg-type]
-        )
+        counter = max(self.state.counter, self.files.state_file.last_counter) + 1  # a change may have failed half-way
+        return replace(self.state, counter=counter, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes)
 
     # ---- appending
 

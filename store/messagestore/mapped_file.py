@@ -127,6 +127,7 @@ class Disk:
 
     def pread_into(self, file: File, buffer: memoryview, position: int) -> int:
         """Fill `buffer` from `position`; the count of bytes read, less only at the end of the file."""
+        buffer = buffer.cast("B")
         fd = file.fileno()
         done = 0
         while done < len(buffer):
@@ -180,6 +181,8 @@ class Disk:
 
     def punch(self, file: File, position: int, size: int) -> None:
         """Make a range zero without changing the file's size: a hole, or zeros where holes cannot be made."""
+        if size <= 0:
+            return  # the kernel refuses an empty range
         fd = file.fileno()
         if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, position, size) == 0:
             return
@@ -311,15 +314,20 @@ class FilePool:
                 self._files.move_to_end(key)
                 return file
         file = self.disk.open(path, writable=writable)
-        self.put(file)
+        with self._lock:
+            if self.disk.at_path(file):  # else it was unlinked meanwhile, and has been forgotten already
+                self._keep(file)
         return file
 
     def put(self, file: File) -> None:
         """Take in a file that was opened elsewhere."""
         with self._lock:
-            self._files[(file.path, file.writable)] = file
-            while len(self._files) > self.limit:
-                self._files.popitem(last=False)
+            self._keep(file)
+
+    def _keep(self, file: File) -> None:
+        self._files[(file.path, file.writable)] = file
+        while len(self._files) > self.limit:
+            self._files.popitem(last=False)
 
     def forget(self, path: str) -> None:
         """Drop a path: it was unlinked or replaced."""

@@ -7,6 +7,7 @@ batch with one bad row is refused whole, before anything is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from messagestore.arrow_bytes import as_binary, lengths_of, plain, rows_not_utf8
 from messagestore.config import StoreConfig
 from messagestore.errors import MessageIllegalError
 from messagestore.layout import MAX_PROPERTIES_SIZE, MAX_V1_TOPIC_LENGTH
-from messagestore.message import check_queue_id, check_topic
+from messagestore.message import MAX_QUEUE_ID, check_queue_id, check_topic
 from messagestore.message_columns import ColumnTexts, Entries
 from messagestore.properties import RESERVED_PROPERTIES, check_keys, check_properties, check_tags
 from messagestore.record import too_large
@@ -54,8 +55,9 @@ def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | None]:
     yield _body_fault(texts, limits)
     yield from _topic_faults(texts, limits)
     yield _queue_fault(texts)
+    yield _flag_fault(texts)
     yield from _key_faults(texts)
-    yield _text_fault(texts.tags, lambda value, row: check_tags(value, row))
+    yield _text_fault(texts.tags, check_tags)
     if texts.unique_key is not None:
         yield _text_fault(texts.unique_key, lambda value, row: check_keys((value,), row), blanks=True)
     if texts.entries is not None:
@@ -63,7 +65,7 @@ def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | None]:
 
 
 def _body_fault(texts: ColumnTexts, limits: StoreConfig) -> Fault | None:
-    """Null, or over maxMessageSize. A record cannot be over its limit then: what it may be larger is enough for the rest."""
+    """Null, or over maxMessageSize. No record is over its limit then: the reserve is enough for all else."""
     body, limit = texts.body, limits.max_message_size
     sizes = lengths_of(body)
     large = np.flatnonzero(sizes > limit)
@@ -83,12 +85,15 @@ def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | N
         return
     for code, name in enumerate(texts.topic_names):
         error = _topic_error(name, limits)
-        rows = np.flatnonzero(codes == code) if error is not None else ()
-        if error is not None and len(rows):
-            yield int(rows[0]), lambda row, error=error: MessageIllegalError(error.reason, field="topic", row=row)
+        if error is not None and (rows := np.flatnonzero(codes == code)).size:
+            yield int(rows[0]), partial(_topic_again, error.reason)
     if int(codes.min()) < 0:
         message = "topic: found null, and there is no topic for all rows"
-        yield int(np.argmin(codes)), lambda row: MessageIllegalError(message, field="topic", row=row)
+        yield int(np.argmin(codes)), partial(_topic_again, message)
+
+
+def _topic_again(reason: str, row: int) -> MessageIllegalError:
+    return MessageIllegalError(reason, field="topic", row=row)
 
 
 def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
@@ -97,16 +102,30 @@ def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
     except MessageIllegalError as error:
         return error
     if len(name) > MAX_V1_TOPIC_LENGTH and not limits.auto_message_version_on_topic_len:
-        message = f"topic: found {len(name)} bytes; without autoMessageVersionOnTopicLen allowed are {MAX_V1_TOPIC_LENGTH}"
+        message = (
+            f"topic: found {len(name)} bytes; without autoMessageVersionOnTopicLen allowed are {MAX_V1_TOPIC_LENGTH}"
+        )
         return MessageIllegalError(message, field="topic")
     return None
+
+
+def _flag_fault(texts: ColumnTexts) -> Fault | None:
+    """Numbers that int32 would wrap."""
+    flags = texts.columns.flag
+    if flags is None or flags.dtype == np.int32:
+        return None
+    outside = np.flatnonzero((flags < -(1 << 31)) | (flags >= 1 << 31))
+    if not len(outside):
+        return None
+    message = f"flag: found {flags[outside[0]]}; allowed is an int of 32 bits"
+    return int(outside[0]), lambda row: MessageIllegalError(message, field="flag", row=row)
 
 
 def _queue_fault(texts: ColumnTexts) -> Fault | None:
     queue_ids = texts.columns.queue_id
     if queue_ids is None:
         raise ValueError("queue_id: no queues were chosen")
-    fits = (queue_ids >= 0) & (queue_ids <= 0xFFFF)
+    fits = (queue_ids >= 0) & (queue_ids <= MAX_QUEUE_ID)
     if fits.all():
         return None
     row = int(np.argmin(fits))
@@ -129,7 +148,9 @@ def _property_faults(entries: Entries) -> Iterator[Fault | None]:
     """Names are checked in the dictionary; what a row has of both names and values, item by item where one is bad."""
     names = plain(entries.names.dictionary)
     bad_codes = set(_bad_items(names, blanks=False, nulls=True))
-    reserved = pc.is_in(as_binary(names), pa.array([name.encode() for name in RESERVED_PROPERTIES], as_binary(names).type))
+    reserved = pc.is_in(
+        as_binary(names), pa.array([name.encode() for name in RESERVED_PROPERTIES], as_binary(names).type)
+    )
     bad_codes.update(np.flatnonzero(reserved.to_numpy(zero_copy_only=False)).tolist())
     codes = entries.name_codes
     bad = np.isin(codes, [-1, *bad_codes]) if bad_codes or entries.names.null_count else np.zeros(len(codes), np.bool_)
@@ -137,8 +158,8 @@ def _property_faults(entries: Entries) -> Iterator[Fault | None]:
     items = np.flatnonzero(bad)
     if len(items):
         item = int(items[0])
-        name, value = _text_of(entries.names.slice(item, 1)), _text_of(entries.values.slice(item, 1))
-        yield int(entries.rows[item]), _raised(lambda row: check_properties({name: value}, row))
+        pair: Any = {_text_of(entries.names.slice(item, 1)): _text_of(entries.values.slice(item, 1))}
+        yield int(entries.rows[item]), _raised(lambda row: check_properties(pair, row))
     yield _twice_fault(entries, len(names))
 
 
@@ -163,7 +184,7 @@ def _twice_fault(entries: Entries, name_count: int) -> Fault | None:
 
 def _bad_items(array: pa.Array, *, blanks: bool, nulls: bool) -> list[int]:
     """Items of a plain array that are empty, not UTF-8, or hold what they must not; null, too, with `nulls`."""
-    bad = rows_with(array, blanks=blanks).tolist() + rows_not_utf8(array)
+    bad: list[int] = rows_with(array, blanks=blanks).tolist() + rows_not_utf8(array)
     empty = lengths_of(array) == 0
     if empty.any():
         bad += np.flatnonzero(empty if nulls else empty & valid_of(array)).tolist()

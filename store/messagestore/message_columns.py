@@ -1,7 +1,7 @@
 """What is a batch of messages as columns?
 
-`MessageColumns` holds what the user gave, mapped to fields by name. `ColumnTexts` is what the checks, the digest and the
-encoder all need of it, computed once: keys in one form, hashes, properties as flat arrays.
+`MessageColumns` holds what the user gave, mapped to fields by name. `ColumnTexts` is what the checks, the digest and
+the encoder all need of it, computed once: keys in one form, hashes, properties as flat arrays.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from messagestore import javahash
-from messagestore.arrow_bytes import as_binary, binary_array, is_large, is_textual, items_of, offsets_of, plain, valid_of
+from messagestore.arrow_bytes import as_binary, binary_array, is_textual, items_of, offsets_of, plain, valid_of
 from messagestore.errors import MessageIllegalError
 from messagestore.properties import KEY_SEPARATOR
 
@@ -77,6 +78,11 @@ class MessageColumns:
     unique_key: pa.Array | None = None
     given: Mapping[str, pa.Array] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, column in vars(self).items():
+            if column is not None and not isinstance(column, str | Mapping) and len(column) != self.row_count:
+                raise ValueError(f"{name}: {len(column)} rows, but {self.row_count} bodies")
+
     @property
     def row_count(self) -> int:
         """Messages."""
@@ -85,11 +91,12 @@ class MessageColumns:
     def slice(self, start: int, count: int) -> MessageColumns:
         """Rows `start` to `start + count` (or to the end), without copying."""
         rows = slice(start, start + count)
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "given"}
-        return MessageColumns(
-            **{name: v if v is None or isinstance(v, str) else v[rows] for name, v in arrays.items()},
-            given={name: values[rows] for name, values in self.given.items()},
-        )
+        taken: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            taken[each.name] = value if value is None or isinstance(value, str | Mapping) else value[rows]
+        taken["given"] = {name: values[rows] for name, values in self.given.items()}
+        return MessageColumns(**taken)
 
     @classmethod
     def from_arrow(
@@ -123,7 +130,10 @@ class MessageColumns:
             raise MessageIllegalError("body: there is no column body (or value)", field="body")
         if topic is None and "topic" not in found:
             raise MessageIllegalError("topic: there is neither a column topic nor a topic for all rows", field="topic")
-        given = {name: _integers(found[name], name) for name in ("flag", "queue_id", "born_timestamp") if name in found}
+        given: dict[str, pa.Array] = {}
+        for name in ("flag", "queue_id", "born_timestamp"):
+            if name in found:
+                given[name] = _integers(found[name], name)
         flags, queues, times = given.get("flag"), given.get("queue_id"), given.get("born_timestamp")
         now = default_born_timestamp_ms if default_born_timestamp_ms is not None else time.time_ns() // 1_000_000
         queue_ids = None if queues is None else queues.fill_null(NO_QUEUE).to_numpy(zero_copy_only=False)
@@ -347,8 +357,3 @@ class ColumnTexts:
         names = pick(column.keys)
         names = names if isinstance(names, pa.DictionaryArray) else plain(names).dictionary_encode()
         return Entries(counts, names, plain(pick(column.items)))
-
-
-def needs_large(*arrays: pa.Array | None) -> bool:
-    """Whether one of these arrays has offsets of 64 bits."""
-    return any(array is not None and is_large(array.type) for array in arrays)

@@ -2,8 +2,8 @@
 
     name 0x01 value 0x02 name 0x01 value 0x02 ...
 
-There is no escaping, so names and values that hold a separator are refused, and so is what Java would drop when it reads
-the string back: empty names and empty values.
+There is no escaping, so names and values that hold a separator are refused, and so is what Java would drop when it
+reads the string back: empty names and empty values.
 
 Source: RocketMQ `common/message/MessageDecoder.java`, `MessageConst.java`.
 """
@@ -26,19 +26,17 @@ WAIT = "WAIT"
 SHARDING_KEY = "__SHARDINGKEY"
 PROPERTY_CRC = "__CRC32#"
 
-RESERVED_PROPERTIES: frozenset[str] = frozenset(
-    """
-    KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID ORIGIN_MESSAGE_ID
-    TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON TRACE_CONTEXT UNIQ_KEY EXTEND_UNIQ_INFO
-    MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE INNER_MULTI_DISPATCH INNER_MULTI_QUEUE_OFFSET DUP_INFO
-    TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID CORRELATION_ID
-    REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER MSG_TYPE POP_CK POP_CK_OFFSET 1ST_POP_TIME
-    PROPERTY_FORWARD_QUEUE_ID REDIRECT BORN_TIMESTAMP DELIVERY_TIMESTAMP
+_RESERVED_NAMES = """
+    KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
+    ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON TRACE_CONTEXT UNIQ_KEY
+    EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE INNER_MULTI_DISPATCH
+    INNER_MULTI_QUEUE_OFFSET DUP_INFO TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES
+    CHECK_IMMUNITY_TIME_IN_SECONDS INSTANCE_ID CORRELATION_ID REPLY_TO_CLIENT TTL ARRIVE_TIME PUSH_REPLY_TIME CLUSTER
+    MSG_TYPE POP_CK POP_CK_OFFSET 1ST_POP_TIME PROPERTY_FORWARD_QUEUE_ID REDIRECT BORN_TIMESTAMP
     TIMER_DELAY_SEC TIMER_DELAY_MS TIMER_DELIVER_MS TIMER_ENQUEUE_MS TIMER_DEQUEUE_MS TIMER_ROLL_TIMES TIMER_OUT_MS
-    TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL TIMER_DEL_MS
-    __SHARDINGKEY __CRC32# CRC32# __transactionId__ __BORNHOST __STARTDELIVERTIME
-    """.split()
-)
+    TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __SHARDINGKEY __CRC32# __transactionId__ __BORNHOST
+"""
+RESERVED_PROPERTIES: frozenset[str] = frozenset(_RESERVED_NAMES.split())
 """Names with a meaning to RocketMQ. A user's own properties are those with any other name."""
 
 _SEPARATORS = ("\x01", "\x02")
@@ -114,7 +112,7 @@ def check_keys(keys: Sequence[str], row: int | None = None) -> None:
         For a key that is not text, empty, or holds a blank, a separator or a lone surrogate.
     """
     if isinstance(keys, str):
-        raise MessageIllegalError(f"keys: found the text {keys[:80]!r}; allowed is a list of texts", field="keys", row=row)
+        raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list", field="keys", row=row)
     for key in keys:
         fault = text_fault(key)
         if fault is None and KEY_SEPARATOR in key:

@@ -154,9 +154,10 @@ def encode_message(
         When a field is of the wrong type or too large, or a name or value cannot be stored.
     """
     body = message.body
-    if not isinstance(body, bytes | bytearray | memoryview):
-        raise MessageIllegalError(f"body: found {type(body).__name__}; allowed are bytes", field="body")
-    body_size = body.nbytes if isinstance(body, memoryview) else len(body)
+    try:
+        body_size = memoryview(body).nbytes
+    except TypeError:
+        raise MessageIllegalError(f"body: found {type(body).__name__}; allowed are bytes", field="body") from None
     if body_size > limits.max_message_size:
         raise too_large("body", body_size, limits.max_message_size)
     magic, topic = topic_bytes(message.topic, limits.auto_message_version_on_topic_len)
@@ -269,7 +270,8 @@ def stamp_record(
         Whether it was made with one.
     """
     _OFFSETS.pack_into(record, OFFSETS_POSITION, queue_offset, physical_offset)
-    _INT64.pack_into(record, store_timestamp_position(_INT32.unpack_from(record, _SYS_FLAG_POSITION)[0]), store_timestamp_ms)
+    sys_flag = _INT32.unpack_from(record, _SYS_FLAG_POSITION)[0]
+    _INT64.pack_into(record, store_timestamp_position(sys_flag), store_timestamp_ms)
     if property_crc:
         end = len(record) - PROPERTY_CRC_SIZE
         record[end + len(PROPERTY_CRC_BEGIN) : -1] = crc_digits(crc32(memoryview(record)[:end]))
@@ -359,8 +361,8 @@ def decode_message(
     if not head.size < size <= len(view):
         fault.torn(f"TOTALSIZE of {head.size} to {len(view)}", str(size))
     view = view[:size]
-    (_, _, body_crc, queue_id, flag, queue_offset, own_offset, sys_flag, born_ms, born, store_ms, store, reconsume_times,
-     prepared_offset, body_size) = head.unpack_from(view)  # fmt: skip
+    (_, _, body_crc, queue_id, flag, queue_offset, own_offset, sys_flag, born_ms, born, store_ms, store,
+     reconsume_times, prepared_offset, body_size) = head.unpack_from(view)  # fmt: skip
     if physical_offset is not None and own_offset != physical_offset:
         fault.magic(f"PHYSICALOFFSET {physical_offset}", str(own_offset))
     body_end, topic, properties_start = _ranges(view, head.size, body_size, magic, fault)
@@ -421,5 +423,3 @@ def _verify(view: memoryview, body: bytes, body_crc: int, properties_start: int,
         found = bytes(view[end + len(PROPERTY_CRC_BEGIN) :])
         if found != wanted:
             fault.checksum(f"{PROPERTY_CRC_NAME} {wanted[:-1].decode()}", repr(found[:-1])[1:])
-
-

@@ -1,8 +1,8 @@
 """How do records become columns?
 
-Records lie anywhere in a buffer. Heads are gathered into one structured array, bodies and property strings by one memcpy
-each; nothing that was not asked for is decoded. Every record is checked: sizes and magic, that its lengths add up, that
-it is the record that was asked for, and its CRCs. The first bad one raises, named by file and offset.
+Records lie anywhere in a buffer. Heads are gathered into one structured array, bodies and property strings by one
+memcpy each; nothing that was not asked for is decoded. Every record is checked: sizes and magic, that its lengths add
+up, that it is the record that was asked for, and its CRCs. The first bad one raises, named by file and offset.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore.arrow_bytes import as_binary, binary_array, data_of, gather, offsets_of, rows_not_utf8
+from messagestore.arrow_bytes import binary_array, data_of, gather, offsets_of, rows_not_utf8
 from messagestore.errors import MagicError, TornRecordError
 from messagestore.hosts import HOST_V4_SIZE, HOST_V6_SIZE, unpack_host
 from messagestore.layout import (
@@ -30,7 +31,7 @@ from messagestore.layout import (
 from messagestore.properties import TAGS, UNIQUE_KEY
 from messagestore.record import decode_message
 from messagestore.record_properties import PropertyTexts
-from messagestore.record_scan import Parts, bad_body_crcs, bad_property_crcs, crcs_of, heads, leading, parts
+from messagestore.record_scan import bad_property_crcs, crcs_of, heads, leading, parts
 
 _TEXT_MAP = pa.map_(pa.string(), pa.string())
 
@@ -151,7 +152,7 @@ class _Rows:
 
     def _as_expected(self, count: int, expected: Expected) -> NDArray[np.bool_]:
         found = self.heads[:count]
-        same = (
+        same: NDArray[np.bool_] = (
             (found["physical_offset"] == expected.physical_offsets[:count])
             & (found["queue_offset"] == expected.queue_offsets[:count])
             & (found["queue_id"] == expected.queue_id)
@@ -163,7 +164,7 @@ class _Rows:
         same[rows] = pc.equal(topics, pa.scalar(topic, topics.type)).to_numpy(zero_copy_only=False)
         return same
 
-    def fail(self, row: int) -> None:
+    def fail(self, row: int) -> NoReturn:
         """Raise what is wrong with a row: what a look at this record alone finds, or that it is another one."""
         start, size = int(self.starts[row]), int(self.sizes[row])
         place = int(self.expected.physical_offsets[row]) if self.expected is not None else None
@@ -231,7 +232,7 @@ class _Rows:
     def offset_message_id(self) -> pa.Array:
         """Upper-case hex of store host and physical offset: string[n]."""
         starts, sizes = self._host_ranges("store")
-        hosts = gather(self.data, starts, starts + sizes)
+        hosts = gather(self.data, starts, starts + sizes).cast(pa.binary())
         offsets = self.heads["physical_offset"].astype(">i8")
         ids = pc.binary_join_element_wise(
             hosts,

@@ -2,9 +2,9 @@
 
     head | body | TOPICLEN topic | PROPLEN | KEYS.. UNIQ_KEY.. TAGS.. the user's.. [__CRC32#..]
 
-Every part is an array with one value for each row; Arrow joins them row by row in one pass. The heads are one structured
-array made beforehand, since all sizes are known. Records are then brought into the order of their queues, each part of
-which goes into the log in one piece.
+Every part is an array with one value for each row; Arrow joins them row by row in one pass. The heads are one
+structured array made beforehand, since all sizes are known. Then the records are brought into the order of their
+queues.
 """
 
 from __future__ import annotations
@@ -28,23 +28,28 @@ from messagestore.arrow_bytes import (
     join,
     lengths_of,
     offsets_of,
+    plain,
     unaligned,
     valid_of,
 )
 from messagestore.config import StoreConfig
 from messagestore.layout import (
     CRC_MASK,
-    MAX_V1_TOPIC_LENGTH,
     PROPERTIES_LENGTH_SIZE,
     PROPERTY_CRC_SIZE,
     RECORD_HEAD,
-    TOPIC_LENGTH_SIZES,
 )
 from messagestore.message_checks import first_fault, sizes_fault
 from messagestore.message_columns import ColumnTexts, Entries, MessageColumns
 from messagestore.properties import KEYS, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TAGS, UNIQUE_KEY
 from messagestore.record import OFFSETS_POSITION, PROPERTY_CRC_BLANK, host_flags, store_timestamp_position, topic_bytes
-from messagestore.record_scan import PROPERTY_CRC_BEGIN, PROPERTY_CRC_DIGITS, crcs_of, crcs_of_ranges, property_crc_digits
+from messagestore.record_scan import (
+    PROPERTY_CRC_BEGIN,
+    PROPERTY_CRC_DIGITS,
+    crcs_of,
+    crcs_of_ranges,
+    property_crc_digits,
+)
 from messagestore.row_digest import hashes_of
 
 
@@ -139,7 +144,7 @@ def encode(
     codes = texts.topic_codes[run_firsts].tolist()
     assert columns.queue_id is not None
     return EncodedRecords(
-        data=data_of(records),
+        data=data_of(records)[: int(offsets_of(records)[-1])],
         starts=offsets_of(records).astype(np.int64),
         store_timestamp_position=store_timestamp_position(host_flags(born_host, store_host)),
         run_topics=[texts.topic_names[code] for code in codes],
@@ -176,9 +181,9 @@ def _heads(columns: MessageColumns, store_host: bytes, born_host: bytes) -> NDAr
     blank["store_host"] = np.void(store_host)
     if columns.born_timestamp_ms is None:
         blank["born_timestamp_ms"] = time.time_ns() // 1_000_000
-    heads: NDArray[np.void] = np.empty(columns.row_count, f"V{kind.itemsize}")
-    heads[:] = blank.view(heads.dtype)
-    heads = heads.view(kind)
+    raw = np.empty(columns.row_count, f"V{kind.itemsize}")
+    raw[:] = blank.view(raw.dtype)
+    heads: NDArray[np.void] = raw.view(kind)
     heads["queue_id"] = columns.queue_id
     if columns.flag is not None:
         heads["flag"] = columns.flag
@@ -198,7 +203,9 @@ def _topics(texts: ColumnTexts, limits: StoreConfig) -> tuple[pa.Array | bytes, 
         magic, name = topic_bytes(texts.topic_names[used[0]], auto)
         return name, len(name), magic
     packed = {code: topic_bytes(texts.topic_names[code], auto) for code in used}  # a name no row has may be illegal
-    names = pa.array([packed[code][1] if code in packed else b"" for code in range(len(texts.topic_names))], pa.binary())
+    names = pa.array(
+        [packed[code][1] if code in packed else b"" for code in range(len(texts.topic_names))], pa.binary()
+    )
     magics = np.array([packed[code][0] if code in packed else 0 for code in range(len(texts.topic_names))], np.int32)
     return names.take(pa.array(codes)), lengths_of(names)[codes], magics[codes]
 
@@ -240,11 +247,9 @@ def _where(present: NDArray[np.bool_], text: bytes) -> pa.Array:
 
 def _users(entries: Entries) -> pa.Array:
     """The user's part of each row's property string: entries of one row are neighbours, so it is one range."""
-    names = as_binary(entries.names.dictionary.cast(pa.binary())).take(entries.names.indices)
+    names = as_binary(plain(entries.names.dictionary)).take(entries.names.indices)
     total = int(lengths_of(names).sum() + lengths_of(entries.values).sum()) + 2 * len(names)
-    pairs = join(
-        [names, NAME_VALUE_SEPARATOR, as_binary(entries.values), PROPERTY_SEPARATOR], large=total > MAX_SMALL
-    )
+    pairs = join([names, NAME_VALUE_SEPARATOR, as_binary(entries.values), PROPERTY_SEPARATOR], large=total > MAX_SMALL)
     offsets = offsets_of(pairs)[np.concatenate([[0], np.cumsum(entries.counts)])]
     return binary_array(data_of(pairs), offsets, pairs.type)
 

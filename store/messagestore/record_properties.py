@@ -1,9 +1,9 @@
 """Which properties does each of many records have?
 
-The property strings of all rows are gathered into one buffer. Where every row reads name 0x01 value 0x02 ... with names
-and values that are not empty, the places of the separators alone say where each name and value is, for all rows at once.
-A row that reads otherwise, or is not UTF-8, is first written again the way Java understands it: a loop over such rows
-only, which no writer of today leaves behind.
+The property strings of all rows are gathered into one buffer. Where every row reads name 0x01 value 0x02 ... with
+names and values that are not empty, the places of the separators alone say where each name and value is, for all rows
+at once. A row that reads otherwise, or is not UTF-8, is first written again the way Java understands it: a loop over
+such rows only, which no writer of today leaves behind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from messagestore.arrow_bytes import (
-    as_binary,
-    binary_array,
     data_of,
     gather,
     offsets_of,
@@ -79,7 +77,7 @@ class PropertyTexts:
         filled = np.flatnonzero(sizes)
         is_last[self._row_ends[filled] - 1] = True
         last = is_last[self._value_ends]
-        ordinal = np.cumsum(last) - last
+        ordinal: NDArray[np.int64] = np.cumsum(last) - last
         return ordinal if len(filled) == self.row_count else filled[ordinal]
 
     @cached_property
@@ -142,7 +140,7 @@ class PropertyTexts:
         return _lists(pa.list_(pa.string()), counts, texts)
 
     def map(self, *, reserved: bool) -> pa.Array:
-        """The properties of each row with names that are RocketMQ's (`reserved`) or the user's own: map[n], none null."""
+        """The properties of each row whose names are RocketMQ's (`reserved`) or the user's own: map[n], none null."""
         frequent = np.zeros(len(self._name_ends), np.bool_)
         for name in _FREQUENT:
             frequent |= self._is(name)

@@ -41,8 +41,8 @@ PROPERTY_CRC_BEGIN = PROPERTY_CRC_NAME.encode() + b"\x01"
 PROPERTY_CRC_DIGITS = PROPERTY_CRC_SIZE - len(PROPERTY_CRC_BEGIN) - 1
 
 _MAGIC_POSITION = RECORD_HEAD.offset("magic")
-_BEHIND_BORN_HOST = ("store_timestamp_ms",)
-_BEHIND_HOSTS = ("reconsume_times", "prepared_transaction_offset", "body_size")
+_BEHIND_BORN_HOST: tuple[str, ...] = ("store_timestamp_ms", "store_ip", "store_port")
+_BEHIND_HOSTS: tuple[str, ...] = ("reconsume_times", "prepared_transaction_offset", "body_size")
 _HOST_FIELDS = {SYS_FLAG_BORN_HOST_V6: ("born_ip", "born_port"), SYS_FLAG_STORE_HOST_V6: ("store_ip", "store_port")}
 _WALK_SIZE = 1024
 """Above this size of a record, walking from one to the next is cheaper than looking at every byte."""
@@ -106,8 +106,7 @@ def _correct_for_ipv6(
     flags = found["sys_flag"][rows]
     behind_born = np.where(flags & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_SIZE, 0)
     behind_both = behind_born + np.where(flags & SYS_FLAG_STORE_HOST_V6, IPV6_EXTRA_SIZE, 0)
-    store_fields = _HOST_FIELDS[SYS_FLAG_STORE_HOST_V6]
-    for names, moved in ((_BEHIND_BORN_HOST + store_fields, behind_born), (_BEHIND_HOSTS, behind_both)):
+    for names, moved in ((_BEHIND_BORN_HOST, behind_born), (_BEHIND_HOSTS, behind_both)):
         for name in names:
             items = unaligned(data, RECORD_HEAD.dtype[name])
             at = starts[rows] + RECORD_HEAD.offset(name) + moved
@@ -123,7 +122,8 @@ def head_sizes(found: NDArray[np.void]) -> NDArray[np.int64]:
     """Bytes before the body of each record: 88, 100 or 112."""
     flags = found["sys_flag"]
     extra = ((flags & SYS_FLAG_BORN_HOST_V6) != 0).astype(np.int64) + ((flags & SYS_FLAG_STORE_HOST_V6) != 0)
-    return RECORD_HEAD.size + IPV6_EXTRA_SIZE * extra
+    sizes: NDArray[np.int64] = RECORD_HEAD.size + IPV6_EXTRA_SIZE * extra
+    return sizes
 
 
 def is_head(head: Any, physical_offset: int) -> bool:
@@ -188,7 +188,12 @@ def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.
     property_sizes = unaligned(data, ">i2")[topic_ends] if count else np.empty(0, np.int16)
     count = leading(property_starts + property_sizes == ends[:count])
     return count, Parts(
-        body_starts[:count], body_ends[:count], topic_starts[:count], topic_ends[:count], property_starts[:count], ends[:count]
+        body_starts[:count],
+        body_ends[:count],
+        topic_starts[:count],
+        topic_ends[:count],
+        property_starts[:count],
+        ends[:count],
     )
 
 
@@ -203,8 +208,8 @@ def leading(good: NDArray[np.bool_]) -> int:
 def crcs_of(values: pa.Array) -> NDArray[np.uint32]:
     """CRC-32 (all 32 bits) of each value of a (large) binary or string array; 0 for null.
 
-    Small values are handed to the CRC as `bytes` objects that Arrow makes, a few at a time so that they stay in the CPU's
-    cache: that is faster than a slice of a view for each.
+    Small values are handed to the CRC as `bytes` objects that Arrow makes, a few at a time so that they stay in the
+    CPU's cache: that is faster than a slice of a view for each.
     """
     n = len(values)
     crcs = np.empty(n, np.uint32)
@@ -235,13 +240,15 @@ def crcs_of_ranges(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[
         step = max(64, min(2048, _CRC_CHUNK // (mean + 32)))
         pieces = [crcs_of(gather(data, starts[i : i + step], ends[i : i + step])) for i in range(0, n, step)]
         return np.concatenate(pieces)
-    view = memoryview(data)
+    view = data.data
     return np.array(
         list(map(crc32, map(view.__getitem__, map(slice, starts.tolist(), ends.tolist())))), np.uint32
     )  # large values: the CRC costs more than the slice
 
 
-def property_crc_rows(data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def property_crc_rows(
+    data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """The rows whose record ends in a `__CRC32#` property."""
     first = PROPERTY_CRC_BEGIN[:8]
     if not len(ends):
@@ -272,7 +279,8 @@ def property_crc_digits(crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
 def bad_body_crcs(data: NDArray[np.uint8], found: NDArray[np.void], where: Parts) -> NDArray[np.bool_]:
     """True where BODYCRC is not that of the body; an empty body has none."""
     crcs = crcs_of_ranges(data, where.body_starts, where.body_ends) & np.uint32(CRC_MASK)
-    return (crcs.view(np.int32) != found["body_crc"]) & (found["body_size"] != 0)
+    bad: NDArray[np.bool_] = (crcs.view(np.int32) != found["body_crc"]) & (found["body_size"] != 0)
+    return bad
 
 
 def bad_property_crcs(data: NDArray[np.uint8], starts: NDArray[np.int64], where: Parts) -> NDArray[np.bool_]:
@@ -334,6 +342,7 @@ def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     if len(data) < MIN_RECORD_SIZE:
         return np.empty(0, np.int64)
     sizes = unaligned(data, RECORD_HEAD.dtype["total_size"])
+    starts: NDArray[np.int64]
     if int(sizes[0]) > _WALK_SIZE:
         return _walk(data)
     magics = unaligned(data, np.int32)
@@ -371,8 +380,8 @@ def _follow(starts: NDArray[np.int64], ends: NDArray[np.int64], fits: NDArray[np
 
 
 def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The chain by reading one TOTALSIZE after the other: a loop, cheaper than a look at every byte of large records."""
-    view = memoryview(data)
+    """The chain by reading one TOTALSIZE after another: a loop, cheaper than a look at each byte of large records."""
+    view = data.data
     starts = []
     start, last = 0, len(data) - MIN_RECORD_SIZE
     while start <= last:

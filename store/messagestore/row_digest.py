@@ -1,8 +1,8 @@
 """Has a batch that comes again the same rows?
 
 The digest "rowsum-1" of a batch is its row count and the sum, mod 2**64, of a hash of each row: order and partitioning
-do not matter. It is made of the user's columns before any default, routing or encoding, so that a correct replay agrees.
-FORMAT.md defines it and has test vectors.
+do not matter. It is made of the user's columns before any default, routing or encoding, so that a correct replay
+agrees. FORMAT.md defines it and has test vectors.
 
     m = 0
     for each field k that was given and is not null:  m = (m ^ (v + k)) * 0x9E3779B1;  m ^= m >> 15     (mod 2**32)
@@ -71,9 +71,7 @@ def hashes_of(texts: ColumnTexts, body_crcs: NDArray[np.uint32]) -> NDArray[np.u
     return javahash.splitmix64((body_crcs.astype(np.uint64) << np.uint64(32)) | mixed)
 
 
-def _mix(
-    mixed: NDArray[np.uint32], number: int, values: NDArray[np.int32], present: NDArray[np.bool_] | None
-) -> None:
+def _mix(mixed: NDArray[np.uint32], number: int, values: NDArray[np.int32], present: NDArray[np.bool_] | None) -> None:
     """Mix a field into the rows that have it; in place."""
     result = (mixed ^ (values.view(np.uint32) + np.uint32(number))) * _MULTIPLIER
     result ^= result >> np.uint32(15)
@@ -86,9 +84,9 @@ def _mix(
 def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """An int32 column as it is, an int64 column as its low half ^ its high half; and where it is not null."""
     valid = valid_of(column)
-    numbers = column.fill_null(0).to_numpy(zero_copy_only=False) if column.null_count else column.to_numpy(zero_copy_only=False)
+    numbers = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
     if numbers.dtype == np.int64:
-        return (numbers ^ (numbers >> 32)).astype(np.int32), valid
+        numbers = numbers ^ (numbers >> 32)
     return numbers.astype(np.int32), valid
 
 
@@ -99,7 +97,8 @@ def _property_sums(entries: Entries) -> NDArray[np.int32]:
     sums = np.zeros(len(hashes) + 1, np.uint32)
     np.cumsum(hashes, dtype=np.uint32, out=sums[1:])
     ends = np.cumsum(entries.counts)
-    return (sums[ends] - sums[ends - entries.counts]).view(np.int32)
+    of_rows: NDArray[np.uint32] = sums[ends] - sums[ends - entries.counts]
+    return of_rows.view(np.int32)
 
 
 def _fmix(values: NDArray[np.uint32]) -> NDArray[np.uint32]:

@@ -140,6 +140,11 @@ class StateFile:
         self._file: File | None = None
         self._last: State | None = None
 
+    @property
+    def last_counter(self) -> int:
+        """Counter of the state read or written last through this object; -1 before the first."""
+        return self._last.counter if self._last is not None else -1
+
     def create(self, via: str, state: State) -> State:
         """Make the file, whole and synced, with `state` in its slot; one that exists is replaced."""
         data = bytearray(STATE_FILE_SIZE)

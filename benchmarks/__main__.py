@@ -1,0 +1,57 @@
+"""`python -m benchmarks store`: which figures are taken?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks import store_append, store_open, store_put, store_read, store_recovery, store_syncs
+from benchmarks.measure import Settings
+
+STORE: dict[str, Callable[[Settings], None]] = {
+    "append": store_append.run,
+    "read": store_read.run,
+    "put": store_put.run,
+    "open": store_open.run,
+    "syncs": store_syncs.run,
+    "recovery": store_recovery.run,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    suites = parser.add_subparsers(dest="suite", required=True)
+    store = suites.add_parser("store", help="the store alone, without Spark")
+    store.add_argument("--quick", action="store_true", help="100 000 rows and few rounds: does everything run?")
+    store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
+    store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 2)")
+    store.add_argument("--only", nargs="+", choices=list(STORE), default=list(STORE), help="some groups of figures")
+    store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
+    arguments = parser.parse_args()
+    print(
+        f"Python {platform.python_version()}, numpy {np.__version__}, pyarrow {pa.__version__}, "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over rounds, best beside them",
+        file=sys.stderr,
+    )
+    for name in arguments.only:
+        with tempfile.TemporaryDirectory(prefix="messagestore-bench-", dir=arguments.folder) as folder:
+            STORE[name](
+                Settings(
+                    folder=Path(folder),
+                    rows=arguments.rows or (100_000 if arguments.quick else 1_000_000),
+                    rounds=arguments.rounds or (2 if arguments.quick else 5),
+                    quick=arguments.quick,
+                )
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""What is a figure, and what is it compared with?
+
+One JSON line for each on stdout:
+
+    {"name": ..., "value": ..., "unit": ..., "floor": ..., "ratio": ...}
+
+`value` and `floor` are medians over the rounds, in the same unit; `ratio` is the median of value / floor of each round:
+at most about 1 for a rate, at least about 1 for a time. A floor has a line of its own, with null for both. The table on
+stderr has the best round, too: where others use the machine, the best says more about the code.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_PIECE = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What to measure, where and how often.
+
+    Parameters
+    ----------
+    folder : Path
+        For data roots; removed afterwards.
+    rows : int
+        Messages in a batch.
+    rounds : int
+    quick : bool
+        A look whether everything runs; the numbers mean less.
+    """
+
+    folder: Path
+    rows: int
+    rounds: int
+    quick: bool
+
+
+@dataclass
+class Rounds:
+    """Values by name, one for each round."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, value: float) -> None:
+        """The value of one round."""
+        self.values.setdefault(name, []).append(value)
+
+    def report(
+        self,
+        name: str,
+        unit: str,
+        *,
+        floor: str | None = None,
+        goal: float | None = None,
+        lower_is_better: bool = False,
+    ) -> None:
+        """Print a figure.
+
+        Parameters
+        ----------
+        name, unit : str
+        floor : str | None
+            Name of another series in the same unit.
+        goal : float | None
+            What was promised; only in the table.
+        lower_is_better : bool
+            For times and counts.
+        """
+        values = self.values[name]
+        value, best = statistics.median(values), (min if lower_is_better else max)(values)
+        floor_value = ratio = None
+        if floor is not None:
+            floors = self.values[floor]
+            floor_value = statistics.median(floors)
+            ratio = statistics.median(v / f for v, f in zip(values, floors, strict=True))
+        line = {
+            "name": name,
+            "value": _short(value),
+            "unit": unit,
+            "floor": _short(floor_value),
+            "ratio": _short(ratio),
+        }
+        print(json.dumps(line), flush=True)
+        text = f"  {name:<44} {_plain(value):>12} {unit:<12} best {_plain(best):>12}"
+        if ratio is not None:
+            text += f"  {ratio:9.3g} x {floor}"
+        if goal is not None:
+            met = best <= goal if lower_is_better else best >= goal
+            text += f"  (goal {_plain(goal)}: best is {'there' if met else f'at {best / goal:.2f}'})"
+        print(text, file=sys.stderr, flush=True)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def title(text: str) -> None:
+    """A heading in the table."""
+    print(f"\n{text}", file=sys.stderr, flush=True)
+
+
+def seconds(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
+    """How long a call takes, and what it gives; the collector is not part of it."""
+    gc.collect()
+    gc.disable()
+    try:
+        begin = time.perf_counter()
+        result = call(*args, **kwargs)
+        return time.perf_counter() - begin, result
+    finally:
+        gc.enable()
+
+
+def settle() -> None:
+    """Write what earlier figures left dirty, so that no later sync pays for it."""
+    os.sync()
+
+
+class Floors:
+    """What the machine needs for the bytes alone, in one process.
+
+    Parameters
+    ----------
+    folder : Path
+        On the file system the stores are on.
+    size : int
+        Bytes.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.path = folder / "floor"
+        self.data: NDArray[np.uint8] = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+        self._target = np.ones(size, np.uint8)
+
+    def memcpy_s(self) -> float:
+        """Copy them in memory that is there already."""
+        return seconds(np.copyto, self._target, self.data)[0]
+
+    def pwrite_s(self) -> float:
+        """Write them into the page cache, into a new sparse file."""
+        return self._write_s(sync=False)
+
+    def fdatasync_s(self) -> float:
+        """As `pwrite_s`, and sync them once."""
+        return self._write_s(sync=True)
+
+    def pread_s(self) -> float:
+        """Read them from the page cache."""
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._pwrite(fd)
+            view = self._target.data
+            starts = range(0, len(view), _PIECE)
+            return seconds(lambda: [os.preadv(fd, [view[at : at + _PIECE]], at) for at in starts])[0]
+        finally:
+            os.close(fd)
+            self.path.unlink()
+
+    def _write_s(self, *, sync: bool) -> float:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.ftruncate(fd, len(self.data))
+
+            def write() -> None:
+                self._pwrite(fd)
+                if sync:
+                    os.fdatasync(fd)
+
+            return seconds(write)[0]
+        finally:
+            os.close(fd)
+            self.path.unlink()
+
+    def _pwrite(self, fd: int) -> None:
+        view = self.data.data
+        for at in range(0, len(view), _PIECE):
+            os.pwrite(fd, view[at : at + _PIECE], at)
+
+    def add_rates(self, rounds: Rounds, prefix: str, count: int) -> None:
+        """One round of the three floors of writing, as items per second."""
+        rounds.add(f"{prefix}.floor.memcpy", count / self.memcpy_s())
+        rounds.add(f"{prefix}.floor.pwrite", count / self.pwrite_s())
+        rounds.add(f"{prefix}.floor.fdatasync", count / self.fdatasync_s())

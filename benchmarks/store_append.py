@@ -1,0 +1,103 @@
+"""How fast do Arrow batches become visible messages?
+
+Two ways: `MessageStore.append_batch`, and staging files as Spark's tasks write them, then the driver's commit. Both
+SYNC_FLUSH. The time ends when the messages can be seen; a reader of its own checks after each round that they can.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks.measure import Floors, Rounds, Settings, seconds, settle, title
+from benchmarks.messages import QUEUE_COUNT, SPARK_ROWS, TOPIC, sliced, table
+from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
+from messagestore.message_store import CHUNK_ROWS
+from messagestore.spi import StagedChunks, StagedFile, StagingWriter, append_batch, attached_store, encode, remove
+
+_TASKS = 2
+_GOAL = 1_200_000.0
+_HOST = bytes(4) + (10911).to_bytes(4, "big")
+
+
+def run(settings: Settings) -> None:
+    """Figure 1."""
+    title(f"append {settings.rows:,} messages until visible, SYNC_FLUSH")
+    batch, rounds = table(settings.rows), Rounds()
+    stores = {
+        name: MessageStore.open(settings.folder / name, StoreConfig(message_index_enable=index_on))
+        for name, index_on in (("append.batch.index_on", True), ("append.batch.index_off", False))
+    }
+    staged_roots = {
+        name: (settings.folder / name, StoreConfig(message_index_enable=index_on))
+        for name, index_on in (("append.staged.index_on", True), ("append.staged.index_off", False))
+    }
+    floors = None
+    for version in range(settings.rounds + 1):  # the first one makes files and warms up
+        into = rounds if version else Rounds()
+        for name, store in stores.items():
+            settle()
+            elapsed_s, size = seconds(_append, store, batch, version)
+            into.add(name, settings.rows / elapsed_s)
+            _check(settings.folder / name, (version + 1) * settings.rows)
+        for name, (root, config) in staged_roots.items():
+            settle()
+            stage_s, files = seconds(_stage, root, config, batch)
+            commit_s, _ = seconds(_commit, root, config, files, version)
+            into.add(name, settings.rows / (stage_s + commit_s))
+            into.add(f"{name}.stage", settings.rows / stage_s)
+            into.add(f"{name}.commit", settings.rows / commit_s)
+            _check(root, (version + 1) * settings.rows)
+        floors = floors or Floors(settings.folder, size)
+        settle()
+        floors.add_rates(into, "append", settings.rows)
+    for store in stores.values():
+        store.close()
+    for root, _ in staged_roots.values():
+        attached_store(root).detach()
+    for kind in ("memcpy", "pwrite", "fdatasync"):
+        rounds.report(f"append.floor.{kind}", "messages/s")
+    for name in (*stores, *staged_roots):
+        goal = _GOAL if name.endswith("index_on") else None
+        rounds.report(name, "messages/s", floor="append.floor.fdatasync", goal=goal)
+    for name in staged_roots:
+        rounds.report(f"{name}.stage", "messages/s", floor="append.floor.pwrite")
+        rounds.report(f"{name}.commit", "messages/s", floor="append.floor.fdatasync")
+
+
+def _append(store: MessageStore, batch: pa.RecordBatch, version: int) -> int:
+    parts = (MessageColumns.from_arrow(part, topic=TOPIC) for part in sliced(batch, CHUNK_ROWS))
+    return store.append_batch(parts, BatchRequest(app_id="bench", version=version)).appended_bytes
+
+
+def _stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[StagedFile]:
+    """What the tasks do, one after the other: gather Spark's small batches, encode, write a file."""
+    staging = root / "spark" / "staging"
+    staging.mkdir(parents=True, exist_ok=True)
+    files = []
+    share = -(-batch.num_rows // _TASKS)
+    for part in sliced(batch, share):
+        small = sliced(part, SPARK_ROWS)
+        with StagingWriter(str(staging)) as writer:
+            for at in range(0, len(small), CHUNK_ROWS // SPARK_ROWS):
+                gathered = pa.Table.from_batches(small[at : at + CHUNK_ROWS // SPARK_ROWS]).combine_chunks()
+                columns = MessageColumns.from_arrow(gathered, topic=TOPIC)
+                writer.write(encode(columns, limits=config, store_host=_HOST, born_host=_HOST))
+            files.append(writer.finish())
+    return files
+
+
+def _commit(root: Path, config: StoreConfig, files: list[StagedFile], version: int) -> None:
+    """What the driver does."""
+    with attached_store(root, config).writing("benchmark") as writer:
+        append_batch(writer, StagedChunks(files), BatchRequest(app_id="bench", version=version))
+    remove(file.path for file in files)
+
+
+def _check(root: Path, count: int) -> None:
+    """Another reader sees all of them."""
+    with MessageStore.open_read_only(root) as reader:
+        seen = sum(reader.max_offset(TOPIC, queue_id) for queue_id in range(QUEUE_COUNT))
+    if seen != count:
+        raise AssertionError(f"{root}: {seen} messages are visible, {count} were appended")

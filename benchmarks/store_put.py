@@ -1,0 +1,130 @@
+"""How fast are single puts?
+
+ASYNC_FLUSH: until `put_message` returns, and until the last one can be seen. SYNC_FLUSH: one thread, and 16 threads
+that share syncs. The floors take a record of the same size for each put: copied, written, written and synced.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from benchmarks.measure import Rounds, Settings, seconds, settle, title
+from benchmarks.messages import QUEUE_COUNT, TAGS, TOPIC
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig
+from messagestore.spi import StoreView
+
+_THREADS = 16
+_BODY = bytes(range(100))
+
+
+def run(settings: Settings) -> None:
+    """Figure 3."""
+    asynchronous, synchronous = (5_000, 200) if settings.quick else (40_000, 1_000)
+    title(f"single puts: {asynchronous:,} in ASYNC_FLUSH, {synchronous:,} in SYNC_FLUSH")
+    rounds = Rounds()
+    stores = {
+        mode: MessageStore.open(settings.folder / mode, StoreConfig(flush_disk_type=mode))
+        for mode in (ASYNC_FLUSH, SYNC_FLUSH)
+    }
+    size = stores[ASYNC_FLUSH].put_message(_messages(1)[0]).size
+    for number in range(settings.rounds + 1):
+        into = rounds if number else Rounds()
+        _floors(settings.folder, size, asynchronous, synchronous, into)
+        for name, by_key in (("put.async", False), ("put.async.by_key", True)):
+            _async(stores[ASYNC_FLUSH], asynchronous, into, name, by_key=by_key)
+        settle()
+        into.add("put.sync.1_thread", _sync(stores[SYNC_FLUSH], synchronous, 1))
+        into.add(f"put.sync.{_THREADS}_threads", _sync(stores[SYNC_FLUSH], 4 * synchronous, _THREADS))
+    for store in stores.values():
+        store.close()
+    for kind in ("memcpy", "pwrite", "fdatasync"):
+        rounds.report(f"put.floor.{kind}", "messages/s")
+    for name in ("put.async", "put.async.by_key"):
+        rounds.report(name, "messages/s", floor="put.floor.pwrite", goal=40_000)
+        rounds.report(f"{name}.until_visible", "messages/s", floor="put.floor.pwrite")
+    rounds.report("put.sync.1_thread", "messages/s", floor="put.floor.fdatasync")
+    rounds.report(f"put.sync.{_THREADS}_threads", "messages/s", floor="put.floor.fdatasync")
+
+
+def _messages(count: int, *, by_key: bool = False) -> list[Message]:
+    return [
+        Message(
+            TOPIC,
+            _BODY,
+            keys=[f"ord-{number * 7919 % 1_000_000}"],
+            tags=TAGS[number % len(TAGS)],
+            queue_id=None if by_key else number % QUEUE_COUNT,
+        )
+        for number in range(count)
+    ]
+
+
+def _async(store: MessageStore, count: int, into: Rounds, name: str, *, by_key: bool) -> None:
+    messages = _messages(count, by_key=by_key)
+    end = store.writer.end.physical_offset
+
+    def put_all() -> None:
+        nonlocal end
+        for message in messages:
+            result = store.put_message(message)
+        end = result.physical_offset + result.size
+
+    put_s, _ = seconds(put_all)
+    visible_s, _ = seconds(_wait_visible, store, end)
+    into.add(name, count / put_s)
+    into.add(f"{name}.until_visible", count / (put_s + visible_s))
+
+
+def _wait_visible(store: MessageStore, end: int) -> None:
+    view = StoreView(store.writer.files.paths.root)
+    while (view.refresh().end or 0) < end:
+        pass
+    view.close()
+
+
+def _sync(store: MessageStore, count: int, thread_count: int) -> float:
+    shares = [_messages(count // thread_count) for _ in range(thread_count)]
+
+    def put_all(messages: list[Message]) -> None:
+        for message in messages:
+            store.put_message(message)
+
+    threads = [threading.Thread(target=put_all, args=(share,)) for share in shares]
+
+    def run_all() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return sum(map(len, shares)) / seconds(run_all)[0]
+
+
+def _floors(folder: Path, size: int, asynchronous: int, synchronous: int, into: Rounds) -> None:
+    record, target = bytes(size), bytearray(size)
+    fd = os.open(folder / "floor", os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(fd, 1 << 30)
+
+    def copy() -> None:
+        for _ in range(asynchronous):
+            target[:] = record
+
+    def write() -> None:
+        for number in range(asynchronous):
+            os.pwrite(fd, record, number * size)
+
+    def sync() -> None:
+        for number in range(synchronous):
+            os.pwrite(fd, record, number * size)
+            os.fdatasync(fd)
+
+    try:
+        into.add("put.floor.memcpy", asynchronous / seconds(copy)[0])
+        into.add("put.floor.pwrite", asynchronous / seconds(write)[0])
+        settle()
+        into.add("put.floor.fdatasync", synchronous / seconds(sync)[0])
+    finally:
+        os.close(fd)
+        (folder / "floor").unlink()
