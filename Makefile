@@ -45,8 +45,9 @@ typecheck: setup
 bench: setup
 	$(BIN)/python -m benchmarks store $(ARGS)
 
+# runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup
-	$(BIN)/python -m messagestore.layout
+	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.layout store/FORMAT.md
 
 clean:
 	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

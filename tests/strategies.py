@@ -6,6 +6,7 @@ import ipaddress
 import string
 
 from hypothesis import strategies as st
+
 from messagestore import properties
 from messagestore.message import Message
 

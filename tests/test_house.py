@@ -172,3 +172,12 @@ def test_documented_verbs_exist(texts: dict[str, str]) -> None:
     used |= set(re.findall(r"^(?:step|make --no-print-directory) ([a-z]+)\b", texts[".ci/run"], re.MULTILINE))
     assert used <= targets
     assert {"setup", "test", "lint", "typecheck", "bench", "docs"} <= targets
+
+
+def test_the_tower_is_drawn_as_it_is_enforced(texts: dict[str, str]) -> None:
+    """The picture in ARCHITECTURE.md and the contract of import-linter name the same layers in the same order."""
+    contracts = tomllib.loads(texts["pyproject.toml"])["tool"]["importlinter"]["contracts"]
+    picture = re.search(r"## The tower.*?```\n(.*?)```", texts["ARCHITECTURE.md"], re.DOTALL)
+    assert picture is not None
+    drawn = [re.split(r" {2,}", line.strip())[0] for line in picture[1].splitlines() if line.startswith("  ")]
+    assert drawn == [layer for contract in contracts if contract["type"] == "layers" for layer in contract["layers"]]

@@ -19,5 +19,6 @@ def test_the_library_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (code,) = blocks("python")
     exec(compile(code.replace("/data/store", str(tmp_path / "store")), "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "PUT_OK 2"
     assert lines[1:4] == ["0 UA b'UA0'", "1 UA b'UA1'", "2 UA b'UA2'"]
     assert lines[4] == "3 messages with that key"

@@ -150,7 +150,7 @@ def gather(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) ->
     offsets = np.empty(2 * n + 1, np.int64 if wide else np.int32)
     offsets[0:-1:2] = starts
     offsets[1::2] = ends
-    offsets[-1] = offsets[-2]
+    offsets[-1] = len(data)
     return binary_array(data, offsets, pa.large_binary() if wide else pa.binary()).take(
         pa.array(np.arange(0, 2 * n, 2))
     )

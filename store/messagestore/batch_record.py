@@ -17,6 +17,7 @@ from messagestore import record
 from messagestore.commit_log import CommitLog
 from messagestore.config import StoreConfig
 from messagestore.errors import CorruptionError, MessageIllegalError
+from messagestore.layout import PROPERTY_CRC_SIZE
 from messagestore.message import BATCH_TOPIC, Message
 
 FORMAT = 1
@@ -157,6 +158,8 @@ def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
 
     Everything is checked that can be checked without the data behind it: the record's CRCs, its own offsets.
     """
+    if not data[-PROPERTY_CRC_SIZE:].startswith(record.PROPERTY_CRC_BEGIN):
+        return None  # always there: a flipped bit in its name must not switch the check off
     try:
         message = record.decode_message(data, physical_offset=physical_offset)
     except CorruptionError:

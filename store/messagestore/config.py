@@ -163,7 +163,7 @@ def java_key(name: str) -> str:
     if name == "broker_ip1":
         return "brokerIP1"
     head, *rest = name.split("_")
-    return head + "".join(word.capitalize() for word in rest)
+    return head + "".join("CRC" if word == "crc" else word.capitalize() for word in rest)
 
 
 def _typed(key: str, kind: str, value: object) -> object:

@@ -470,11 +470,17 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
         if topic_fault(topic) is not None:
             refused.append(topic)
             continue
-        ids = sorted(int(name) for name in disk.names(folder) if _is_queue_id(name))
-        ids = [queue_id for queue_id in ids if disk.is_folder(os.path.join(folder, str(queue_id)))]
+        ids = queue_ids_of(disk, root, topic)
         if ids:
             queues[topic] = ids
     return queues, refused
+
+
+def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
+    """The queues of one topic that have a folder: their ids, ascending."""
+    folder = os.path.join(root, CONSUME_QUEUE_FOLDER, topic)
+    ids = sorted(int(name) for name in disk.names(folder) if _is_queue_id(name))
+    return [queue_id for queue_id in ids if disk.is_folder(os.path.join(folder, str(queue_id)))]
 
 
 def _is_queue_id(name: str) -> bool:

@@ -7,6 +7,7 @@ is synced here. What was dispatched before is skipped, so dispatching a range of
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from messagestore.layout import (
 from messagestore.message import SCHEDULE_TOPIC
 from messagestore.store_files import StoreFiles
 
+_KEYS_AT_ONCE = 1_000_000
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's messageDelayLevel, levels 1 to 18."""
 
@@ -62,10 +64,22 @@ class Dispatcher:
     def __init__(self, files: StoreFiles) -> None:
         self.files = files
 
-    def dispatch(self, request: DispatchRequest) -> None:
-        """ConsumeQueues first, then the index, as RocketMQ does."""
-        self.dispatch_queues(request)
-        self.dispatch_index(request)
+    def dispatch(self, requests: Iterable[DispatchRequest]) -> None:
+        """ConsumeQueues first, then the index, as RocketMQ does.
+
+        Index entries of many requests are put together: each put reads and writes the slots it touches, and a large one
+        costs hardly more than a small one.
+        """
+        waiting: list[DispatchRequest] = []
+        key_count = 0
+        for request in requests:
+            self.dispatch_queues(request)
+            waiting.append(request)
+            key_count += len(request.key_hashes)
+            if key_count >= _KEYS_AT_ONCE:
+                self._put_index(waiting)
+                waiting, key_count = [], 0
+        self._put_index(waiting)
 
     def dispatch_queues(self, request: DispatchRequest) -> None:
         """Append each run's units; runs of one queue are written together."""
@@ -98,11 +112,21 @@ class Dispatcher:
             self.files.mark_written(topic, queue_id, queue)
             queue.append(first, units)
 
-    def dispatch_index(self, request: DispatchRequest) -> None:
-        """Index entries of all records, in log order."""
+    def _put_index(self, requests: list[DispatchRequest]) -> None:
         index = self.files.index
-        if index is not None:
-            index.put(request.physical_offsets, request.store_timestamps_ms, request.key_hashes, request.key_counts)
+        if index is None or not requests:
+            return
+        if len(requests) == 1:
+            one = requests[0]
+            index.put(one.physical_offsets, one.store_timestamps_ms, one.key_hashes, one.key_counts)
+            return
+        times = [np.broadcast_to(r.store_timestamps_ms, r.physical_offsets.shape) for r in requests]
+        index.put(
+            np.concatenate([r.physical_offsets for r in requests]),
+            np.concatenate(times),
+            np.concatenate([r.key_hashes for r in requests]),
+            np.concatenate([r.key_counts for r in requests]),
+        )
 
     def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
         """Write a queue's units again from the log's first segment up to the physical offset `end`."""

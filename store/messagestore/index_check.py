@@ -1,8 +1,8 @@
 """Does the index lead to every record that has a key?
 
-Two questions, each with an answer that costs one pass over the entries. `missing`: is there an entry for each key of these
-records? Entries are in log order, so those of a stretch of the log lie side by side. `unreachable`: does the chain of its
-slot lead to each entry? The entries are read newest first, and for each slot it is kept where its chain goes on:
+Two questions, each with an answer that costs one pass over the entries. `missing`: is there an entry for each key of
+these records? Entries are in log order, so those of a stretch of the log lie side by side. `unreachable`: does the
+chain of its slot lead to each entry? Entries are read newest first; for each slot it is kept where its chain goes on:
 
     slot -> newest entry -> the one before -> ... -> 0          an entry that is passed over is not found by a search
 
@@ -44,7 +44,9 @@ def missing(
     offsets = np.concatenate([np.empty(0, np.int64), *(block["physical_offset"] for block in blocks)])
     if np.array_equal(hashes, key_hashes) and np.array_equal(offsets, physical_offsets):
         return np.empty(0, np.int64)
-    return _missing_one_by_one(tables, set(zip(hashes.tolist(), offsets.tolist(), strict=True)), key_hashes, physical_offsets)
+    return _missing_one_by_one(
+        tables, set(zip(hashes.tolist(), offsets.tolist(), strict=True)), key_hashes, physical_offsets
+    )
 
 
 def _missing_one_by_one(
@@ -54,7 +56,7 @@ def _missing_one_by_one(
     physical_offsets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """A loop over keys: only where entries and keys differ (one is missing, or a broker has put one twice)."""
-    lost = []
+    lost: list[int] = []
     for key in zip(key_hashes.tolist(), physical_offsets.tolist(), strict=True):
         if key not in there:
             # A damaged entry may have led the search for the stretch astray.
@@ -127,7 +129,7 @@ def _heads(table: IndexTable, count: int) -> NDArray[np.int32]:
 
 
 def _passed_over(table: IndexTable, start: int, end: int, heads: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Entries of `start..end` that the chains do not lead to; `heads` moves on to where each chain leads below `start`."""
+    """Entries of `start..end` that no chain leads to; `heads` moves on to where each chain leads below `start`."""
     entries = table.entries(start, end - start)[::-1]
     numbers = np.arange(end - 1, start - 1, -1)
     slots = entries["key_hash"] % table.slot_count

@@ -16,7 +16,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -349,21 +349,28 @@ class LogWriter:
                 puts, self.pending = self.pending[:count], self.pending[count:]
             if not puts:
                 return
-            for request in _requests_of(puts):
-                self.dispatch_or_poison(request)
+            self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
             visible = puts[-1].physical_offset + puts[-1].size
             self.write_state(visible_end=visible, in_flight=visible)
             self.maybe_move_clean()
 
-    def dispatch_or_poison(self, request: DispatchRequest) -> None:
-        """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon."""
+    def dispatch_or_poison(self, requests: Callable[[], Iterable[DispatchRequest]], physical_offset: int) -> None:
+        """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon.
+
+        Parameters
+        ----------
+        requests : callable
+            Gives the requests, each time from the first one on.
+        physical_offset : int
+            Of the first record.
+        """
         try:
-            self.dispatcher.dispatch(request)
+            self.dispatcher.dispatch(requests())
         except (OSError, StoreError) as first_error:
             try:
                 if self.files.index is not None:
-                    self.files.index.rewind(int(request.physical_offsets[0]))  # it may hold some of these entries
-                self.dispatcher.dispatch(request)
+                    self.files.index.rewind(physical_offset)  # it may hold some of these entries
+                self.dispatcher.dispatch(requests())
             except (OSError, StoreError):
                 reason = f"records are in the log, but their queues could not be written ({first_error})"
                 raise self.poison(reason) from first_error

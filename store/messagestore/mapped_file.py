@@ -1,8 +1,8 @@
 """How do bytes reach the disk, and come back?
 
 `Disk` is the one seam: every file operation of the store goes through one of its methods, so that a test can record,
-fail or cut off any of them. Writes are `pwrite` (a full disk is an error, never a SIGBUS), reads are `pread` into memory
-of our own: the bytes that were checked are the bytes that are used, and an I/O error is an exception.
+fail or cut off any of them. Writes are `pwrite` (a full disk is an error, never a SIGBUS), reads are `pread` into
+memory of our own: the bytes that were checked are the bytes that are used, and an I/O error is an exception.
 
 A `File` is one open descriptor. It closes when the last reference to it goes, so a pool may forget a file that another
 thread still reads. The name of the module is RocketMQ's (`logfile/DefaultMappedFile.java`); nothing is mapped.
@@ -277,7 +277,7 @@ class Disk:
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
         if error.errno in _FULL:
             free = self.free(os.path.dirname(path))
-            text = f"{path}: no room for {needed} bytes ({error.strerror}; {free} bytes free); free space or raise the limit"
+            text = f"{path}: no room for {needed} bytes ({error.strerror}; {free} bytes free); make room or raise the limit"
             full = StoreFullError(text, path=path, needed=needed, free=free)
             full.errno = error.errno
             return full

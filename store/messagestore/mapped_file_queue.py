@@ -7,13 +7,17 @@ never show a file of another size, nor an empty one.
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import uuid
 
 from messagestore.errors import CorruptionError
 from messagestore.mapped_file import Disk, File, FilePool
 
 _NAME_DIGITS = 20
+_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
+_MAX_OFFSET = (1 << 63) - 1
 
 
 def file_name(file_from_offset: int) -> str:
@@ -66,7 +70,7 @@ class MappedFileQueue:
                 size = self.disk.size(path)
             except FileNotFoundError:
                 continue  # deleted by retention just now
-            if len(name) != _NAME_DIGITS or not name.isascii() or not name.isdigit():
+            if _NAME.fullmatch(name) is None or int(name) > _MAX_OFFSET:
                 raise CorruptionError(
                     path, 0, "files named by 20 digits only", f"{name!r}", hint="Move it out of the folder."
                 )
@@ -79,7 +83,7 @@ class MappedFileQueue:
         for offset, size in zip(offsets, sizes, strict=True):
             if size != self.file_size:
                 raise CorruptionError(self.path(offset), 0, f"a file of {self.file_size} bytes", f"{size} bytes")
-        for before, offset in zip(offsets, offsets[1:], strict=False):
+        for before, offset in itertools.pairwise(offsets):
             if offset != before + self.file_size:
                 raise CorruptionError(
                     self.path(before + self.file_size),

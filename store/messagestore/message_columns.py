@@ -326,7 +326,7 @@ class ColumnTexts:
         texts = plain(pick(column.values))
         if texts.null_count or int(counts.max(initial=0)) > 1:
             lists = pa.LargeListArray.from_arrays(np.concatenate([[0], np.cumsum(counts)]), texts)
-            return Keys(texts, counts, pc.binary_join(lists, KEY_SEPARATOR))
+            return Keys(texts, counts, pc.binary_join(lists, pa.scalar(KEY_SEPARATOR, pa.string()).cast(texts.type)))
         offsets = offsets_of(texts)[np.concatenate([[0], np.cumsum(counts)])]  # none or one a row: the same bytes
         return Keys(texts, counts, binary_array(texts.buffers()[2] or pa.py_buffer(b""), offsets, texts.type))
 

@@ -97,14 +97,19 @@ class EncodedRecords:
 
 
 def encode(
-    columns: MessageColumns, *, limits: StoreConfig, store_host: bytes, born_host: bytes, first_row: int = 0
+    columns: MessageColumns | ColumnTexts,
+    *,
+    limits: StoreConfig,
+    store_host: bytes,
+    born_host: bytes,
+    first_row: int = 0,
 ) -> EncodedRecords:
     """The records of a batch.
 
     Parameters
     ----------
-    columns : MessageColumns
-        With queues chosen.
+    columns : MessageColumns or ColumnTexts
+        With queues chosen. `ColumnTexts` when something of it was needed before: it is then not computed again.
     limits : StoreConfig
         `maxMessageSize`, `autoMessageVersionOnTopicLen`, `enabledAppendPropCRC`.
     store_host, born_host : bytes
@@ -117,7 +122,8 @@ def encode(
     MessageIllegalError
         For the first row that cannot be stored.
     """
-    texts = ColumnTexts(columns)
+    texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
+    columns = texts.columns
     fault = first_fault(texts, limits, first_row)
     if fault is not None:
         raise fault

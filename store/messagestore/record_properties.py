@@ -60,6 +60,7 @@ class PropertyTexts:
         bad = np.union1d(bad, np.array(rows_not_utf8(texts), np.int64))
         if len(bad):
             marks = _Marks(_rewritten(texts, bad))
+            marks.drop_those_in_values()
         self._data = marks.data
         self._row_ends = marks.offsets[1:]
         self._name_ends = marks.positions[0::2]
@@ -203,6 +204,12 @@ class _Marks:
         wrong = (self.kinds != NAME_VALUE_SEPARATOR[0] + odd) | (self.positions - before < 2)
         unclosed = np.flatnonzero(filled)[~closed]
         return np.union1d(rows[wrong], unclosed)
+
+    def drop_those_in_values(self) -> None:
+        """Forget each 0x01 behind another one: Java takes the first, and the rest for a part of the value."""
+        closes = self.kinds == PROPERTY_SEPARATOR[0]
+        opens = np.append(True, closes[:-1])[: len(closes)]
+        self.positions, self.kinds = self.positions[closes | opens], self.kinds[closes | opens]
 
     def _all_alternate(self) -> bool:
         """Whether the separators of all rows together alternate, none directly behind another."""

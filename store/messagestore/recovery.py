@@ -319,8 +319,8 @@ class _Recovery:
         self._rebuild_missing(walk, dispatcher)
         if files.index is not None and self.abort is not None:
             files.index.rewind(walk.start)
-        for run in self.log.scan(walk.start, walk.end.physical_offset, verify_body_crc=False):
-            dispatcher.dispatch(request_of(run))
+        runs = self.log.scan(walk.start, walk.end.physical_offset, verify_body_crc=False)
+        dispatcher.dispatch(request_of(run) for run in runs)
         names = files.queue_names()
         for topic, queue_id in walk.next_offsets:
             if queue_id not in names.setdefault(topic, []):

@@ -138,11 +138,7 @@ class StoreFiles:
                 message_index_enable=identity.message_index_enable,
             )
         self.config = config
-        self.store_host = pack_host(
-            f"[{config.broker_ip1}]:{config.listen_port}"
-            if ":" in config.broker_ip1
-            else f"{config.broker_ip1}:{config.listen_port}"
-        )
+        self.store_host = store_host_of(config)
         self.pool = FilePool(disk)
         self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
         self.commit_log = CommitLog(paths.commit_log, 0, self.log_pool, paths.spark, preallocate=config.preallocate)
@@ -250,6 +246,12 @@ class StoreFiles:
         self.pool.clear()
         self.log_pool.clear()
         self.state_file.close()
+
+
+def store_host_of(config: StoreConfig) -> bytes:
+    """STOREHOST of the records of a store: `brokerIP1` and `listenPort`, packed."""
+    address = f"[{config.broker_ip1}]" if ":" in config.broker_ip1 else config.broker_ip1
+    return pack_host(f"{address}:{config.listen_port}")
 
 
 def looks_like_store(disk: Disk, paths: Paths) -> bool:

@@ -564,8 +564,7 @@ def _commit(writer: LogWriter, plan: _Plan, head: bytes, request: BatchRequest) 
 def _publish(writer: LogWriter, plan: _Plan, timestamp_ms: int) -> None:
     """Dispatch, then make the batch visible. The batch is in the log: what fails here is finished by the next recovery."""
     batch = plan.batch
-    for request in _requests(writer, plan, timestamp_ms):
-        writer.dispatch_or_poison(request)
+    writer.dispatch_or_poison(lambda: _requests(plan, timestamp_ms), batch.physical_offset)
     writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
     for key, count in plan.counts.items():
         writer.next_offsets[key] = plan.first_offsets[key] + count
@@ -575,7 +574,7 @@ def _publish(writer: LogWriter, plan: _Plan, timestamp_ms: int) -> None:
     writer.maybe_move_clean()
 
 
-def _requests(writer: LogWriter, plan: _Plan, timestamp_ms: int) -> Iterator[DispatchRequest]:
+def _requests(plan: _Plan, timestamp_ms: int) -> Iterator[DispatchRequest]:
     batch = plan.batch
     one = np.ones(1, np.int32)
     yield DispatchRequest(

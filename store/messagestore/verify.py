@@ -1,9 +1,10 @@
 """Is everything in the store as it must be?
 
-`verify` reads the whole store and writes nothing; it works on a live store and on a dead one. Every fault is a `Finding`
-with file, offset, what is expected and what was found:
+`verify` reads the whole store and writes nothing; it works on a live store and on a dead one. Every fault is a
+`Finding` with file, offset, what is expected and what was found:
 
-- framing, position and CRCs of every record, BLANK records, zeros behind the end;
+- framing, position and CRCs of every record, BLANK records, zeros behind the end; behind a damaged record it goes on
+  with the next one that can be found;
 - every ConsumeQueue unit against its record, every record against its unit, queue offsets without gap;
 - every key through the index;
 - every BATCH: its data's CRCs, its ranges, and its journal entry;
@@ -13,86 +14,28 @@ with file, offset, what is expected and what was found:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from messagestore import checkpoint as store_checkpoint
-from messagestore import record
-from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import BatchRecord, read_batch
 from messagestore.commit_log import Scanned
 from messagestore.config import StoreConfig
-from messagestore.consume_queue import UNIT_DTYPE
 from messagestore.dispatch import DispatchRequest, request_of
-from messagestore.errors import CorruptionError, StoreError
-from messagestore.layout import CHECKPOINT_SIZE
+from messagestore.errors import CorruptionError, NotAStoreError
+from messagestore.layout import BLANK
 from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC
+from messagestore.message import BATCH_TOPIC, topic_fault
 from messagestore.recovery_walk import bad_chunk
-from messagestore.view import StoreView
+from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
+from messagestore.verify_derived import IndexCheck, QueueCheck
+from messagestore.verify_files import SmallFiles, rules_of
+from messagestore.verify_report import Finding, Progress, VerifyReport
 
-_KNOWN_NAMES = {
-    "commitlog", "consumequeue", "index", "config", "abort", "abort.bak", "checkpoint", "lock", "spark", "batchconsumequeue",
-    "consumequeue_ext", "compaction", "timerwheel", "timerlog", "epochFileCheckpoint", "brokerIdentity",
-}  # fmt: skip
-_KEYS_AT_ONCE = 65_536
-_MOST_FINDINGS = 1000
-Progress = Callable[[int, int], None]
+__all__ = ["Finding", "Progress", "VerifyReport", "verify"]
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault.
-
-    Parameters
-    ----------
-    path : str
-    offset : int
-        Physical offset for the log, else the position or unit number in the file.
-    expected, found : str
-    """
-
-    path: str
-    offset: int
-    expected: str
-    found: str
-
-
-@dataclass
-class VerifyReport:
-    """What `verify` checked, and what it found.
-
-    Parameters
-    ----------
-    start, end : int
-        Physical offsets of the part of the log that was checked.
-    record_count, unit_count, key_count, batch_count : int
-    findings : list of Finding
-        At most 1 000.
-    """
-
-    start: int = 0
-    end: int = 0
-    record_count: int = 0
-    unit_count: int = 0
-    key_count: int = 0
-    batch_count: int = 0
-    findings: list[Finding] = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        self.findings = self.findings or []
-
-    @property
-    def ok(self) -> bool:
-        """Nothing was found."""
-        return not self.findings
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "ok": self.ok}
+_TRIES = 5
+_NEAR_COUNT = 16
 
 
 def verify(
@@ -102,13 +45,14 @@ def verify(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a whole store.
+    """Check a whole store. Its writer may go on; what is appended after the start is not looked at.
 
     Parameters
     ----------
     root : path
     config : StoreConfig | None
         Index slot and entry counts of a store without `spark/store.json`.
+    disk : Disk
     progress : callable | None
         Called with (bytes of the log checked, bytes in all).
 
@@ -117,275 +61,232 @@ def verify(
     NotAStoreError
         When there is no store.
     """
-    try:
-        view = StoreView(root, config, disk)
-    except CorruptionError as error:
-        return VerifyReport(findings=[Finding(error.path, error.physical_offset, error.expected, error.found)])
-    try:
-        return _Verifier(view, progress).run()
-    finally:
-        view.close()
+    disk, paths = disk or Disk(), Paths(root)
+    if not looks_like_store(disk, paths):
+        raise NotAStoreError(
+            f"{paths.root}: found no message store (no commitlog folder); give the store's root folder", path=paths.root
+        )
+    for left in reversed(range(_TRIES)):
+        report = VerifyReport()
+        files: StoreFiles | None = None
+        try:
+            files = StoreFiles(paths, config or StoreConfig(), Identity.read(disk, paths.identity), disk)
+            if _Verifier(files, report, progress, at_rest=left > 0).run():
+                return report
+        except CorruptionError as error:
+            report.find(error.path, error.physical_offset, error.expected, error.found)
+            return report
+        except NotAStoreError as error:
+            report.find(error.path, 0, "a plain file", str(error))
+            return report
+        except FileNotFoundError:  # retention, or a topic that was deleted, took a file while it was read
+            if not left:
+                raise
+        finally:
+            if files is not None:
+                files.close()
+    return report
 
 
 class _Verifier:
-    def __init__(self, view: StoreView, progress: Progress | None) -> None:
-        self.view = view
-        self.files = view.files
-        self.log = view.files.commit_log
+    def __init__(self, files: StoreFiles, report: VerifyReport, progress: Progress | None, *, at_rest: bool) -> None:
+        self.files = files
+        self.log = files.commit_log
+        self.report = report
         self.progress = progress
-        self.report = VerifyReport()
-        self.next_offsets: dict[tuple[str, int], int] = {}
-        self.batches: list[BatchRecord] = []
+        self.at_rest = at_rest
+        self.last_time_ms = 0
+        self.times_back: list[int] = []
 
-    def run(self) -> VerifyReport:
-        report, log = self.report, self.log
-        queues = {(t, q): self._queue_range(t, q) for t, ids in self.view.topics().items() for q in ids}
-        limit = self.view.visible.end
-        report.start = log.min_offset
-        last_time = 0
-        for run in log.scan(report.start, limit):
-            last_time = self._check_run(run, last_time)
-            report.record_count += len(run.starts)
-            if self.progress is not None:
-                self.progress(run.end - report.start, (limit or log.files.max_offset) - report.start)
-        report.end = log.scan_offset
-        self._check_end(limit)
-        self._check_queues(queues)
-        for batch in self.batches:
-            self._check_batch(batch)
-        self._check_journal()
-        self._check_small_files()
-        self._check_names()
-        return report
+    def run(self) -> bool:
+        """Check everything; False when the store changed hands meanwhile and there are findings: look again."""
+        files, report = self.files, self.report
+        if not self._load():
+            return True
+        small_files = SmallFiles(files, report)
+        self.rules = rules = rules_of(files, report, at_rest=self.at_rest)
+        self.log.load()
+        self.queues = QueueCheck(files, report, rules.limit)
+        self.index = IndexCheck(files, report, rules.limit, up_to_date=rules.up_to_date)
+        report.start = self.log.min_offset
+        report.end = self._walk(report.start, rules.limit)
+        whole = report.end >= rules.limit
+        if rules.abort is None and whole:
+            self._walk_behind()
+        if rules.zeros_behind and whole:
+            self._check_zeros()
+        if self.times_back:
+            report.note(
+                f"store times go back at {len(self.times_back)} records, first at {self.times_back[0]}: "
+                "a clock was set back; looking for a time there may miss messages"
+            )
+        self.queues.finish(all_units=rules.all_units and whole, zeros_behind=rules.zeros_behind and whole)
+        self.index.finish()
+        small_files.check(rules, self.last_time_ms if whole and not self.queues.gap else None)
+        return report.ok or rules.hold(files) or not self.at_rest
 
-    def find(self, path: str, offset: int, expected: str, found: str) -> None:
-        """Note a fault."""
-        if len(self.report.findings) < _MOST_FINDINGS:
-            self.report.findings.append(Finding(path, offset, expected, found))
+    def _load(self) -> bool:
+        """Look at the folders; False when there is no log to check."""
+        files, report = self.files, self.report
+        for part in (files.index, files.topics, self.log):
+            try:
+                if part is not None:
+                    part.load()
+            except CorruptionError as error:
+                report.find(error.path, error.physical_offset, error.expected, error.found)
+                if part is self.log:
+                    return False
+                if part is files.index:
+                    files.index = None
+        if not self.log.segment_size:
+            self.log.files.file_size = files.config.mapped_file_size_commit_log
+        return True
+
+    # ---- records
+
+    def _walk(self, start: int, limit: int) -> int:
+        """Check every record from `start` to `limit`, and go on behind what cannot be read; where it ended."""
+        log, position = self.log, start
+        while position < limit:
+            readable = True
+            try:
+                for run in log.scan(position, limit):
+                    position = run.end
+                    self._check_run(run)
+                    if self.progress is not None:
+                        self.progress(position - start, limit - start)
+                position, stop = log.scan_offset, log.scan_end
+                expected, found = stop.expected or "a record", stop.found or stop.reason
+                if stop.reason == "blank":
+                    expected, found = "a segment behind this BLANK record", "no file"
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                readable, expected, found = False, "bytes that can be read", error.strerror or str(error)
+            if position >= limit:
+                break
+            following = self._next_record(position, limit) if readable else self._next_segment(position, limit)
+            more = "no record behind it can be found" if following is None else f"the next record is at {following}"
+            expected = f"{expected} (the log goes on to {limit})"
+            self.report.find(self._log_path(position), position, expected, f"{found}; {more}")
+            self.queues.gap += 1
+            if following is None:
+                return position
+            position = following
+        if position > limit:
+            self.report.find(self._log_path(limit), limit, "the end of a record", "the middle of one")
+        return position
+
+    def _next_segment(self, position: int, limit: int) -> int | None:
+        following = self.log.segment_of(position) + self.log.segment_size
+        return following if following < limit and self.log.files.holding(following) is not None else None
+
+    def _next_record(self, position: int, limit: int) -> int | None:
+        """The first place behind `position` where a record begins, as far as sizes, queues and segments tell."""
+        log = self.log
+        data = log.record_bytes(position)
+        places = [] if data is None else [position + len(data)]
+        for topic, queue_ids in self.queues.names.items():
+            for queue_id in queue_ids:
+                queue = self.queues.queue(topic, queue_id)
+                if queue is not None:
+                    units = queue.read(queue.search_physical(position + 1), _NEAR_COUNT)
+                    places += units["physical_offset"][units["size"] > 0].tolist()
+        places += [segment for segment in log.files.offsets if segment > position]
+        for place in sorted(set(places)):
+            if position < place < limit and (
+                log.head(place) is not None or log.read(place, BLANK.size) == log.blank(place)
+            ):
+                return int(place)
+        return None
 
     def _log_path(self, physical_offset: int) -> str:
         return self.log.files.path(self.log.segment_of(physical_offset))
 
-    def _queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        try:
-            return self.view.min_offset(topic, queue_id), self.view.max_offset(topic, queue_id)
-        except StoreError as error:
-            self.find(self.files.queue(topic, queue_id).files.directory, 0, "files that can be read", str(error))
-            return 0, 0
-
-    # ---- records
-
-    def _check_run(self, run: Scanned, last_time: int) -> int:
-        request = request_of(run)
+    def _check_run(self, run: Scanned) -> None:
         times = run.heads["store_timestamp_ms"]
-        back = np.flatnonzero(np.diff(np.concatenate([[last_time], times])) < 0)
-        for row in back[:1].tolist():
-            at = run.physical_offset + int(run.starts[row])
-            self.find(self._log_path(at), at, "a store time not below the one before", f"{int(times[row])}")
-        self._check_units_of(request)
-        self._check_keys_of(request)
-        if BATCH_TOPIC in request.run_topics:
-            self._take_batches(request)
-        return int(times[-1])
-
-    def _check_units_of(self, request: DispatchRequest) -> None:
-        """Each record has its unit, with the next number of its queue."""
-        row = 0
-        for topic, queue_id, count in zip(
-            request.run_topics, request.run_queue_ids.tolist(), request.run_counts.tolist(), strict=True
-        ):
-            rows = slice(row, row + count)
-            offsets = request.queue_offsets[rows]
-            first = int(offsets[0])
-            expected = np.arange(count) + self.next_offsets.get((topic, queue_id), first)
-            bad = np.flatnonzero(offsets != expected)
-            if len(bad):
-                at = int(request.physical_offsets[row + int(bad[0])])
-                self.find(
-                    self._log_path(at),
-                    at,
-                    f"queue offset {int(expected[bad[0]])} of {topic}/{queue_id}",
-                    f"{int(offsets[bad[0]])}",
-                )
-            self.next_offsets[(topic, queue_id)] = int(offsets[-1]) + 1
-            wanted = np.empty(count, UNIT_DTYPE)
-            wanted["physical_offset"] = request.physical_offsets[rows]
-            wanted["size"] = request.sizes[rows]
-            wanted["tags_code"] = request.tags_codes[rows]
-            self._compare_units(topic, queue_id, first, wanted)
-            self.report.unit_count += count
-            row += count
-
-    def _compare_units(self, topic: str, queue_id: int, first: int, wanted: Any) -> None:
-        queue = self.files.queue(topic, queue_id)
-        units = queue.read(first, len(wanted))
-        count = min(len(units), len(wanted))
-        differ = units[:count] != wanted[:count]
-        row = int(differ.argmax()) if differ.any() else count
-        if row < len(wanted):
-            found = str(units[row]) if row < count else "no unit"
-            path = os.path.join(queue.files.directory, "*")
-            self.find(path, first + row, f"unit {first + row}: {wanted[row]}", found)
-
-    def _check_keys_of(self, request: DispatchRequest) -> None:
-        """Each key's entry is found through its slot."""
-        index = self.files.index
-        self.report.key_count += len(request.key_hashes)
-        if index is None or not len(request.key_hashes):
+        back = np.flatnonzero(times < np.maximum.accumulate(np.concatenate([[self.last_time_ms], times[:-1]])))
+        self.times_back += (run.physical_offset + run.starts[back]).tolist()
+        self.last_time_ms = max(self.last_time_ms, int(times.max()))
+        self.report.record_count += len(run.starts)
+        request = request_of(run)
+        if not len(request.sizes):
             return
-        low, high = index.covers()
-        rows = np.repeat(np.arange(len(request.sizes)), request.key_counts)
-        offsets = request.physical_offsets[rows]
-        covered = (offsets >= low) & (offsets <= high)
-        missing = index.missing(request.key_hashes[covered], offsets[covered])
-        for at in missing[:1].tolist():
-            self.find(self.files.paths.index, int(at), "an index entry for each key of this record", "none")
+        self.queues.take(request)
+        self.index.take(request)
+        if BATCH_TOPIC in request.run_topics:
+            self._check_batches(request)
 
-    def _take_batches(self, request: DispatchRequest) -> None:
+    def _check_batches(self, request: DispatchRequest) -> None:
         ends = np.cumsum(request.run_counts)
         for topic, count, end in zip(request.run_topics, request.run_counts.tolist(), ends.tolist(), strict=True):
             for row in range(end - count, end) if topic == BATCH_TOPIC else ():
                 at = int(request.physical_offsets[row])
                 batch = read_batch(self.log, at)
                 if batch is None:
-                    self.find(self._log_path(at), at, "a BATCH record that can be read", "one that cannot")
+                    self.report.find(self._log_path(at), at, "a BATCH record that can be read", "one that cannot")
                 else:
-                    self.batches.append(batch)
-
-    def _check_end(self, limit: int | None) -> None:
-        """The log ends where it must, and behind the end there are zeros."""
-        log, end = self.log, self.report.end
-        stop = log.scan_end
-        if limit is not None and end < limit:
-            self.find(
-                self._log_path(end),
-                end,
-                f"{stop.expected or 'a record'} (visible up to {limit})",
-                stop.found or stop.reason,
-            )
-        elif limit is not None and end > limit:
-            self.find(self._log_path(limit), limit, "a record that begins there", "the middle of one")
-        elif limit is None and stop.reason not in ("zero", "end", "blank"):
-            at = log.files.path(log.segment_of(end))
-            if any(self._points_behind(t, q, end) for t, ids in self.view.topics().items() for q in ids):
-                self.find(at, end, stop.expected, stop.found)
-        state = self.files.state_file.read()
-        if limit is not None and state is not None and state.in_flight == -1 and self.view.refresh().end == limit:
-            for segment in log.files.offsets:
-                if segment + log.segment_size > limit:
-                    for begin, _ in log.nonzero_ranges(max(segment, limit))[:1]:
-                        if self.view.refresh().end == limit:
-                            self.find(self._log_path(begin), begin, "zeros behind the log's end", "other bytes")
-
-    def _points_behind(self, topic: str, queue_id: int, end: int) -> bool:
-        high = self.view.max_offset(topic, queue_id)
-        units = self.view.units(topic, queue_id, high - 1, high) if high else []
-        return bool(len(units)) and int(units[0]["physical_offset"]) >= end
-
-    # ---- everything else
-
-    def _check_queues(self, queues: dict[tuple[str, int], tuple[int, int]]) -> None:
-        """No unit without a record."""
-        for (topic, queue_id), (low, high) in queues.items():
-            known = self.next_offsets.get((topic, queue_id))
-            directory = self.files.queue(topic, queue_id).files.directory
-            if known is None and high > low:
-                self.find(directory, low, "records for the units of this queue", f"none for units {low} to {high - 1}")
-            elif known is not None and high > known:
-                self.find(directory, known, "no unit (the log has no record for it)", f"units {known} to {high - 1}")
+                    self._check_batch(batch)
 
     def _check_batch(self, batch: BatchRecord) -> None:
+        at = batch.physical_offset
         self.report.batch_count += 1
+
+        def find(expected: str, found: str, offset: int = at) -> None:
+            self.report.find(self._log_path(offset), offset, expected, found)
+
+        if batch.store_id != self.files.store_id:
+            find(f"a batch of the store {self.files.store_id!r}", f"one of {batch.store_id!r}")
+        if batch.end > self.rules.limit:
+            find(f"a batch that ends at or below {self.rules.limit}", f"one that ends at {batch.end}")
+            return
         bad = bad_chunk(self.files, batch)
         if bad is not None:
-            self.find(
-                self._log_path(bad), bad, f"the data of the batch at {batch.physical_offset} (CRC-32)", "other bytes"
-            )
-        if batch.store_id != self.files.store_id:
-            self.find(
-                self._log_path(batch.physical_offset),
-                batch.physical_offset,
-                f"store {self.files.store_id}",
-                batch.store_id,
-            )
-        rows = sum(count for runs in batch.ranges.values() for _, _, count in runs)
+            find(f"the data of the batch at {at} (CRC-32)", "other bytes", bad)
+        ranges = list(_ranges(batch))
+        rows = sum(count for _, _, _, count in ranges)
         if rows != batch.row_count:
-            self.find(
-                self._log_path(batch.physical_offset),
-                batch.physical_offset,
-                f"{batch.row_count} rows",
-                f"{rows} in its ranges",
-            )
-        for topic, queue_id, first, count in _ranges(batch):
-            units = self.files.queue(topic, queue_id).read(first, count)
+            find(f"{batch.row_count} rows in the batch's ranges", str(rows))
+            return
+        for topic, queue_id, first, count in ranges:
+            queue = self.queues.queue(topic, queue_id)
+            if queue is None:
+                continue
+            units = queue.read(first, count)
             inside = (units["physical_offset"] >= batch.data_offset) & (units["physical_offset"] < batch.end)
             if len(units) < count or not inside.all():
-                at = batch.physical_offset
-                self.find(
-                    self._log_path(at),
-                    at,
-                    f"units {first} to {first + count - 1} of {topic}/{queue_id} in the batch",
-                    "others",
-                )
+                missing = count - int(inside.sum())
+                wanted = f"units {first} to {first + count - 1} of {topic}/{queue_id} inside the batch"
+                find(wanted, f"{missing} that are elsewhere")
 
-    def _check_journal(self) -> None:
-        path = self.files.paths.journal
-        journal = BatchJournal.read(self.files.disk, path)
-        for app_id, versions in journal.apps.items():
-            for entry in versions.values():
-                if entry.physical_offset < self.log.min_offset:
-                    continue
-                batch = read_batch(self.log, entry.physical_offset)
-                if batch is None or (batch.app_id, batch.version, batch.digest) != (
-                    app_id,
-                    entry.version,
-                    entry.digest,
-                ):
-                    self.find(
-                        path,
-                        entry.physical_offset,
-                        f"the batch of {app_id!r} version {entry.version}",
-                        "another record, or none",
-                    )
+    # ---- the end of the log
 
-    def _check_small_files(self) -> None:
-        paths, disk = self.files.paths, self.files.disk
-        state = self.files.state_file.read()
-        if self.files.store_id and disk.exists(paths.state) and state is None:
-            self.find(paths.state, 0, "a valid slot", "none")
-        if state is not None and self.view.visible.end is not None:
-            if state.clean_end > state.visible_end:
-                self.find(
-                    paths.state, 0, "a clean end not above the visible end", f"{state.clean_end} > {state.visible_end}"
-                )
-            if state.anchor_size:
-                data = self.log.read(state.anchor_position, state.anchor_size)
-                if record.crc32(data) != state.anchor_crc:
-                    self.find(
-                        paths.state, 0, f"the record at {state.anchor_position} as the anchor has it", "other bytes"
-                    )
-        if disk.exists(paths.checkpoint):
-            size = disk.size(paths.checkpoint)
-            if size != CHECKPOINT_SIZE:
-                self.find(paths.checkpoint, 0, f"{CHECKPOINT_SIZE} bytes", f"{size}")
-            found = store_checkpoint.read(disk, paths.checkpoint)
-            if (
-                state is not None
-                and self.view.visible.end is not None
-                and found.confirm_physical_offset > state.visible_end
-            ):
-                self.find(
-                    paths.checkpoint, 32, f"an offset up to {state.visible_end}", str(found.confirm_physical_offset)
-                )
+    def _walk_behind(self) -> None:
+        """A closed store: a record behind the last one with a unit was forgotten, or is a broker's stale tail."""
+        for run in self.log.scan(self.report.end):
+            request = request_of(run)
+            if not len(request.sizes):
+                continue
+            topic, queue_id, at = request.run_topics[0], int(request.run_queue_ids[0]), int(request.physical_offsets[0])
+            follows = int(request.queue_offsets[0]) == (self.queues.next_offset(topic, queue_id) or 0)
+            if follows and int(run.heads["store_timestamp_ms"].min()) >= self.last_time_ms:
+                self.report.find(self._log_path(at), at, f"a unit of {topic}/{queue_id} for this record", "none")
+            return  # one is enough: recovery takes in all that follow
 
-    def _check_names(self) -> None:
-        paths, disk = self.files.paths, self.files.disk
-        for name in disk.names(paths.root):
-            if name not in _KNOWN_NAMES:
-                self.find(os.path.join(paths.root, name), 0, "files of a message store only", "a stray name")
+    def _check_zeros(self) -> None:
+        """Zeros behind the end, to the end of the last segment."""
+        limit, log = self.rules.limit, self.log
+        for segment in log.files.offsets:
+            if segment + log.segment_size > limit:
+                for begin, _ in log.nonzero_ranges(max(segment, limit))[:1]:
+                    self.report.find(self._log_path(begin), begin, "zeros behind the log's end", "other bytes")
 
 
 def _ranges(batch: BatchRecord) -> Iterator[tuple[str, int, int, int]]:
+    """The batch's ranges, as far as they can be: each row has its bytes inside the batch."""
+    most = batch.end - batch.data_offset
     for topic, runs in batch.ranges.items():
         for queue_id, first, count in runs:
-            yield topic, queue_id, first, count
+            values = (queue_id, first, count)
+            if topic_fault(topic) is None and all(type(v) is int and v >= 0 for v in values) and count <= most:
+                yield topic, queue_id, first, count

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from messagestore import record_columns
 from messagestore.config import StoreConfig
-from messagestore.consume_queue import ConsumeQueue
+from messagestore.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.log_writer import LogWriter, proven_queue_end
@@ -137,6 +137,10 @@ class StoreView:
     def topics(self) -> dict[str, list[int]]:
         """Topic -> queue ids of the folders that are there."""
         return self.files.queue_names()
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Queue ids of one topic, from its folders."""
+        return queue_ids_of(self.files.disk, self.files.paths.root, topic)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; looked at again when files came or went."""

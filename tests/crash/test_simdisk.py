@@ -16,6 +16,9 @@ from crash.simdisk import MODES, Image, KillDisk, Killed, Operation, RecordingDi
 from messagestore.errors import StoreFullError
 from messagestore.mapped_file import Disk, File
 
+# A syncfs in here must not wait for whatever else the machine is writing.
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
 # ---- a tiny store
 
 
@@ -86,7 +89,7 @@ def losses(tmp_path: Path, bug: str, modes: tuple[str, ...] = MODES) -> list[Ima
     for cut in range(disk.position + 1):
         least = max(count for position, count in acknowledged if position <= cut)
         for image in disk.images(cut, modes):
-            with tempfile.TemporaryDirectory(dir=tmp_path) as target:
+            with tempfile.TemporaryDirectory(dir=MEMORY) as target:
                 try:
                     if recover(image.build(target)) >= least:
                         continue
@@ -167,7 +170,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
 @given(st.lists(STEPS, max_size=25), st.lists(STEPS, max_size=25))
 def test_the_image_of_all_is_the_real_folder(before: list[tuple], steps: list[tuple]):
     """Whatever is done: what survives a kill is what is really there, and a syncfs makes it safe."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
         real, image, safe = (Path(temporary) / name for name in ("real", "image", "safe"))
         real.mkdir()
         run(Disk(), real, before)
@@ -185,7 +188,7 @@ def test_the_image_of_all_is_the_real_folder(before: list[tuple], steps: list[tu
 @given(st.lists(STEPS, max_size=15))
 def test_a_killed_process_leaves_the_operations_before_it(steps: list[tuple]):
     """KillDisk at n, on a folder of its own, leaves the recorded image of all at n."""
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
         recorded = Path(temporary) / "recorded"
         recorded.mkdir()
         recording = RecordingDisk(recorded)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+
 import reference
 import strategies
 import vectors
-from hypothesis import given
 from messagestore.errors import MessageIllegalError
 from messagestore.hosts import offset_message_id, pack_host, parse_offset_message_id, unpack_host
 
@@ -33,8 +34,8 @@ def test_hosts_and_ids_come_back(host: str, offset: int) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["", "localhost:1", "1.2.3.4", "1.2.3:1", "1.2.3.4:65536", "1.2.3.4:-1", "1.2.3.4:", "::1:80", "[1.2.3.4]:1", "[::g]:1",
-     "256.1.1.1:1", " 1.2.3.4:1", "1.2.3.4:1\n", "[fe80::1%eth0]:1"],
+    ["", "localhost:1", "1.2.3.4", "1.2.3:1", "1.2.3.4:65536", "1.2.3.4:-1", "1.2.3.4:", "::1:80", "[1.2.3.4]:1",
+     "[::g]:1", "256.1.1.1:1", " 1.2.3.4:1", "1.2.3.4:1\n", "[fe80::1%eth0]:1"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused(host: str) -> None:
     """Names are not looked up, and nothing is guessed."""

@@ -7,11 +7,12 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 import reference
 import strategies
 import vectors
-from hypothesis import given
-from hypothesis import strategies as st
 from messagestore import javahash
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())]

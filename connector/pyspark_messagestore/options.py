@@ -1,0 +1,474 @@
+"""Which options has the data source, what do they mean, and what did the user give?
+
+One table, `OPTIONS`. Everything else follows from it: what is parsed, what is refused (with a did-you-mean), and the
+tables of connector/README.md (`make docs`). Names are case-insensitive, as everywhere in Spark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, StoreConfig
+from messagestore.spi import duration_s, topic_fault
+
+SOURCE, SINK = "source", "sink"
+_DOING = {SOURCE: "reading", SINK: "writing"}
+LATEST, EARLIEST = -1, -2
+"""As queue offsets in `startingOffsets`: what Kafka's connector means by them."""
+EVERY_QUEUE = -1
+"""As queue id in `startingOffsets`: all queues of the topic that are not listed (`"*"`)."""
+
+_SPARK_KEYS = frozenset(
+    {"checkpointlocation", "path", "paths", "owner", "location", "provider", "comment", "external", "is_managed_location"}
+)
+"""Keys that Spark itself puts among the options; all but `path` mean nothing to the store."""
+_SPARK_PREFIXES = ("option.", "spark.", "__")
+
+
+# ---- kinds of values
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value: how its text is read, and what is allowed, in words."""
+
+    parse: Callable[[str], Any]
+    allowed: str
+
+
+def _whole(least: int, most: int) -> Kind:
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Kind(parse, f"a whole number from {least} to {most}")
+
+
+def _choice(*values: str) -> Kind:
+    by_name = {value.lower(): value for value in values}
+    return Kind(lambda text: by_name[text.lower()], " or ".join(values))
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names or any(topic_fault(name) for name in names):
+        raise ValueError
+    return names
+
+
+def _topic(text: str) -> str:
+    if topic_fault(text):
+        raise ValueError
+    return text
+
+
+def _starting_offsets(text: str) -> int | dict[str, dict[int, int]]:
+    """-2, -1, or topic -> queue id (`EVERY_QUEUE` for `"*"`) -> queue offset."""
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.strip().lower() in words:
+        return words[text.strip().lower()]
+    found = json.loads(text)
+    return {_topic(topic): _queue_offsets(queues) for topic, queues in found.items()}
+
+
+def _queue_offsets(queues: dict[str, Any]) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    for name, value in queues.items():
+        if isinstance(value, dict):  # RocketMQ's tools write topic -> broker -> queue
+            offsets.update(_queue_offsets(value))
+            continue
+        if type(value) is not int or value < EARLIEST:
+            raise ValueError
+        offsets[EVERY_QUEUE if name == "*" else _whole(0, 65535).parse(name)] = value
+    return offsets
+
+
+def _store_path(text: str) -> str:
+    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
+    if not path or "://" in path or "\0" in path:
+        raise ValueError
+    return os.path.abspath(path)
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+_BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false")
+_DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
+_PATH = Kind(_store_path, "a folder of the local (or a mounted) file system")
+_TEXT = Kind(_text, "a text that is not empty")
+_TOPIC = Kind(_topic, "a topic: letters, digits, and %|-_ , at most 127")
+_TOPICS = Kind(_topics, "topics with commas between them")
+_OFFSETS = Kind(
+    _starting_offsets, 'earliest, latest, or JSON such as {"flights": {"0": 23, "*": -2}} (-2 earliest, -1 latest)'
+)
+_MOST = (1 << 63) - 1
+
+
+# ---- the table
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of one side.
+
+    Parameters
+    ----------
+    side : str
+        "source" or "sink".
+    name : str
+    kind : Kind | None
+        None: API.md has it, this release does not; it is refused by name.
+    default : str | None
+        As text, None: none.
+    meaning : str
+        One sentence, for the documents.
+    aliases : tuple of str
+    shown : str
+        The default as the documents show it, where `default` does not say it.
+    """
+
+    side: str
+    name: str
+    kind: Kind | None
+    default: str | None = None
+    meaning: str = ""
+    aliases: tuple[str, ...] = ()
+    shown: str = ""
+
+    @property
+    def field(self) -> str:
+        """The attribute of `SourceOptions` or `SinkOptions`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+
+
+def _later(side: str, *names: str) -> list[Option]:
+    return [Option(side, name, None) for name in names]
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option(SOURCE, "path", _PATH, None, "The store's root folder.", ("storePathRootDir",), "required"),
+    Option(SOURCE, "subscribe", _TOPICS, None, "The topics to read, with commas between them.", ("topic",), "required"),
+    Option(
+        SOURCE,
+        "startingOffsets",
+        _OFFSETS,
+        None,
+        "Where a new query begins: `earliest`, `latest`, or JSON topic -> queue -> offset (-2 earliest, -1 latest; "
+        '`"*"`: the queues not listed). A restarted query goes on from its checkpoint.',
+        shown="`latest` (stream), `earliest` (batch)",
+    ),
+    Option(
+        SOURCE,
+        "maxOffsetsPerTrigger",
+        _whole(1, _MOST),
+        None,
+        "At most so many messages a micro-batch, exactly; shared among the queues in proportion to what they hold. "
+        "Streams only.",
+    ),
+    Option(SOURCE, "minPartitions", _whole(1, 100_000), None, "At least so many Spark partitions, where there are rows."),
+    Option(
+        SOURCE,
+        "failOnDataLoss",
+        _BOOLEAN,
+        "true",
+        "`false`: messages that are gone (retention, a log that was cut) are skipped and counted, not an error.",
+    ),
+    Option(SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (), "required"),
+    Option(SINK, "topic", _TOPIC, None, "The topic of all rows; it wins over a column `topic`. One of the two is needed."),
+    Option(SINK, "autoCreateTopic", _BOOLEAN, "true", "`false`: a topic that `config/topics.json` lacks is an error."),
+    Option(SINK, "writeQueueNums", _whole(1, 65536), "8", "Queues of a topic that is created."),
+    Option(
+        SINK,
+        "queueSelector",
+        _choice("auto", "keys", "roundRobin"),
+        "auto",
+        "`auto`: column `queueId`, else the hash of `shardingKey`, else of the first key, else in turn. `keys`: the hash "
+        "of the first key, else in turn. `roundRobin`: in turn.",
+    ),
+    Option(
+        SINK,
+        "flushDiskType",
+        _choice(SYNC_FLUSH, ASYNC_FLUSH),
+        SYNC_FLUSH,
+        "`ASYNC_FLUSH`: a commit does not wait for the disk; a power cut may take the last batches.",
+    ),
+    Option(
+        SINK,
+        "txnAppId",
+        _TEXT,
+        None,
+        "Whose batches these are. A stream has its query id; a batch write without it is not exactly-once.",
+        shown="query id",
+    ),
+    Option(
+        SINK,
+        "txnVersion",
+        _whole(0, _MOST),
+        None,
+        "Number of the batch in its app, growing; with `txnAppId`, for batch writes only (`foreachBatch`: the batch id).",
+        shown="batch id",
+    ),
+    Option(
+        SINK,
+        "onReplayMismatch",
+        _choice("fail", "skip"),
+        "fail",
+        "A batch that is in the store comes again with other rows: `skip` drops the new ones.",
+    ),
+    Option(
+        SINK,
+        "onVersionRegression",
+        _choice("fail", "skip"),
+        "fail",
+        "A batch that is not in the store, below one that is (an older checkpoint): `skip` drops its rows.",
+    ),
+    Option(
+        SINK,
+        "onLostBatches",
+        _choice("fail", "continue"),
+        "fail",
+        "Batches between the last in the store and this one are missing: `continue` goes on without them.",
+    ),
+    Option(SINK, "maxMessageSize", _whole(10, 1 << 30), "4194304", "Bytes of a body; a record may have 65 536 more."),
+    Option(SINK, "lockTimeout", _DURATION, "30s", "How long a commit waits for another writer; then an error names it."),
+    Option(SINK, "stagingTtl", _DURATION, "24h", "Staging files that nobody wrote to for so long are deleted."),
+    Option(
+        SINK,
+        "storeConfig",
+        _TEXT,
+        None,
+        "A `store.properties` file for a store that is created by this write: file sizes, index on or off, index slots.",
+    ),
+    *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
+    *_later(SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *_later(SOURCE, "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
+    *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys", "consumerGroup", "group"),
+    *_later(SOURCE, "rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
+    *_later(SINK, "invalidRows", "deadLetterTopic", "unknownColumns", "uniqKey", "stagingDir", "preallocate"),
+)
+
+
+def _by_name(side: str) -> dict[str, Option]:
+    return {name.lower(): option for option in OPTIONS if option.side == side for name in (option.name, *option.aliases)}
+
+
+_NAMES = {side: _by_name(side) for side in (SOURCE, SINK)}
+
+
+# ---- what the user gave
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The source's options, typed."""
+
+    path: str
+    subscribe: tuple[str, ...]
+    starting_offsets: int | dict[str, dict[int, int]] | None
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The sink's options, typed; durations in seconds."""
+
+    path: str
+    topic: str | None
+    auto_create_topic: bool
+    write_queue_nums: int
+    queue_selector: str
+    flush_disk_type: str
+    txn_app_id: str | None
+    txn_version: int | None
+    on_replay_mismatch: str
+    on_version_regression: str
+    on_lost_batches: str
+    max_message_size: int
+    lock_timeout: float
+    staging_ttl: float
+    store_config: str | None
+
+    def config(self) -> StoreConfig:
+        """The settings the store is written with: those of `storeConfig`, and over them the options.
+
+        Raises
+        ------
+        ConfigError
+            When the file cannot be read, or has a setting that is not known.
+        """
+        base = StoreConfig()
+        if self.store_config is not None:
+            try:
+                base = StoreConfig.load(re.sub(r"^file:(//(?=/))?", "", self.store_config))
+            except OSError as error:
+                raise ConfigError(
+                    f"option storeConfig: found {self.store_config!r}, which cannot be read ({error.strerror}); allowed is a "
+                    "store.properties file that the driver sees",
+                    key="storeConfig",
+                    value=self.store_config,
+                ) from None
+        return base.replace(
+            flush_disk_type=self.flush_disk_type,
+            max_message_size=self.max_message_size,
+            lock_timeout=f"{self.lock_timeout:.3f}s",
+        )
+
+
+def check_names(options: Iterable[str]) -> None:
+    """Refuse a name that is no option of either side.
+
+    Raises
+    ------
+    ConfigError
+        With a did-you-mean.
+    """
+    for key in options:
+        if not _is_sparks(key) and all(key.lower() not in names for names in _NAMES.values()):
+            raise _unknown(key, [option.name for option in OPTIONS if option.kind is not None])
+
+
+def source_options(options: Mapping[str, str]) -> SourceOptions:
+    """The source's options.
+
+    Raises
+    ------
+    ConfigError
+        For the first that is missing, unknown, not built yet or wrong.
+    """
+    return SourceOptions(**_parsed(SOURCE, options))
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """The sink's options.
+
+    Raises
+    ------
+    ConfigError
+        For the first that is missing, unknown, not built yet or wrong.
+    """
+    parsed = SinkOptions(**_parsed(SINK, options))
+    if parsed.txn_version is not None and parsed.txn_app_id is None:
+        raise ConfigError("option txnVersion: found without txnAppId; allowed is both or neither", key="txnVersion")
+    return parsed
+
+
+def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
+    given: dict[str, tuple[str, str]] = {}
+    for key, value in options.items():
+        option = _NAMES[side].get(key.lower())
+        if option is None:
+            if not _is_sparks(key):
+                raise _misplaced(side, key)
+            continue
+        if option.kind is None:
+            raise ConfigError(
+                f"option {option.name}: is not built yet in this release; leave it out", key=option.name, value=value
+            )
+        if option.name in given and given[option.name][1] != value:
+            raise ConfigError(
+                f"option {option.name}: found twice, as {given[option.name][0]} and as {key}; give one of them",
+                key=option.name,
+                value=value,
+            )
+        given[option.name] = (key, value)
+    values: dict[str, Any] = {}
+    for option in OPTIONS:
+        if option.side == side and option.kind is not None:
+            values[option.field] = _value(option, option.kind, given)
+    return values
+
+
+def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> Any:
+    key, text = given.get(option.name, (option.name, option.default))
+    if text is None:
+        if option.shown == "required":
+            also = f" (or {', '.join(option.aliases)})" if option.aliases else ""
+            raise ConfigError(
+                f"option {option.name}{also}: is missing; {_REQUIRED[option.name]}", key=option.name, value=None
+            )
+        return None
+    try:
+        return kind.parse(text)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ConfigError(
+            f"option {option.name}: found {text!r}; allowed is {kind.allowed}", key=option.name, value=text
+        ) from None
+
+
+_REQUIRED = {
+    "path": 'give the store\'s root folder, as in .load("/data/store") or .start("/data/store")',
+    "subscribe": 'give topics, as in .option("subscribe", "flights")',
+}
+
+
+def _is_sparks(key: str) -> bool:
+    return key.lower() in _SPARK_KEYS or key.lower().startswith(_SPARK_PREFIXES)
+
+
+def _misplaced(side: str, key: str) -> ConfigError:
+    other = SINK if side == SOURCE else SOURCE
+    if key.lower() in _NAMES[other]:
+        return ConfigError(
+            f"option {key}: is for {_DOING[other]}, and this is {_DOING[side]}; leave it out", key=key, value=None
+        )
+    return _unknown(key, [option.name for option in OPTIONS if option.kind is not None and option.side == side])
+
+
+def _unknown(key: str, names: list[str]) -> ConfigError:
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(key.lower(), list(by_lower), 1)
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(sorted(by_lower.values()))}"
+    return ConfigError(f"option {key}: no such option; {hint}", key=key, value=None)
+
+
+# ---- the documents
+
+
+def table(side: str) -> str:
+    """The options of one side as a Markdown table."""
+    lines = ["| Option | Default | Meaning |", "|---|---|---|"]
+    for option in OPTIONS:
+        if option.side == side and option.kind is not None:
+            names = ", ".join(f"`{alias}`" for alias in option.aliases)
+            default = option.shown or (f"`{option.default}`" if option.default is not None else "none")
+            meaning = option.meaning.replace("|", "\\|")
+            lines.append(f"| `{option.name}`{f' ({names})' if names else ''} | {default} | {meaning} |")
+    later = ", ".join(f"`{option.name}`" for option in OPTIONS if option.side == side and option.kind is None)
+    return "\n".join([*lines, "", f"Not built yet, and refused by name: {later}."])
+
+
+def with_tables(text: str) -> str:
+    """A document with the tables between its `<!-- options: side -->` and `<!-- end -->` marks renewed."""
+    return re.sub(
+        r"(<!-- options: (\w+) -->\n).*?(<!-- end -->)",
+        lambda match: f"{match[1]}{table(match[2])}\n{match[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+for _kind, _side in ((SourceOptions, SOURCE), (SinkOptions, SINK)):
+    if [f.name for f in dataclasses.fields(_kind)] != [o.field for o in OPTIONS if o.side == _side and o.kind]:
+        raise TypeError(f"{_kind.__name__} and the table of options do not have the same fields")
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    readme = Path(__file__).parent.parent / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,80 @@
+"""What did a check of a store find?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+_MOST_FINDINGS = 1000
+Progress = Callable[[int, int], None]
+"""Called with (bytes of the log checked, bytes in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault.
+
+    Parameters
+    ----------
+    path : str
+    offset : int
+        In a CommitLog file the physical offset, in every other file the position in bytes.
+    expected, found : str
+    """
+
+    path: str
+    offset: int
+    expected: str
+    found: str
+
+
+@dataclass
+class VerifyReport:
+    """What was checked, and what was found.
+
+    Parameters
+    ----------
+    start, end : int
+        Physical offsets of the part of the log that was checked.
+    record_count, unit_count, key_count, batch_count : int
+    findings : list of Finding
+        The first 1 000.
+    finding_count : int
+        All of them.
+    notes : list of str
+        What an operator should know, and what was not checked; none of it is a fault.
+    """
+
+    start: int = 0
+    end: int = 0
+    record_count: int = 0
+    unit_count: int = 0
+    key_count: int = 0
+    batch_count: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    finding_count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was found."""
+        return not self.finding_count
+
+    def find(self, path: str, offset: int, expected: str, found: str) -> None:
+        """Note a fault."""
+        self.add(Finding(path, offset, expected, found))
+
+    def add(self, *findings: Finding) -> None:
+        """Take in faults."""
+        self.finding_count += len(findings)
+        self.findings += findings[: max(0, _MOST_FINDINGS - len(self.findings))]
+
+    def note(self, text: str) -> None:
+        """Say something that is no fault, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "ok": self.ok}

@@ -1,0 +1,59 @@
+"""Small stores for tests: segments of 16 KiB, queue files of 16 units, index files of 199 entries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from messagestore import Message, MessageColumns, MessageStore, StoreConfig
+from messagestore.config import ASYNC_FLUSH
+
+SMALL = StoreConfig(
+    mapped_file_size_commit_log=16 * 1024,
+    mapped_file_size_consume_queue=20 * 16,
+    max_hash_slot_num=64,
+    max_index_num=200,
+    max_message_size=8 * 1024,
+    lock_timeout="1s",
+)
+SMALL_ASYNC = SMALL.replace(flush_disk_type=ASYNC_FLUSH)
+
+
+def columns(
+    bodies: list[bytes], *, topic: str = "t", queues: int = 2, key: str = "k", queue_ids: list[int] | None = None
+) -> MessageColumns:
+    """One message per body, spread over queues, with a key and a tag each."""
+    count = len(bodies)
+    ids = queue_ids if queue_ids is not None else [i % queues for i in range(count)]
+    table = pa.record_batch(
+        {
+            "body": pa.array(bodies, pa.binary()),
+            "queue_id": pa.array(np.array(ids, np.int32)),
+            "keys": pa.array([f"{key}{i}" for i in range(count)]),
+            "tags": pa.array(["tag"] * count),
+        }
+    )
+    return MessageColumns.from_arrow(table, topic=topic)
+
+
+def bodies(count: int, size: int = 50, start: int = 0) -> list[bytes]:
+    """Distinct bodies of about `size` bytes."""
+    return [f"{i:06d}".encode() + b"." * (size - 6) for i in range(start, start + count)]
+
+
+def filled(root: Path, count: int = 10, config: StoreConfig = SMALL) -> Path:
+    """A closed store with `count` single puts in topic t, queues 0 and 1."""
+    with MessageStore.open(root, config) as store:
+        for i, body in enumerate(bodies(count)):
+            store.put_message(Message("t", body, queue_id=i % 2, keys=[f"k{i}"], tags="tag"))
+    return root
+
+
+def read_all(store: MessageStore, topic: str = "t", queue_id: int = 0) -> list[bytes]:
+    """Bodies of a queue."""
+    found: list[bytes] = []
+    for batch in store.read(topic, queue_id, 0, columns=("body",)):
+        found += batch.column("body").to_pylist()
+    return found

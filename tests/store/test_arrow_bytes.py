@@ -1,0 +1,160 @@
+"""Bytes of Arrow arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from messagestore import arrow_bytes
+
+VALUES = [b"ab", None, b"", b"c", b"\xc3\xa9"]
+KINDS = [
+    pa.string(),
+    pa.large_string(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.string_view(),
+    pa.binary_view(),
+    pa.dictionary(pa.int8(), pa.string()),
+    pa.dictionary(pa.int32(), pa.binary()),
+]
+
+
+def arrow(kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return pa.array(VALUES, pa.binary()).cast(kind.value_type).dictionary_encode().cast(kind)
+    return pa.array(VALUES, pa.binary()).cast(kind)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_form_of_text(kind: pa.DataType) -> None:
+    """Plain, sliced, viewed or dictionary-encoded: the same bytes, nulls empty."""
+    assert arrow_bytes.is_textual(kind)
+    for start in range(len(VALUES)):
+        array = arrow(kind).slice(start)
+        data, starts, ends = arrow_bytes.ranges_of(array)
+        found = [bytes(data[a:b]) for a, b in zip(starts, ends, strict=True)]
+        assert found == [value or b"" for value in VALUES[start:]]
+        assert arrow_bytes.valid_of(array).tolist() == [value is not None for value in VALUES[start:]]
+        plain = arrow_bytes.plain(array)
+        assert arrow_bytes.as_binary(plain).to_pylist() == VALUES[start:]
+        assert arrow_bytes.lengths_of(plain).tolist() == [len(value or b"") for value in VALUES[start:]]
+
+
+def test_what_is_no_text() -> None:
+    assert not arrow_bytes.is_textual(pa.int32())
+    assert not arrow_bytes.is_textual(pa.list_(pa.string()))
+    assert not arrow_bytes.is_textual(pa.dictionary(pa.int32(), pa.int64()))
+    assert arrow_bytes.is_textual(pa.binary(3))
+
+
+def test_a_null_within_a_dictionary_is_a_null() -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
+    assert arrow_bytes.valid_of(array).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.string())], ids=str)
+def test_items_of_lists(kind: pa.DataType) -> None:
+    """Slices and nulls, also nulls that have items behind them."""
+    lists = [["a"], None, [], ["b", "c"], ["d"]]
+    array = pa.array(lists, kind)
+    cls = pa.ListArray if kind == pa.list_(pa.string()) else pa.LargeListArray
+    hidden = cls.from_arrays(
+        pa.array([0, 1, 3, 3, 5, 6], pa.int32() if cls is pa.ListArray else pa.int64()),
+        pa.array(list("aXXbcd")),
+        mask=pa.array([False, True, False, False, False]),
+    )
+    for candidate in (array, hidden):
+        for start in range(6):
+            part = candidate.slice(start)
+            counts, pick = arrow_bytes.items_of(part)
+            assert counts.tolist() == [len(row or []) for row in lists[start:]]
+            assert pick(part.values).to_pylist() == [text for row in lists[start:] for text in row or []]
+
+
+def test_items_of_maps() -> None:
+    maps = [[("a", "1")], None, [], [("b", "2"), ("c", "3")]]
+    array = pa.array(maps, pa.map_(pa.string(), pa.string()))
+    for start in range(5):
+        counts, pick = arrow_bytes.items_of(array.slice(start))
+        assert counts.tolist() == [len(row or []) for row in maps[start:]]
+        assert pick(array.slice(start).keys).to_pylist() == [k for row in maps[start:] for k, _ in row or []]
+
+
+@given(st.data())
+def test_gather(data: st.DataObject) -> None:
+    """Ranges in any order, overlapping, empty."""
+    source = data.draw(st.binary(max_size=40))
+    ranges = data.draw(st.lists(st.tuples(st.integers(0, len(source)), st.integers(0, len(source))), max_size=10))
+    ranges = [tuple(sorted(pair)) for pair in ranges]
+    found = arrow_bytes.gather(
+        np.frombuffer(source, np.uint8),
+        np.array([a for a, _ in ranges], np.int64),
+        np.array([b for _, b in ranges], np.int64),
+    )
+    assert found.to_pylist() == [source[a:b] for a, b in ranges]
+
+
+def test_gather_of_more_than_32_bits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit of small offsets, here made smaller, the large kind is used."""
+    monkeypatch.setattr(arrow_bytes, "MAX_SMALL", 10)
+    data = np.arange(8, dtype=np.uint8)
+    twice = arrow_bytes.gather(data, np.array([0, 0]), np.array([8, 8]))
+    assert twice.type == pa.large_binary()
+    assert twice.to_pylist() == [bytes(range(8))] * 2
+    assert arrow_bytes.gather(data, np.array([1]), np.array([3])).type == pa.binary()
+
+
+def test_unaligned() -> None:
+    """Items at any position, to read and to write; none in too few bytes."""
+    data = np.arange(6, dtype=np.uint8)
+    view = arrow_bytes.unaligned(data, ">u2")
+    assert view[[0, 3, 4]].tolist() == [0x0001, 0x0304, 0x0405]
+    view[np.array([1])] = 0xFFEE
+    assert data.tolist() == [0, 0xFF, 0xEE, 3, 4, 5]
+    assert len(arrow_bytes.unaligned(data[:1], ">u2")) == 0
+    assert len(arrow_bytes.unaligned(data[:0], "V16")) == 0
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_binary()], ids=str)
+def test_rows_with_separators(kind: pa.DataType) -> None:
+    array = pa.array(["ok", "a\x01", "", None, "b c", "\x02\x02", "\x00\x03"]).cast(kind)
+    assert arrow_bytes.rows_with(array, blanks=False).tolist() == [1, 5]
+    assert arrow_bytes.rows_with(array, blanks=True).tolist() == [1, 4, 5]
+    assert arrow_bytes.rows_with(array.slice(2), blanks=True).tolist() == [2, 3]
+    assert arrow_bytes.rows_with(array.slice(0, 1), blanks=True).tolist() == []
+
+
+def test_a_separator_behind_a_null_does_not_count() -> None:
+    """What lies under a null is not the user's."""
+    array = pa.Array.from_buffers(
+        pa.binary(), 2, [pa.py_buffer(b"\x02"), pa.py_buffer(np.array([0, 2, 4], np.int32)), pa.py_buffer(b"\x01 ok")]
+    )
+    assert arrow_bytes.rows_with(array, blanks=True).tolist() == []
+
+
+def test_rows_that_are_not_utf8() -> None:
+    array = pa.array([b"a", b"\xff", None, "é".encode(), b"\xe4\xb8"], pa.binary())
+    assert arrow_bytes.rows_not_utf8(array) == [1, 4]
+    assert arrow_bytes.rows_not_utf8(array.view(pa.string()).slice(2)) == [2]
+    assert arrow_bytes.rows_not_utf8(array.cast(pa.large_binary()).slice(2, 2)) == []
+    halves = pa.array([b"\xe4\xb8", b"\xad"], pa.binary())
+    assert arrow_bytes.rows_not_utf8(halves) == [0, 1]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_join(large: bool) -> None:
+    """Constants, columns and nulls, row by row."""
+    first = pa.array([b"a", None, b"c"], pa.binary())
+    second = pa.array([b"x", b"y", b""], pa.large_binary())
+    joined = arrow_bytes.join([b"<", b"|", first, b"=", second if large else second.cast(pa.binary())], large=large)
+    assert joined.to_pylist() == [b"<|a=x", b"<|=y", b"<|c="]
+    assert joined.type == (pa.large_binary() if large else pa.binary())
+
+
+def test_flat_index() -> None:
+    assert arrow_bytes.flat_index(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
+    assert arrow_bytes.flat_index(np.empty(0, np.int64), np.empty(0, np.int64)).tolist() == []

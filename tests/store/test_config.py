@@ -1,0 +1,185 @@
+"""The settings: RocketMQ's names, checked before anything is opened."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key
+from messagestore.errors import ConfigError
+
+SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "store.properties"
+
+
+def test_the_defaults_are_rocketmqs():
+    """Sizes as a broker makes them; only the flush mode is the careful one."""
+    config = StoreConfig()
+    assert config.mapped_file_size_commit_log == 1073741824
+    assert config.mapped_file_size_consume_queue == 6000000
+    assert (config.max_hash_slot_num, config.max_index_num) == (5_000_000, 20_000_000)
+    assert config.max_message_size == 4194304
+    assert config.flush_disk_type == SYNC_FLUSH
+    assert config.enabled_append_prop_crc is False
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("mapped_file_size_commit_log", "mappedFileSizeCommitLog"),
+        ("enabled_append_prop_crc", "enabledAppendPropCRC"),
+        ("check_crc_on_recover", "checkCRCOnRecover"),
+        ("broker_ip1", "brokerIP1"),
+        ("preallocate", "preallocate"),
+    ],
+)
+def test_a_field_has_rocketmqs_spelling(name: str, key: str):
+    """As it stands in a broker's file."""
+    assert java_key(name) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30s", 30), ("1.5m", 90), ("1h", 3600), ("2d", 172800), ("7", 7), (7, 7), (" 2 s ", 2), ("0", 0)],
+)
+def test_a_duration(text: object, seconds: float):
+    """With a unit, or in seconds."""
+    assert duration_s("k", text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1s", "1 week", "1e3", "inf", "nan", None, "1s2"])
+def test_what_is_no_duration(text: object):
+    """The error names the key, what was found, and examples."""
+    with pytest.raises(ConfigError, match=r"lockTimeout: found .*; allowed is a duration such as 500ms") as caught:
+        duration_s("lockTimeout", text)
+    assert (caught.value.key, caught.value.value) == ("lockTimeout", text)
+
+
+def test_durations_of_a_config():
+    """Seconds, for those who wait."""
+    config = StoreConfig(clean_interval="2m", attach_timeout="500ms", lock_timeout="3")
+    assert (config.clean_interval_s, config.attach_timeout_s, config.lock_timeout_s) == (120, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mapped_file_size_commit_log", 4095),
+        ("mapped_file_size_commit_log", 1 << 31),
+        ("mapped_file_size_commit_log", "1024"),
+        ("mapped_file_size_commit_log", True),
+        ("mapped_file_size_consume_queue", 19),
+        ("mapped_file_size_consume_queue", (1 << 31) - 1),
+        ("max_hash_slot_num", 0),
+        ("max_index_num", 1),
+        ("max_message_size", 9),
+        ("max_msgs_num_batch", 0),
+        ("sync_flush_timeout", 0),
+        ("flush_interval_commit_log", 0),
+        ("flush_commit_log_least_pages", -1),
+        ("flush_commit_log_thorough_interval", 0),
+        ("listen_port", 65536),
+        ("flush_disk_type", "sync"),
+        ("broker_ip1", "broker.example"),
+        ("broker_ip1", "fe80::1%eth0"),
+        ("clean_interval", "soon"),
+        ("attach_timeout", 20),
+        ("message_index_enable", 1),
+    ],
+)
+def test_a_bad_value_is_refused(name: str, value: object):
+    """With RocketMQ's key, what was found, and what is allowed."""
+    with pytest.raises(ConfigError) as caught:
+        StoreConfig(**{name: value})
+    assert caught.value.key == java_key(name)
+    assert caught.value.value == value
+    assert f"found {value!r}; allowed is " in str(caught.value)
+
+
+def test_a_queue_file_holds_whole_units():
+    """RocketMQ rounds up, too; the largest that may be asked for stays an int32."""
+    assert StoreConfig(mapped_file_size_consume_queue=21).mapped_file_size_consume_queue == 40
+    assert StoreConfig(mapped_file_size_consume_queue=2147483630).mapped_file_size_consume_queue == 2147483640
+
+
+def test_both_kinds_of_address():
+    """They are written into every record."""
+    assert StoreConfig(broker_ip1="::1").broker_ip1 == "::1"
+    assert StoreConfig(broker_ip1="10.0.0.1").broker_ip1 == "10.0.0.1"
+
+
+def test_a_config_does_not_change():
+    """A changed copy is another one, and is checked as well."""
+    config = StoreConfig()
+    with pytest.raises(FrozenInstanceError):
+        config.listen_port = 1  # type: ignore[misc]
+    assert config.replace(listen_port=1).listen_port == 1
+    assert config.listen_port == 10911
+    with pytest.raises(ConfigError):
+        config.replace(listen_port=-1)
+
+
+# ---- from text
+
+
+def test_from_a_mapping_of_text():
+    """As a properties file or Spark's options give it; keys in any case."""
+    config = StoreConfig.from_mapping(
+        {
+            "mappedFileSizeCommitLog": "65536",
+            "FLUSHDISKTYPE": ASYNC_FLUSH,
+            "enabledappendpropcrc": "True",
+            "messageIndexEnable": False,
+            "brokerIP1": "10.0.0.1",
+            "lockTimeout": "5s",
+        }
+    )
+    assert config == StoreConfig(
+        mapped_file_size_commit_log=65536,
+        flush_disk_type=ASYNC_FLUSH,
+        enabled_append_prop_crc=True,
+        message_index_enable=False,
+        broker_ip1="10.0.0.1",
+        lock_timeout="5s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("maxMessageSize", "4M", "allowed is a whole number"),
+        ("maxMessageSize", 1.5, "allowed is a whole number"),
+        ("preallocate", "yes", "allowed is true or false"),
+        ("preallocate", "", "allowed is true or false"),
+        ("flushDiskTyp", SYNC_FLUSH, "did you mean flushDiskType?"),
+        ("storePathRootDir", "/x", "no such setting"),
+    ],
+)
+def test_text_that_is_refused(key: str, value: object, message: str):
+    """A typing error in a key is answered with the key that was meant."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        StoreConfig.from_mapping({key: value})
+    assert caught.value.key == key
+
+
+def test_from_a_file(tmp_path: Path):
+    """Comments, blank lines, blanks around `=`, and `=` in a value."""
+    path = tmp_path / "store.properties"
+    path.write_text("# a comment\n\n! another\n listenPort = 1234 \nflushDiskType=ASYNC_FLUSH\n")
+    assert StoreConfig.load(path) == StoreConfig(listen_port=1234, flush_disk_type=ASYNC_FLUSH)
+
+
+def test_a_line_that_is_none(tmp_path: Path):
+    """The error names file and line."""
+    path = tmp_path / "store.properties"
+    path.write_text("listenPort=1\nflushDiskType\n")
+    with pytest.raises(ConfigError, match=r"store\.properties: line 2: found 'flushDiskType'"):
+        StoreConfig.load(path)
+
+
+def test_the_file_that_is_shipped():
+    """conf/store.properties holds every setting, with its default."""
+    assert StoreConfig.load(SHIPPED) == StoreConfig()
+    text = SHIPPED.read_text(encoding="utf-8")
+    assert [f.name for f in fields(StoreConfig) if java_key(f.name) not in text] == []
