@@ -331,8 +331,8 @@ class IndexService:
         Parameters
         ----------
         key_hashes, physical_offsets : int32[k], int64[k]
-            Of each key, and of its record, in log order. An entry is there when it is in a file, whether the chain of its
-            slot leads to it or not: `unreachable`.
+            Of each key, and of its record, in log order. An entry is there when it is in a file, whether the chain of
+            its slot leads to it or not: `unreachable`.
         """
         return index_check.missing(self.files, key_hashes, physical_offsets)
 
@@ -340,8 +340,8 @@ class IndexService:
         """Path, position and physical offset of each entry that no search can find. Reads all files once."""
         found = []
         for file in self.files:
-            for number in index_check.unreachable(file).tolist():
-                found.append((file.path, file.entry_position(number), file.entry(number)[1]))
+            numbers = index_check.unreachable(file).tolist()
+            found += [(file.path, file.entry_position(number), file.entry(number)[1]) for number in numbers]
         return found
 
 

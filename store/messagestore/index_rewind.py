@@ -89,7 +89,7 @@ def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
 
 
 def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
-    """Make the file as if only its first `count` entries had ever been put; synced when that changes it.
+    """Make the file as if only its first `count` entries had ever been put; the caller syncs what that changed.
 
     Slots first, while the entries that lead back are there; then entries; then the header. A crash in between leaves
     what a crash may leave: the next `keep` ends with the same bytes.
@@ -119,7 +119,6 @@ def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int 
             entry_count=count + 1,
         )
         table.disk.pwrite(table.writable(), header.to_bytes(), 0)
-    table.sync()
 
 
 def _zero_entries(table: IndexTable, first: int) -> None:

@@ -209,17 +209,17 @@ class Disk:
         return os.path.lexists(path)
 
     def names(self, path: str | Path) -> list[str]:
-        """Sorted names in a folder; none when the folder is missing."""
+        """Sorted names in a folder; none when there is no folder."""
         try:
             return sorted(os.listdir(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def is_folder(self, path: str | Path) -> bool:
         """Whether a real folder (not a link to one) is there."""
         try:
             return stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def at_path(self, file: File) -> bool:
@@ -277,7 +277,7 @@ class Disk:
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
         if error.errno in _FULL:
             free = self.free(os.path.dirname(path))
-            text = f"{path}: no room for {needed} bytes ({error.strerror}; {free} bytes free); make room or raise the limit"
+            text = f"{path}: no room for {needed} bytes ({error.strerror}, {free} free); make room or raise the limit"
             full = StoreFullError(text, path=path, needed=needed, free=free)
             full.errno = error.errno
             return full

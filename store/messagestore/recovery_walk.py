@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from messagestore import batch_record
+from messagestore import batch_record, record
 from messagestore.batch_record import CHUNK_SIZE, BatchRecord, read_batch
 from messagestore.commit_log import Scanned
 from messagestore.config import SYNC_FLUSH
@@ -25,6 +25,7 @@ from messagestore.record_scan import ScanEnd
 from messagestore.store_files import StoreFiles
 
 _SEARCH_SIZE = 16 * 1024 * 1024
+_TAIL_SIZE = 512  # topic and properties of a BATCH record are within this many bytes of its end
 
 
 @dataclass
@@ -228,12 +229,12 @@ class Walker:
         """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn tail."""
         if not self.sync_proof or self.walk.stop.reason not in ("body_crc", "property_crc", "length", "position"):
             return
-        data = self.log.read(physical_offset, RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(batch_record.BODY_BEGIN))
-        if batch_record.BODY_BEGIN in data:
+        data = self.log.read(physical_offset, self.files.config.max_message_size)
+        size = record.total_size(data) if len(data) >= RECORD_HEAD.size else 0
+        begins = batch_record.BODY_BEGIN in data[: RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(batch_record.BODY_BEGIN)]
+        if begins or BATCH_TOPIC.encode() in data[max(0, size - _TAIL_SIZE) : max(0, size)]:
             path = self.log.files.path(self.log.segment_of(physical_offset))
-            raise ChecksumError(
-                path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found
-            )
+            raise ChecksumError(path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found)
 
 
 def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:

@@ -3,14 +3,22 @@
 One module, so that what they rely on can be seen at a glance.
 """
 
+from messagestore.arrow_bytes import valid_of
 from messagestore.attached_store import attached_store
 from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
 from messagestore.commit_log import CommitLog
+from messagestore.config import duration_s
 from messagestore.consume_queue import list_queues
+from messagestore.javahash import java_hashes, queue_of_hash
+from messagestore.layout import FILLER_UNIT_SIZE
+from messagestore.mapped_file import Disk
+from messagestore.message import topic_fault
+from messagestore.message_columns import ColumnTexts
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.recovery import batches_from
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
-from messagestore.store_files import Identity, Paths, StoreFiles
+from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
+from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
 from messagestore.verify import Finding, verify
 from messagestore.view import StoreView, Visible
@@ -19,12 +27,15 @@ from messagestore.writer_lock import probe_java
 __all__ = [
     "APPENDED",
     "COLUMNS",
+    "FILLER_UNIT_SIZE",
     "KNOWN",
     "SKIPPED",
     "SOURCE_SPARK",
     "SOURCE_USER",
     "BatchRecord",
+    "ColumnTexts",
     "CommitLog",
+    "Disk",
     "EncodedRecords",
     "Finding",
     "Identity",
@@ -34,15 +45,23 @@ __all__ = [
     "StagingWriter",
     "StoreFiles",
     "StoreView",
+    "Topics",
     "Visible",
     "append_batch",
     "attached_store",
     "batches_from",
+    "duration_s",
     "encode",
+    "java_hashes",
     "list_queues",
+    "looks_like_store",
     "probe_java",
+    "queue_of_hash",
     "read_batch",
     "remove",
+    "store_host_of",
     "sweep",
+    "topic_fault",
+    "valid_of",
     "verify",
 ]

@@ -141,7 +141,10 @@ class StoreFiles:
         self.store_host = store_host_of(config)
         self.pool = FilePool(disk)
         self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
-        self.commit_log = CommitLog(paths.commit_log, 0, self.log_pool, paths.spark, preallocate=config.preallocate)
+        segment_size = identity.mapped_file_size_commit_log if identity is not None else 0  # 0: read off the files
+        self.commit_log = CommitLog(
+            paths.commit_log, segment_size, self.log_pool, paths.spark, preallocate=config.preallocate
+        )
         self.index: IndexService | None = None
         if config.message_index_enable:
             self.index = IndexService(
@@ -175,7 +178,12 @@ class StoreFiles:
         key = (topic, queue_id)
         queue = self._queues.get(key) or self._written.get(key)
         if queue is None:
-            queue = ConsumeQueue(queue_directory(self.paths.root, topic, queue_id), 0, self.pool, self.paths.spark)
+            queue = ConsumeQueue(
+                queue_directory(self.paths.root, topic, queue_id),
+                self.identity.mapped_file_size_consume_queue if self.identity is not None else 0,
+                self.pool,
+                self.paths.spark,
+            )
             queue.load()
             if not queue.file_size:
                 queue.file_size = self._queue_file_size()

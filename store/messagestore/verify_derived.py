@@ -219,6 +219,10 @@ class QueueCheck:
             return
         begin = queue.begin(self.files.commit_log.min_offset)
         end = queue.end(limit=limit)
+        size, identity = queue.file_size, self.files.identity
+        if queue.files.offsets and identity is not None and size != identity.mapped_file_size_consume_queue:
+            expected = f"a file of {identity.mapped_file_size_consume_queue} bytes"
+            self.report.find(queue.files.path(queue.files.offsets[0]), 0, expected, f"{size} bytes")
         seen = self.seen.get((topic, queue_id))
         if seen is None or seen.first is None:
             self._unit_without_record(topic, queue_id, queue, begin, end)

@@ -474,6 +474,23 @@ def test_a_key_of_zeros_at_the_logs_origin_is_kept(tmp_path: Path):
         check_rewind(str(root), (7, 200), before, after, 100)
 
 
+def test_an_entry_that_lost_its_link_back_ends_no_chain(tmp_path: Path):
+    """Its last four bytes, in a sector of their own, did not reach the disk: "none before" is then no answer."""
+    shape = (3, 200)
+    before = [Record(i * 10, NOW_MS, [i]) for i in range(98)]
+    after = [Record(980, NOW_MS, [5])]
+    index = make(tmp_path, *shape)
+    put(index, before + after)
+    table = index.files[0]
+    cut = table.entry_position(99) + 16
+    assert cut % 512 == 0
+    assert table.entry(99)[3] == 96
+    with open(table.path, "r+b") as file:
+        file.seek(cut)
+        file.write(bytes(512))
+    check_rewind(str(tmp_path), shape, before, after, 980)
+
+
 def test_chains_too_long_to_follow_are_scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """One key in every record: the chain is as long as the file, and found by scanning, in chunks."""
     for name in ("_ENTRY_CHUNK_COUNT", "_SLOT_CHUNK_COUNT"):

@@ -28,17 +28,16 @@ def test_what_other_modules_use() -> None:
 
 
 def test_what_was_read_can_be_written_again() -> None:
-    """Body, topic, tags, keys, properties, flag and times of a read batch make the same records, and the same digest."""
+    """Body, topic, tags, keys, properties, flag and times of a read batch: the same records, and the same digest."""
     n = 7
+    text_map = pa.map_(pa.string(), pa.string())
     table = pa.table(
         {
             "topic": [f"T{i % 2}" for i in range(n)],
             "body": pa.array([b"b%d" % i for i in range(n)]),
             "keys": pa.array([[f"k{i}", "x"] if i % 3 else None for i in range(n)], pa.list_(pa.string())),
             "tags": pa.array([f"t{i}" if i % 2 else None for i in range(n)]),
-            "properties": pa.array(
-                [[("a", f"{i}")] if i % 2 else [] for i in range(n)], pa.map_(pa.string(), pa.string())
-            ),
+            "properties": pa.array([[("a", f"{i}")] if i % 2 else [] for i in range(n)], text_map),
             "queue_id": pa.array([i % 2 for i in range(n)], pa.int32()),
             "born_timestamp_ms": pa.array(range(n), pa.int64()),
             "flag": pa.array(range(n), pa.int32()),

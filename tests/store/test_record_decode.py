@@ -149,14 +149,10 @@ def test_topics_and_properties_that_are_not_utf8() -> None:
     piece = bytearray(reference.encode(topic="TopicA", body=b"", properties=[("KEYS", "ab"), ("TAGS", "cd")]))
     piece[piece.index(b"TopicA")] = 0xFF
     piece[piece.index(b"cd")] = 0xFE
-    good = reference.encode(topic="é", body=b"", properties=[("TAGS", "é")]).replace(
-        b"\x01\xc3\xa9\0", b"\x02\xc3\xa9\0"
-    )
     pieces = [bytes(piece), reference.encode(topic="T", body=b"x", properties=[("TAGS", "é")]), bytes(piece)]
     data, starts, sizes = laid_out(pieces)
     assert as_rows(decode(data, starts, sizes, ALL)) == [as_row(p) for p in pieces]
     assert decode(data, starts, sizes, ["topic"]).column(0).to_pylist() == ["\ufffdopicA", "T", "\ufffdopicA"]
-    assert good
 
 
 # ---- what was promised

@@ -1,0 +1,111 @@
+"""What does Spark see under the name `messagestore`?
+
+The class that Spark's discovery finds. It checks what the user gave as early as it can, and hands on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from messagestore import ConfigError
+from pyspark_messagestore.columns import prepare
+from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
+from pyspark_messagestore.schema import Projection, core_schema
+from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
+from pyspark_messagestore.source import BatchReader, StreamReader
+
+
+class MessageStoreDataSource(DataSource):
+    """A RocketMQ-format message store as a source and a sink of Spark.
+
+    Read a stream, and a batch:
+
+        df = spark.readStream.format("messagestore").option("subscribe", "flights").load("/data/store")
+        df = spark.read.format("messagestore").option("subscribe", "flights").load("/data/store")
+
+    Write a stream, a stream through foreachBatch, and a batch:
+
+        (df.writeStream.format("messagestore").option("topic", "flights")
+           .option("checkpointLocation", "/data/ckpt").start("/data/store"))
+        df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="flights", app_id="mine"))
+        df.write.format("messagestore").mode("append").option("topic", "flights").save("/data/store")
+
+    Columns read: topic, queueId, queueOffset, body, tags, keys, properties, bornTimestamp, storeTimestamp, msgId; a
+    schema with some of them reads only these. Columns written: body (value), topic, tags, keys (key), properties
+    (headers), queueId (partition), shardingKey, bornTimestamp, flag. Options: connector/README.md.
+
+    A micro-batch is in the store once and whole, or not at all. Append only.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        check_names(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "messagestore"
+
+    def schema(self) -> StructType:
+        """The core columns. Asked for when reading without a schema."""
+        source_options(self.options)
+        return core_schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """For `spark.read`."""
+        options = source_options(self.options)
+        if options.max_offsets_per_trigger is not None:
+            raise ConfigError(
+                "option maxOffsetsPerTrigger: is for streams, and this is a batch read; leave it out",
+                key="maxOffsetsPerTrigger",
+            )
+        return BatchReader(options, Projection.of(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
+        """For `spark.readStream`."""
+        return StreamReader(source_options(self.options), Projection.of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """For `df.write`."""
+        options = sink_options(self.options)
+        if overwrite:
+            raise ConfigError(
+                'mode overwrite: a message log only grows, nothing in it is replaced; use .mode("append")', key="mode"
+            )
+        if options.txn_app_id is not None and options.txn_version is None:
+            raise ConfigError(
+                "option txnAppId: found without txnVersion; allowed is both or neither for a batch write", key="txnAppId"
+            )
+        return BatchWriter(self._sink(options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
+        """For `df.writeStream`."""
+        options = sink_options(self.options)
+        if overwrite:
+            raise ConfigError(
+                'outputMode complete: a message log only grows, nothing in it is replaced; use outputMode "append", or '
+                "foreachBatch with MessageStoreSink",
+                key="outputMode",
+            )
+        if options.txn_version is not None:
+            raise ConfigError(
+                "option txnVersion: a stream's version is Spark's batch id; leave it out (txnAppId alone is allowed)",
+                key="txnVersion",
+            )
+        return StreamWriter(self._sink(options, schema))
+
+    def _sink(self, options: SinkOptions, schema: StructType) -> Sink:
+        columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
+        return Sink.plan(options, prepare(columns, options.topic))
+
+
+DefaultSource = MessageStoreDataSource

@@ -1,0 +1,171 @@
+"""How far has a stream read, how far does it read next, and in which pieces?
+
+A stream offset is a dict that Spark keeps as JSON text and compares as text, so it is canonical: keys sorted, one form.
+
+    {"formatVersion": 1, "last": {"crc": .., "position": .., "size": ..}, "physicalOffset": .., "queues":
+     {"flights": {"0": 1200, "1": 1190}}, "storeId": ".."}
+
+Pure functions on numbers: nothing here opens a store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from messagestore import ConfigError
+
+FORMAT_VERSION = 1
+
+Queues = dict[tuple[str, int], int]
+"""(topic, queue id) -> queue offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastRecord:
+    """The last record that a stream has covered, to know the log again by: place, bytes, CRC-32 of its bytes."""
+
+    position: int
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """How far a stream has read.
+
+    Parameters
+    ----------
+    store_id : str
+        Empty for a store without one.
+    topics : tuple of str
+        Subscribed; some may have no queue yet.
+    queues : dict
+        The next queue offset of each queue.
+    physical_offset : int
+        End of the last record covered.
+    last : LastRecord | None
+        That record.
+    """
+
+    store_id: str = ""
+    topics: tuple[str, ...] = ()
+    queues: Queues = field(default_factory=dict)
+    physical_offset: int = 0
+    last: LastRecord | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As Spark gets it: always the same text for the same offset."""
+        queues: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
+        for (topic, queue_id), offset in self.queues.items():
+            queues.setdefault(topic, {})[str(queue_id)] = offset
+        last = None if self.last is None else {f: getattr(self.last, f) for f in ("crc", "position", "size")}
+        return {
+            "formatVersion": FORMAT_VERSION,
+            "last": last,
+            "physicalOffset": self.physical_offset,
+            "queues": {topic: dict(sorted(queues[topic].items())) for topic in sorted(queues)},
+            "storeId": self.store_id,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> StreamOffset:
+        """From what Spark kept.
+
+        Raises
+        ------
+        ConfigError
+            When it is of another source, or of a newer release.
+        """
+        try:
+            version = fields["formatVersion"]
+            if version != FORMAT_VERSION:
+                raise ValueError(f"format version {version}")
+            last = fields["last"]
+            return cls(
+                store_id=str(fields["storeId"]),
+                topics=tuple(sorted(fields["queues"])),
+                queues={
+                    (topic, int(queue_id)): int(offset)
+                    for topic, queues in fields["queues"].items()
+                    for queue_id, offset in queues.items()
+                },
+                physical_offset=int(fields["physicalOffset"]),
+                last=None if last is None else LastRecord(int(last["position"]), int(last["size"]), int(last["crc"])),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"checkpoint: found the offset {json.dumps(dict(fields))[:200]} ({error}); this source knows offsets of its own, "
+                f"format version {FORMAT_VERSION}; use the checkpoint of this query, or a new one",
+                key="checkpointLocation",
+            ) from None
+
+
+# ---- how far next
+
+
+def limited(starts: Queues, ends: Queues, most: int) -> Queues:
+    """Ends that take in exactly `most` messages (or all, when there are fewer).
+
+    Shares are in proportion to what the queues hold, and at least one message each. With fewer messages than queues
+    that hold any, these take turns: where the turn begins moves on with the start offsets, so that none starves.
+    """
+    waiting = {queue: end - starts.get(queue, 0) for queue, end in sorted(ends.items()) if end > starts.get(queue, 0)}
+    if sum(waiting.values()) <= most:
+        return dict(ends)
+    result = {queue: min(starts.get(queue, 0), end) for queue, end in ends.items()}
+    queues = list(waiting)
+    if most <= len(queues):
+        first = sum(starts.get(queue, 0) for queue in ends) % len(queues)
+        for queue in (queues + queues)[first : first + most]:
+            result[queue] += 1
+        return result
+    rest, more = most - len(queues), sum(waiting.values()) - len(queues)
+    shares = {queue: divmod((count - 1) * rest, more) for queue, count in waiting.items()}
+    left = rest - sum(whole for whole, _ in shares.values())
+    by_remainder = sorted(queues, key=lambda queue: -shares[queue][1])
+    rounded_up = set(by_remainder[:left])
+    for queue in queues:
+        result[queue] += 1 + shares[queue][0] + (queue in rounded_up)
+    return result
+
+
+# ---- in which pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Messages `start..end` of one queue."""
+
+    topic: str
+    queue_id: int
+    start: int
+    end: int
+
+    @property
+    def count(self) -> int:
+        """Messages."""
+        return self.end - self.start
+
+
+def pieces(ranges: list[Range], rows: int) -> list[list[Range]]:
+    """Ranges cut and put together to pieces of about `rows` messages, in order; none is larger.
+
+    A queue is cut into equal parts when it is longer than `rows`; short ones are put together.
+    """
+    parts: list[Range] = []
+    for each in ranges:
+        count = -(-each.count // rows)
+        bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
+        parts += [Range(each.topic, each.queue_id, *pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    result: list[list[Range]] = []
+    filled = rows
+    for part in parts:
+        if filled + part.count > rows:
+            result.append([])
+            filled = 0
+        result[-1].append(part)
+        filled += part.count
+    return result

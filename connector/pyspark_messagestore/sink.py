@@ -1,0 +1,432 @@
+"""How does a micro-batch of Spark get into the store, once and whole?
+
+    tasks    Arrow batches -> messages with queues -> records -> one staging file each attempt; its name travels to
+    driver   commit: files in the order of the partitions -> one append of the store -> files deleted
+             abort:  files deleted, once the writer lock is held; what is in the log is never touched
+
+Whether a batch is there already is the store's business (its journal); nothing here is remembered between batches. What
+a killed task left in staging is swept after `stagingTtl`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from messagestore import (
+    BatchRequest,
+    BatchResult,
+    ConfigError,
+    CorruptionError,
+    MessageIllegalError,
+    NotAStoreError,
+    StoreConfig,
+    StoreError,
+    StoreLockedError,
+)
+from messagestore.spi import (
+    SOURCE_SPARK,
+    SOURCE_USER,
+    Disk,
+    Identity,
+    Paths,
+    StagedChunks,
+    StagedFile,
+    StagingWriter,
+    Topics,
+    append_batch,
+    attached_store,
+    encode,
+    probe_java,
+    remove,
+    store_host_of,
+    sweep,
+)
+from pyspark_messagestore.columns import Mapper, Mapping
+from pyspark_messagestore.options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+CHUNK_ROWS = 65_536
+CHUNK_SIZE = 16 * 1024 * 1024
+_SWEEP_INTERVAL_S = 600.0
+_ABORT_TIMEOUT_S = 5.0
+
+_last_sweep_s: dict[str, float] = {}
+"""Staging folder -> when this process swept it; only saves work."""
+
+
+@dataclass
+class StagedMessage(WriterCommitMessage):
+    """What one task leaves for the commit: plain values only.
+
+    Parameters
+    ----------
+    partition_id : int
+    path : str
+        The staging file; empty when the task had no rows.
+    size, crc : int
+        Of the whole file.
+    row_count : int
+    query_id, batch_id : str | None
+        Of the streaming query, as Spark told the task.
+    store_id : str
+    host : str
+        Where the task ran, for errors.
+    """
+
+    partition_id: int
+    path: str
+    size: int
+    crc: int
+    row_count: int
+    query_id: str | None
+    batch_id: str | None
+    store_id: str
+    host: str
+
+
+@dataclass(frozen=True)
+class Sink:
+    """What tasks, commit and abort share; small, since it is pickled into every task.
+
+    Parameters
+    ----------
+    options : SinkOptions
+    config : StoreConfig
+        Read on the driver: tasks do not need the file.
+    mapping : Mapping
+    store_id : str
+        Of the store at the path when the write was planned.
+    """
+
+    options: SinkOptions
+    config: StoreConfig
+    mapping: Mapping
+    store_id: str
+
+    @classmethod
+    def plan(cls, options: SinkOptions, mapping: Mapping) -> Sink:
+        """On the driver: the store is made when there is none.
+
+        Raises
+        ------
+        StoreLockedError
+            A broker holds the store.
+        NotAStoreError
+            The path holds something else.
+        """
+        config = options.config()
+        paths = Paths(options.path)
+        holder = probe_java(paths.root)
+        if holder is not None:
+            raise StoreLockedError(
+                f"{paths.lock}: held by {holder}; stop the broker, or write to another store: nothing of this batch was written",
+                path=paths.lock,
+                holder=str(holder),
+            )
+        identity = Identity.read(Disk(), paths.identity)
+        if identity is None:
+            with attached_store(paths.root, config).writing("making the store"):
+                identity = Identity.read(Disk(), paths.identity)
+            assert identity is not None
+        return cls(options, config, mapping, identity.store_id)
+
+    # ---- tasks
+
+    def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """In a task: encode all rows into one staging file."""
+        context = TaskContext.get()
+        assert context is not None
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        batch_id = context.getLocalProperty("streaming.sql.batchId")
+        partition_id = context.partitionId()
+        staged = StagedFile("", 0, 0, 0)
+        writer: StagingWriter | None = None
+        mapper = self._mapper(f"{batch_id}/{partition_id}")
+        host = store_host_of(self.config)
+        row = 0
+        try:
+            for batch in gathered(batches):
+                if writer is None:
+                    writer = StagingWriter(self._staging())
+                texts = mapper.messages(batch, row)
+                writer.write(
+                    encode(texts, limits=self.config, store_host=host, born_host=host[:-4] + bytes(4), first_row=row)
+                )
+                row += batch.num_rows
+            if writer is not None:
+                staged = writer.finish()
+        except MessageIllegalError as error:
+            raise _named(error, partition_id) from None
+        finally:
+            if writer is not None:
+                writer.__exit__(None, None, None)  # removes a file that was not finished
+        return StagedMessage(
+            partition_id=partition_id,
+            path=staged.path,
+            size=staged.size,
+            crc=staged.crc,
+            row_count=staged.row_count,
+            query_id=query_id,
+            batch_id=batch_id,
+            store_id=self.store_id,
+            host=socket.gethostname(),
+        )
+
+    def _mapper(self, seed: str) -> Mapper:
+        topics: Topics | None = None
+
+        def queue_count(name: str) -> int:
+            nonlocal topics
+            if topics is None:
+                topics = Topics(Disk(), self.options.path)
+                topics.load()
+            found = topics.get(name)
+            return self.options.write_queue_nums if found is None else found.write_queue_nums
+
+        return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed)
+
+    def _staging(self) -> str:
+        """The staging folder, in the store this write was planned for."""
+        paths = Paths(self.options.path)
+        identity = Identity.read(Disk(), paths.identity)
+        if identity is None or identity.store_id != self.store_id:
+            found = "no store" if identity is None else f"another store, {identity.store_id}"
+            raise NotAStoreError(
+                f"{paths.root}: host {socket.gethostname()} found {found} there, and the driver planned to write store "
+                f"{self.store_id}; executors and driver must see the same disk",
+                path=paths.root,
+            )
+        return paths.staging
+
+    # ---- the driver
+
+    def commit(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> BatchResult:
+        """Append the batch; it is in the store, once and whole, when this returns.
+
+        Parameters
+        ----------
+        messages : list of StagedMessage
+        batch_id : int | None
+            Of the stream; None: a batch write.
+        """
+        staged = self._checked(messages, batch_id)
+        files = [StagedFile(m.path, m.size, m.crc, m.row_count) for m in staged if m.path]
+        request = self._request(staged, batch_id)
+        chunks = StagedChunks(files)
+        with attached_store(self.options.path, self.config).writing(_description(request)) as writer:
+            if writer.files.store_id != self.store_id:
+                raise self._other_store(writer.files.store_id)
+            result = append_batch(writer, chunks, request)
+        remove(file.path for file in files)
+        self._sweep()
+        return result
+
+    def _other_store(self, found: str) -> NotAStoreError:
+        return NotAStoreError(
+            f"{self.options.path}: found store {found}, and the batch was written for store {self.store_id}; the folder was "
+            "replaced meanwhile: start the query again",
+            path=self.options.path,
+        )
+
+    def _checked(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> list[StagedMessage]:
+        """The messages in the order of the partitions; each partition once, all of this batch and store."""
+        staged = sorted((m for m in messages if isinstance(m, StagedMessage)), key=lambda m: m.partition_id)
+        wrong = ""
+        if len(staged) != len(messages):
+            wrong = f"{len(messages) - len(staged)} tasks left no message"
+        elif len({m.partition_id for m in staged}) != len(staged):
+            wrong = "two messages are of one partition"
+        elif any(m.store_id != self.store_id for m in staged):
+            wrong = f"a message is for another store than {self.store_id}"
+        elif batch_id is not None and any(m.batch_id not in (None, str(batch_id)) for m in staged):
+            wrong = f"a message is of another batch than {batch_id}"
+        elif len({m.query_id for m in staged}) > 1:
+            wrong = "the messages are of several queries"
+        if wrong:
+            raise CorruptionError(self.options.path, 0, "one message of each task of this batch", wrong, hint="Try again.")
+        return staged
+
+    def _request(self, staged: list[StagedMessage], batch_id: int | None) -> BatchRequest:
+        options = self.options
+        query_id = next((m.query_id for m in staged if m.query_id), None)
+        app_id = options.txn_app_id
+        if batch_id is not None:
+            app_id = app_id or query_id
+            if app_id is None:
+                raise ConfigError("option txnAppId: Spark gave no query id to the tasks; give a txnAppId", key="txnAppId")
+        version = options.txn_version if options.txn_version is not None else batch_id
+        return BatchRequest(
+            app_id=app_id,
+            version=version or 0,
+            version_source=SOURCE_USER if batch_id is None else SOURCE_SPARK,
+            query_id=query_id,
+            flush_disk_type=options.flush_disk_type,
+            on_replay_mismatch=options.on_replay_mismatch,
+            on_version_regression=options.on_version_regression,
+            on_lost_batches=options.on_lost_batches,
+            auto_create_topic=options.auto_create_topic,
+            write_queue_nums=options.write_queue_nums,
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete the staging files of a batch that Spark gave up, under the writer lock.
+
+        While the lock is held no commit reads them. The commit may have gone through before: its bytes are in the log
+        then, and stay there. Where the lock cannot be had the files are left for the sweep.
+        """
+        paths = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
+        store = attached_store(self.options.path, self.config)
+        try:
+            with store.writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
+                remove(paths)
+            self._sweep()
+        except (StoreError, OSError):
+            return  # the error that led here is the one to report
+
+    def _sweep(self) -> None:
+        """Delete orphans, now and then."""
+        folder = Paths(self.options.path).staging
+        now_s = time.monotonic()
+        if now_s - _last_sweep_s.get(folder, -_SWEEP_INTERVAL_S) >= _SWEEP_INTERVAL_S:
+            _last_sweep_s[folder] = now_s
+            sweep(folder, self.options.staging_ttl)
+
+
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches put together to about `CHUNK_ROWS` rows or `CHUNK_SIZE` bytes; Spark's have 10 000 rows at most."""
+    kept: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if kept and (rows + batch.num_rows > CHUNK_ROWS or size + batch.nbytes > CHUNK_SIZE):
+            yield _one(kept)
+            kept, rows, size = [], 0, 0
+        kept.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+    if kept:
+        yield _one(kept)
+
+
+def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError:
+    """The same error, with the partition beside the row."""
+    place = f"partition {partition_id}" + (f", row {error.row}" if error.row is not None else "")
+    named = MessageIllegalError(
+        f"{place}: {error.reason}; nothing of this batch was written", field=error.field, size=error.size, limit=error.limit
+    )
+    named.row = error.row
+    return named
+
+
+def _description(request: BatchRequest) -> str:
+    if request.app_id is None:
+        return "a batch write of Spark"
+    return f"batch {request.version} of app {request.app_id}"
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The sink of `writeStream.format("messagestore")`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """In a task."""
+        return self.sink.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
+        """On the driver, when all tasks are done."""
+        self.sink.commit(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """On the driver, when a task or the commit failed; in another process than the commit."""
+        self.sink.abort(messages)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """The sink of `df.write.format("messagestore")`."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
+        """In a task."""
+        context = TaskContext.get()
+        in_stream = context is not None and context.getLocalProperty("sql.streaming.queryId") is not None
+        if in_stream and self.sink.options.txn_app_id is None:
+            raise ConfigError(
+                "option txnAppId: is missing in foreachBatch, where a batch may come again; give txnAppId and txnVersion (the "
+                "batch id), or use MessageStoreSink",
+                key="txnAppId",
+            )
+        return self.sink.stage(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when all tasks are done."""
+        self.sink.commit(messages, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver, when a task or the commit failed."""
+        self.sink.abort(messages)
+
+
+@dataclass
+class MessageStoreSink:
+    """The sink for `foreachBatch`: exactly once, on classic Spark and on Connect.
+
+        df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="late-flights", app_id="late"))
+
+    Parameters
+    ----------
+    path : str
+        The store's root folder.
+    topic : str | None
+        Of all rows; None: the DataFrame has a column `topic`.
+    app_id : str
+        Whose batches these are (`txnAppId`): one for each query and target, kept over restarts.
+    options : dict
+        Other options of the sink, by keyword: `flushDiskType="ASYNC_FLUSH"` or `flush_disk_type=...`.
+    """
+
+    path: str
+    topic: str | None
+    app_id: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    def __init__(self, path: str | os.PathLike[str], *, app_id: str, topic: str | None = None, **options: Any) -> None:
+        if not app_id:
+            raise ConfigError("app_id: found an empty one; give a name that stays the same over restarts", key="app_id")
+        self.path, self.topic, self.app_id = os.fspath(path), topic, app_id
+        self.options = {_camel(name): _as_text(value) for name, value in options.items()}
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch."""
+        writer = df.write.format("messagestore").mode("append").options(**self.options)
+        if self.topic is not None:
+            writer = writer.option("topic", self.topic)
+        writer.option("txnAppId", self.app_id).option("txnVersion", str(batch_id)).save(self.path)
+
+
+def _camel(name: str) -> str:
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

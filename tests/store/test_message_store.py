@@ -1,0 +1,363 @@
+"""The library as its users see it: puts, gets, keys, times, sessions, errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from messagestore import (
+    GetMessageStatus,
+    Message,
+    MessageBatch,
+    MessageIllegalError,
+    MessageStore,
+    NotAStoreError,
+    PutMessageStatus,
+    StoreClosedError,
+    StoreConfig,
+    UnknownTopicError,
+)
+from messagestore.mapped_file import Disk, File
+from messagestore.verify import verify
+from small import SMALL, SMALL_ASYNC, bodies, filled, read_all
+
+
+def test_put_and_get(tmp_path: Path) -> None:
+    """One message, all of its fields, back as they were."""
+    message = Message(
+        "flights",
+        b"hello",
+        queue_id=3,
+        keys=["N14228", "UA1545"],
+        tags="UA",
+        properties={"origin": "EWR", "ziel": "Zürich"},
+        flag=7,
+        born_timestamp_ms=1_700_000_000_000,
+        born_host="10.1.2.3:4711",
+    )
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        result = store.put_message(message)
+        assert (result.status, result.queue_offset, result.physical_offset, result.is_ok) == (PutMessageStatus.PUT_OK, 0, 0, True)
+        found = store.get_message("flights", 3, 0)
+        assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (GetMessageStatus.FOUND, 1, 0, 1)
+        back = found.messages[0]
+    assert (back.topic, back.queue_id, back.body, back.keys, back.tags) == ("flights", 3, b"hello", ("N14228", "UA1545"), "UA")
+    assert back.properties == {"origin": "EWR", "ziel": "Zürich"}
+    assert (back.flag, back.born_timestamp_ms, back.born_host) == (7, 1_700_000_000_000, "10.1.2.3:4711")
+    assert back.store_timestamp_ms == result.store_timestamp_ms
+    assert back.message_id == result.message_id == back.offset_message_id
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "next_offset"),
+    [
+        (-5, GetMessageStatus.OFFSET_TOO_SMALL, 0),
+        (0, GetMessageStatus.FOUND, 3),
+        (4, GetMessageStatus.FOUND, 5),
+        (5, GetMessageStatus.OFFSET_OVERFLOW_ONE, 5),
+        (6, GetMessageStatus.OFFSET_OVERFLOW_BADLY, 5),
+        (1 << 62, GetMessageStatus.OFFSET_OVERFLOW_BADLY, 5),
+    ],
+)
+def test_get_statuses(tmp_path: Path, offset: int, status: GetMessageStatus, next_offset: int) -> None:
+    """RocketMQ's status and next offset for each class of offset."""
+    filled(tmp_path / "s", 10)
+    with MessageStore.open_read_only(tmp_path / "s") as store:
+        found = store.get_message("t", 0, offset, 3)
+        assert (found.status, found.next_begin_offset) == (status, next_offset)
+
+
+def test_an_unknown_queue_has_no_message(tmp_path: Path) -> None:
+    """As RocketMQ: NO_MESSAGE_IN_QUEUE and next offset 0."""
+    filled(tmp_path / "s", 2)
+    with MessageStore.open_read_only(tmp_path / "s") as store:
+        for topic, queue_id in (("nowhere", 0), ("t", 5)):
+            found = store.get_message(topic, queue_id, 3)
+            assert (found.status, found.next_begin_offset) == (GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0)
+
+
+def test_retention_moves_the_begin(tmp_path: Path) -> None:
+    """A first segment that was deleted: the queue begins later, and offsets below say so."""
+    root = filled(tmp_path / "s", 300)
+    (root / "commitlog" / f"{0:020d}").unlink()
+    with MessageStore.open_read_only(root) as store:
+        low = store.min_offset("t", 0)
+        assert 0 < low < 150
+        assert store.get_message("t", 0, 0).status is GetMessageStatus.OFFSET_TOO_SMALL
+        assert store.get_message("t", 0, low).messages[0].body == bodies(300)[::2][low]
+
+
+def test_find_by_key(tmp_path: Path) -> None:
+    """Every key through the index, the newest last; other topics and keys with the same hash are not mixed in."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        for i in range(30):
+            store.put_message(Message("t", b"%d" % i, queue_id=0, keys=["Aa" if i % 2 else "BB", f"k{i}"]))
+            store.put_message(Message("u", b"other", queue_id=0, keys=["Aa"]))
+        assert [m.body for m in store.query_message("t", "k7")] == [b"7"]
+        assert [m.body for m in store.query_message("t", "Aa", max_count=3)] == [b"25", b"27", b"29"]
+        assert [m.body for m in store.query_message("t", "BB", max_count=100)] == [b"%d" % i for i in range(0, 30, 2)]
+        assert store.query_message("t", "nothing") == []
+        with pytest.raises(UnknownTopicError, match="its topics: t, u"):
+            store.query_message("x", "Aa")
+
+
+def test_keys_are_found_without_an_index(tmp_path: Path) -> None:
+    """Index files that are gone make the search slow, not wrong."""
+    root = filled(tmp_path / "s", 30)
+    for path in (root / "index").iterdir():
+        path.unlink()
+    with MessageStore.open_read_only(root) as store:
+        assert [m.body for m in store.query_message("t", "k17")] == [bodies(30)[17]]
+
+
+def test_look_up_by_offset_and_id(tmp_path: Path) -> None:
+    """By physical offset and by message id; anything that is no record's first byte gives None."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        first = store.put_message(Message("t", b"a", queue_id=0))
+        second = store.put_message(Message("t", b"b", queue_id=0))
+        assert store.look_message_by_offset(second.physical_offset).body == b"b"  # type: ignore[union-attr]
+        assert store.look_message_by_id(first.message_id).body == b"a"  # type: ignore[union-attr]
+        for offset in (1, -1, second.physical_offset + second.size, 1 << 40):
+            assert store.look_message_by_offset(offset) is None
+
+
+def test_find_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table that Java's getOffsetInQueueByTime gave for these store times."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        for ms in (0, 93, 113, 114, 134, 135):
+            monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda ms=ms: (10_000 + ms) * 1_000_000)
+            store.put_message(Message("t", b"x", queue_id=0))
+        expected = {-5: (0, 0), 0: (0, 0), 93: (1, 1), 98: (2, 1), 113: (2, 2), 114: (3, 3), 135: (5, 5), 140: (6, 5)}
+        for ms, (lower, upper) in expected.items():
+            assert store.queue_offset_by_time("t", 0, 10_000 + ms) == lower, ms
+            assert store.queue_offset_by_time("t", 0, 10_000 + ms, "upper") == upper, ms
+
+
+def test_equal_store_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lower gives the first of equal times, upper the last."""
+    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: 5_000_000_000)
+    filled(tmp_path / "s", 10)
+    with MessageStore.open_read_only(tmp_path / "s") as store:
+        assert store.queue_offset_by_time("t", 0, 5000) == 0
+        assert store.queue_offset_by_time("t", 0, 5000, "upper") == 4
+        assert store.queue_offset_by_time("t", 0, 5001) == 5
+
+
+def test_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store time never goes back: a search by time stays a search in a sorted list."""
+    times = iter([1000, 1000, 1000, 900, -5, 0])
+    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: next(times, 2000) * 1_000_000)
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        found = [store.put_message(Message("t", b"x", queue_id=0, born_timestamp_ms=1)).store_timestamp_ms for _ in range(5)]
+    assert found[:-1] == sorted(found[:-1]) and found[0] == 1000 and found[-1] in (1000, 2000)
+    assert min(found) == 1000
+
+
+def test_batch_puts_lie_side_by_side(tmp_path: Path) -> None:
+    """A MessageExtBatch: one store time, one segment, RocketMQ's joined message ids."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.put_message(Message("t", b"x" * 7000, queue_id=0))
+        store.put_message(Message("t", b"x" * 7000, queue_id=0))
+        table = pa.record_batch({"body": pa.array(bodies(30)), "keys": pa.array([f"b{i}" for i in range(30)])})
+        result = store.put_messages(MessageBatch.from_arrow(table, topic="t", queue_id=1))
+        assert (result.message_count, result.queue_offset, result.physical_offset) == (30, 0, 16 * 1024)
+        assert len(result.message_id.split(",")) == 30
+        messages = store.get_message("t", 1, 0, 100).messages
+        assert [m.body for m in messages] == bodies(30)
+        assert len({m.store_timestamp_ms for m in messages}) == 1
+        assert [m.body for m in store.query_message("t", "b12")] == [bodies(30)[12]]
+        with pytest.raises(MessageIllegalError, match="append_batch"):
+            store.put_messages(MessageBatch.from_arrow(pa.record_batch({"body": pa.array([b"x" * 4000] * 3)}), topic="t"))
+    assert verify(tmp_path / "s").ok
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (Message("a/b", b""), "topic"),
+        (Message("..", b""), "topic"),
+        (Message("", b""), "topic"),
+        (Message("t" * 128, b""), "topic"),
+        (Message("rmq_sys_spark_sink", b""), "topic"),
+        (Message("t", None), "body"),  # type: ignore[arg-type]
+        (Message("t", b"x" * (8 * 1024 + 1)), "body"),
+        (Message("t", b"", queue_id=8), "queue_id"),
+        (Message("t", b"", queue_id=-1), "queue_id"),
+        (Message("t", b"", keys=["a b"]), "keys"),
+        (Message("t", b"", keys=[""]), "keys"),
+        (Message("t", b"", keys=["a\x01"]), "keys"),
+        (Message("t", b"", tags="a\x02b"), "tags"),
+        (Message("t", b"", properties={"a\x01": "b"}), "properties"),
+        (Message("t", b"", properties={"a": "b\x02"}), "properties"),
+        (Message("t", b"", properties={"": "b"}), "properties"),
+        (Message("t", b"", properties={"a": ""}), "properties"),
+        (Message("t", b"", properties={"KEYS": "b"}), "properties"),
+        (Message("t", b"", properties={"__CRC32#": "b"}), "properties"),
+        (Message("t", b"", properties={"a": "x" * 32767}), "properties"),
+    ],
+)
+def test_bad_messages_are_refused(tmp_path: Path, message: Message, field: str) -> None:
+    """Each names the field, and nothing of it is in the log."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        with pytest.raises(MessageIllegalError) as caught:
+            store.put_message(message)
+        assert caught.value.field == field
+        assert store.writer.end.physical_offset == 0
+
+
+def test_a_record_must_fit_into_a_segment(tmp_path: Path) -> None:
+    """With small segments the segment is the limit; Java would waste a whole file here."""
+    with MessageStore.open(tmp_path / "s", SMALL.replace(mapped_file_size_commit_log=4096)) as store:
+        with pytest.raises(MessageIllegalError, match="a segment has room for 4088"):
+            store.put_message(Message("t", b"x" * 4000, queue_id=0))
+        assert store.put_message(Message("t", b"x" * 3990, queue_id=0)).is_ok
+
+
+def test_queue_choice(tmp_path: Path) -> None:
+    """By the first key's hash, the same for the same key; round robin without."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        by_key = {store.put_message(Message("t", b"", keys=["N1"])).queue_id for _ in range(5)}
+        assert len(by_key) == 1
+        turns = [store.put_message(Message("t", b"")).queue_id for _ in range(8)]
+        assert sorted(turns) == list(range(8))
+
+
+def test_async_puts_are_visible_soon_and_at_once_in_the_session(tmp_path: Path) -> None:
+    """ASYNC_FLUSH: a reader of the session sees its own puts; another reader within moments."""
+    with MessageStore.open(tmp_path / "s", SMALL_ASYNC) as store, MessageStore.open_read_only(tmp_path / "s") as reader:
+        store.put_message(Message("t", b"x", queue_id=0))
+        assert store.get_message("t", 0, 0).messages[0].body == b"x"
+        store.put_message(Message("t", b"y", queue_id=0))
+        deadline = time.monotonic() + 5
+        while reader.max_offset("t", 0) < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert reader.max_offset("t", 0) == 2
+
+
+class SlowDisk(Disk):
+    """Each sync of the log takes a while."""
+
+    pause_s = 0.0
+    syncs = 0
+
+    def fdatasync(self, file: File) -> None:
+        if "commitlog" in file.path:
+            self.syncs += 1
+            time.sleep(self.pause_s)
+        super().fdatasync(file)
+
+
+def test_a_late_sync_is_a_status_not_a_loss(tmp_path: Path) -> None:
+    """FLUSH_DISK_TIMEOUT: the message is stored all the same."""
+    disk = SlowDisk()
+    with MessageStore.open(tmp_path / "s", SMALL.replace(sync_flush_timeout=20), disk=disk) as store:
+        disk.pause_s = 0.3
+        result = store.put_message(Message("t", b"late", queue_id=0))
+        assert (result.status, result.is_ok) == (PutMessageStatus.FLUSH_DISK_TIMEOUT, True)
+        disk.pause_s = 0.0
+        store.flush()
+        assert read_all(store) == [b"late"]
+
+
+def test_threads_share_syncs(tmp_path: Path) -> None:
+    """16 threads on one session in SYNC_FLUSH: all is stored once, in order per thread, with fewer syncs than puts."""
+    disk = SlowDisk()
+    with MessageStore.open(tmp_path / "s", SMALL.replace(mapped_file_size_commit_log=1 << 20), disk=disk) as store:
+        disk.pause_s = 0.002
+
+        def puts(number: int) -> None:
+            for i in range(25):
+                store.put_message(Message("t", b"%d/%d" % (number, i), queue_id=number % 2))
+
+        threads = [threading.Thread(target=puts, args=(n,)) for n in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = read_all(store, queue_id=0) + read_all(store, queue_id=1)
+        assert len(found) == len(set(found)) == 400
+        for number in range(16):
+            mine = [int(b.split(b"/")[1]) for b in found if b.startswith(b"%d/" % number)]
+            assert mine == list(range(25))
+        assert disk.syncs < 300
+    assert verify(tmp_path / "s").ok
+
+
+def test_not_waiting_for_the_sync(tmp_path: Path) -> None:
+    """WAIT=false: the put returns before the sync, and is durable after `flush`."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        for i in range(10):
+            assert store.put_message(Message("t", b"%d" % i, queue_id=0, wait_store_msg_ok=False)).is_ok
+        store.flush()
+        assert read_all(store) == [b"%d" % i for i in range(10)]
+        assert store.get_message("t", 0, 0).messages[0].system_properties["WAIT"] == "false"
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    """Every call after close; closing twice does nothing."""
+    store = MessageStore.open(tmp_path / "s", SMALL)
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.put_message(Message("t", b""))
+    with pytest.raises(StoreClosedError):
+        store.get_message("t", 0, 0)
+    reader = MessageStore.open_read_only(tmp_path / "s")
+    reader.close()
+    with pytest.raises(StoreClosedError):
+        reader.topics()
+
+
+def test_folders_that_are_no_store(tmp_path: Path) -> None:
+    """A folder with something else is left alone; a missing one is made for a writer only."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "letter.txt").write_text("dear")
+    (tmp_path / "file").write_text("x")
+    for path, text in (("docs", "letter.txt"), ("file", "found a file")):
+        with pytest.raises(NotAStoreError, match=text):
+            MessageStore.open(tmp_path / path)
+    for path in ("docs", "file", "missing"):
+        with pytest.raises(NotAStoreError):
+            MessageStore.open_read_only(tmp_path / path)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["docs", "file", "letter.txt"]
+
+
+def test_sizes_are_read_off_the_files(tmp_path: Path) -> None:
+    """A store with small files opens with the defaults, and goes on with its own sizes."""
+    root = filled(tmp_path / "s", 20)
+    with MessageStore.open(root, StoreConfig()) as store:
+        assert store.writer.log.segment_size == SMALL.mapped_file_size_commit_log
+        for i in range(300):
+            store.put_message(Message("t", b"x" * 50, queue_id=i % 2, wait_store_msg_ok=False))
+    assert {p.stat().st_size for p in (root / "commitlog").iterdir()} == {SMALL.mapped_file_size_commit_log}
+    assert verify(root).ok
+
+
+def test_property_crc(tmp_path: Path) -> None:
+    """`enabledAppendPropCRC`: single puts and batches carry `__CRC32#`, and are read back."""
+    config = SMALL.replace(enabled_append_prop_crc=True)
+    with MessageStore.open(tmp_path / "s", config) as store:
+        store.put_message(Message("t", b"one", queue_id=0))
+        store.put_messages(MessageBatch.from_messages([Message("t", b"two", queue_id=0, tags="x")]))
+        messages = store.get_message("t", 0, 0).messages
+        assert [m.body for m in messages] == [b"one", b"two"]
+        assert all(len(m.system_properties["__CRC32#"]) == 10 for m in messages)
+    assert verify(tmp_path / "s").ok
+
+
+def test_ipv6_store(tmp_path: Path) -> None:
+    """A store on an IPv6 address: longer heads, longer message ids."""
+    config = SMALL.replace(broker_ip1="2001:db8::2")
+    with MessageStore.open(tmp_path / "s", config) as store:
+        store.put_message(Message("t", b"six", queue_id=0, born_host="[2001:db8::1]:1234", keys=["k"], tags="x"))
+        store.put_messages(MessageBatch.from_messages([Message("t", b"seven", queue_id=0)]))
+        first, second = store.get_message("t", 0, 0).messages
+        assert (first.born_host, first.store_host) == ("[2001:db8::1]:1234", "[2001:db8::2]:10911")
+        assert len(first.offset_message_id) == 56
+        assert read_all(store) == [b"six", b"seven"]
+        assert store.look_message_by_id(second.message_id).body == b"seven"  # type: ignore[union-attr]
+    assert verify(tmp_path / "s").ok
