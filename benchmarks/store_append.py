@@ -33,16 +33,16 @@ def run(settings: Settings) -> None:
         name: (settings.folder / name, StoreConfig(message_index_enable=index_on))
         for name, index_on in (("append.staged.index_on", True), ("append.staged.index_off", False))
     }
-    floors = None
+    floors, size = None, 256 * settings.rows
     for version in range(settings.rounds + 1):  # the first one makes files and warms up
         into = rounds if version else Rounds()
         for name, store in stores.items():
-            settle()
+            settle(settings.folder, 2 * size)
             elapsed_s, size = seconds(_append, store, batch, version)
             into.add(name, settings.rows / elapsed_s)
             _check(settings.folder / name, (version + 1) * settings.rows)
         for name, (root, config) in staged_roots.items():
-            settle()
+            settle(settings.folder, 3 * size)
             stage_s, files = seconds(_stage, root, config, batch)
             commit_s, _ = seconds(_commit, root, config, files, version)
             into.add(name, settings.rows / (stage_s + commit_s))
@@ -50,7 +50,6 @@ def run(settings: Settings) -> None:
             into.add(f"{name}.commit", settings.rows / commit_s)
             _check(root, (version + 1) * settings.rows)
         floors = floors or Floors(settings.folder, size)
-        settle()
         floors.add_rates(into, "append", settings.rows)
     for store in stores.values():
         store.close()

@@ -34,7 +34,7 @@ def run(settings: Settings) -> None:
         _floors(settings.folder, size, asynchronous, synchronous, into)
         for name, by_key in (("put.async", False), ("put.async.by_key", True)):
             _async(stores[ASYNC_FLUSH], asynchronous, into, name, by_key=by_key)
-        settle()
+        settle(settings.folder)
         into.add("put.sync.1_thread", _sync(stores[SYNC_FLUSH], synchronous, 1))
         into.add(f"put.sync.{_THREADS}_threads", _sync(stores[SYNC_FLUSH], 4 * synchronous, _THREADS))
     for store in stores.values():
@@ -123,7 +123,7 @@ def _floors(folder: Path, size: int, asynchronous: int, synchronous: int, into: 
     try:
         into.add("put.floor.memcpy", asynchronous / seconds(copy)[0])
         into.add("put.floor.pwrite", asynchronous / seconds(write)[0])
-        settle()
+        settle(folder)
         into.add("put.floor.fdatasync", synchronous / seconds(sync)[0])
     finally:
         os.close(fd)

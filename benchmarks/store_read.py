@@ -5,7 +5,7 @@ All queues, one after the other, out of the page cache, as Spark's tasks read th
 
 from __future__ import annotations
 
-from benchmarks.measure import Floors, Rounds, Settings, seconds, settle, title
+from benchmarks.measure import Floors, Rounds, Settings, seconds, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
 from messagestore.message_store import CHUNK_ROWS
@@ -38,7 +38,6 @@ def run(settings: Settings) -> None:
                 raise AssertionError(f"{name}: read {count} messages, {settings.rows} are there")
             into.add(name, settings.rows / elapsed_s)
         into.add("read.floor.pread", settings.rows / floors.pread_s())
-        settle()
         floors.add_rates(into, "read", settings.rows)
     view.close()
     for kind in ("memcpy", "pread", "pwrite", "fdatasync"):

@@ -31,7 +31,7 @@ def run(settings: Settings) -> None:
             root = settings.folder / f"{name}-{number}"
             _killed(root, settings.rows, index_on=index_on)
             size = _size_above_clean_end(root)
-            settle()
+            settle(settings.folder, size)
             floor_s, _ = seconds(_read_all, root)
             elapsed_s, store = seconds(_open, root, index_on=index_on)
             store.close()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from messagestore import javahash, record, record_columns
 from messagestore.commit_log import Scanned
 from messagestore.consume_queue import UNIT_DTYPE, QueueFileReplaced
+from messagestore.index_file import IndexFileReplaced
 from messagestore.layout import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
@@ -106,10 +107,8 @@ class Dispatcher:
             queue.append(first, units)
         except QueueFileReplaced:
             # A broker started by mistake deletes files before it asks for the lock: look again, rebuild, then append.
-            self.files.forget_queues()
+            queue.load()
             self.rebuild_queue(topic, queue_id, int(units["physical_offset"][0]))
-            queue = self.files.queue(topic, queue_id)
-            self.files.mark_written(topic, queue_id, queue)
             queue.append(first, units)
 
     def _put_index(self, requests: list[DispatchRequest]) -> None:
@@ -127,6 +126,48 @@ class Dispatcher:
             np.concatenate([r.key_hashes for r in requests]),
             np.concatenate([r.key_counts for r in requests]),
         )
+
+    def check_files(self) -> None:
+        """Whether every queue and index file that was written is still the file at its path.
+
+        Raises
+        ------
+        QueueFileReplaced, IndexFileReplaced
+            A broker started by mistake deletes files before it asks for the lock.
+        """
+        for _, _, queue in self.files.written_queues():
+            queue.check_files()
+        if self.files.index is not None:
+            self.files.index.check_files()
+
+    def repair(self, end: int) -> None:
+        """Make the index, and queues that are not at their path any more, again from the log up to `end`."""
+        for topic, queue_id, queue in self.files.written_queues():
+            try:
+                queue.check_files()
+            except QueueFileReplaced:
+                queue.load()
+                self.rebuild_queue(topic, queue_id, end)
+        index, log = self.files.index, self.files.commit_log
+        if index is None:
+            return
+        try:
+            index.check_files()
+            index.rewind(end, self._store_time)  # it may hold some entries of what is dispatched again
+        except IndexFileReplaced:
+            index.load()
+            index.unlink_all()
+            for run in log.scan(log.min_offset, end, verify_body_crc=False):
+                self._put_index([request_of(run)])
+
+    def _store_time(self, physical_offset: int) -> int | None:
+        head = self.files.commit_log.head(physical_offset)
+        return None if head is None else int(head["store_timestamp_ms"])
+
+    def rewind_index(self, physical_offset: int) -> None:
+        """The index as if nothing at or above an offset had been put."""
+        if self.files.index is not None:
+            self.files.index.rewind(physical_offset, self._store_time)
 
     def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
         """Write a queue's units again from the log's first segment up to the physical offset `end`."""

@@ -25,8 +25,10 @@ from messagestore import checkpoint as store_checkpoint
 from messagestore import record, record_columns
 from messagestore.batch_journal import BatchJournal
 from messagestore.config import ASYNC_FLUSH
+from messagestore.consume_queue import QueueFileReplaced
 from messagestore.dispatch import Dispatcher, DispatchRequest
 from messagestore.errors import CorruptionError, StoreError, StorePoisonedError
+from messagestore.index_file import IndexFileReplaced
 from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED
 from messagestore.record_columns import EncodedRecords
 from messagestore.state import State, boot_hash
@@ -364,14 +366,16 @@ class LogWriter:
         physical_offset : int
             Of the first record.
         """
+        failures = (OSError, StoreError, QueueFileReplaced, IndexFileReplaced)
         try:
             self.dispatcher.dispatch(requests())
-        except (OSError, StoreError) as first_error:
+            self.dispatcher.check_files()
+        except failures as first_error:
             try:
-                if self.files.index is not None:
-                    self.files.index.rewind(physical_offset)  # it may hold some of these entries
+                self.dispatcher.repair(physical_offset)
                 self.dispatcher.dispatch(requests())
-            except (OSError, StoreError):
+                self.dispatcher.check_files()
+            except failures:
                 reason = f"records are in the log, but their queues could not be written ({first_error})"
                 raise self.poison(reason) from first_error
 
@@ -420,7 +424,7 @@ class LogWriter:
             self.files.state_file.sync()
             self._write_checkpoint(end)
             self.journal.write(self.files.disk, self.files.paths.journal, self.files.paths.temporary("journal.json"))
-        except OSError as error:
+        except (OSError, QueueFileReplaced, IndexFileReplaced) as error:
             raise self.poison(f"the clean end could not be made durable ({error})") from error
         self.log.forget_written(end.physical_offset)
         self.clean_moved_s = time.monotonic()

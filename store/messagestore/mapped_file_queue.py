@@ -136,7 +136,11 @@ class MappedFileQueue:
             if len(data):
                 self.disk.pwrite(file, data, position)
             self.make_folder()
-            self.disk.rename(temporary, self.path(file_from_offset))
+            path = self.path(file_from_offset)
+            if self.disk.exists(path) and self.disk.size(path):
+                text = "found a file that this writer did not make (a broker started on this store?)"
+                raise FileExistsError(errno.EEXIST, text, path)
+            self.disk.rename(temporary, path)
         except BaseException:
             file.close()
             if self.disk.exists(temporary):

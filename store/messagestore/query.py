@@ -131,14 +131,15 @@ def query_message(
     if topic not in view.topics():
         raise UnknownTopicError(topic, view.topics())
     hits: set[int] = set()
-    gaps = [(files.commit_log.min_offset, _MOST_MS)]
+    gaps, position = [], files.commit_log.min_offset
     if files.index is not None:
         files.index.load()
         # entries keep whole seconds, and hits may be other keys with the same hash: ask for more, then check
         hits.update(files.index.search(topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms))
-        low, high = files.index.covers()
-        if high > 0:
-            gaps = [(files.commit_log.min_offset, low), (high, _MOST_MS)]
+        for begin, end in files.index.ranges():  # a broker that crashed leaves gaps between files, too
+            gaps.append((position, begin))
+            position = max(position, end)
+    gaps.append((position, _MOST_MS))
     limit = visible.end if visible.end is not None else files.commit_log.files.max_offset
     for start, end in gaps:
         hits.update(_scan_for_key(view, topic, key, start, min(end, limit)))

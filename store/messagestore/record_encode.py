@@ -276,10 +276,10 @@ def _group(texts: ColumnTexts) -> tuple[NDArray[np.int64] | None, NDArray[np.int
         queues += texts.topic_codes * width
     firsts = np.concatenate([[0], np.flatnonzero(queues[1:] != queues[:-1]) + 1])
     counts = np.diff(np.append(firsts, n))
-    runs = queues[firsts]
-    if len(np.unique(runs)) == len(runs):
+    runs, most = queues[firsts], width * len(texts.topic_names)
+    if len(runs) <= most and len(np.unique(runs)) == len(runs):
         return None, firsts, counts
-    small = width * len(texts.topic_names) <= 1 << 16
+    small = most <= 1 << 16
     order = np.argsort(queues.astype(np.uint16) if small else queues, kind="stable")  # 16 bits are sorted by radix
     queues = queues[order]
     firsts = np.concatenate([[0], np.flatnonzero(queues[1:] != queues[:-1]) + 1])

@@ -36,9 +36,19 @@ from messagestore.properties import (
 
 _WORD = 8
 _FREQUENT = (KEYS, TAGS, UNIQUE_KEY, WAIT)
-"""Reserved names of at most eight bytes: told apart by one comparison, not looked up in a dictionary."""
+"""Reserved names of at most eight bytes: each is one number (`_words`), not looked up in a dictionary."""
 _RESERVED = pa.array([name.encode() for name in sorted(RESERVED_PROPERTIES)], pa.binary())
-_WORD_MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)], np.uint64)
+_MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)] + [0], np.uint64)
+_TOPS = np.array([(0x80 | size) << 56 for size in range(_WORD)] + [0, 0], np.uint64)
+"""By size of the name; the last item is for all names of more than eight bytes."""
+
+
+def _word(name: str) -> np.uint64:
+    """A frequent name as `_words` has it."""
+    return np.uint64(int.from_bytes(name.encode(), "little")) | _TOPS[len(name)]  # type: ignore[no-any-return]
+
+
+_FREQUENT_WORDS = {name: _word(name) for name in _FREQUENT}
 
 
 class PropertyTexts:
@@ -71,8 +81,12 @@ class PropertyTexts:
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
         """The row of each property: int64[k]."""
-        if not len(self._value_ends):
-            return np.empty(0, np.int64)
+        count = len(self._value_ends)
+        each = count // max(self.row_count, 1)
+        if each * self.row_count == count and np.array_equal(
+            self._value_ends[each - 1 :: each or 1], self._row_ends - 1
+        ):
+            return np.repeat(np.arange(self.row_count), each)  # as many in every row
         is_last = np.zeros(len(self._data), np.bool_)
         sizes = np.diff(self._row_ends, prepend=0)
         filled = np.flatnonzero(sizes)
@@ -82,26 +96,30 @@ class PropertyTexts:
         return ordinal if len(filled) == self.row_count else filled[ordinal]
 
     @cached_property
-    def _words(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The first eight bytes of each name as a number, less where it is shorter; and its size: k of each."""
-        sizes = self._name_ends - self._name_starts
+    def _words(self) -> NDArray[np.uint64]:
+        """Each name of at most eight bytes as one number, 0 for a longer one: uint64[k].
+
+        The last byte of a shorter name's number is its size and 0x80, which no UTF-8 text of eight bytes has there with
+        such bytes before it.
+        """
+        starts = self._name_starts
+        sizes = np.minimum(self._name_ends - starts, _WORD + 1)
         data = self._data
         if len(data) < _WORD:
             data = np.concatenate([data, np.zeros(_WORD, np.uint8)])
-        at = np.minimum(self._name_starts, len(data) - _WORD)  # the last names: shift out what is before them
-        words = unaligned(data, np.uint64)[at] >> ((self._name_starts - at) * 8).astype(np.uint64)
-        return words & _WORD_MASKS[np.minimum(sizes, _WORD)], sizes
-
-    def _is(self, name: str) -> NDArray[np.bool_]:
-        """Which properties have this name of at most eight bytes."""
-        words, sizes = self._words
-        wanted = np.uint64(int.from_bytes(name.encode(), "little"))
-        found: NDArray[np.bool_] = (words == wanted) & (sizes == len(name))
-        return found
+        words: NDArray[np.uint64] = unaligned(data, np.uint64)[np.minimum(starts, len(data) - _WORD)]
+        for item in range(
+            max(len(starts) - 2, 0), len(starts)
+        ):  # within the last eight bytes: shift out what is before
+            before = max(int(starts[item]) - (len(data) - _WORD), 0)
+            words[item] >>= np.uint64(8 * before)
+        words &= _MASKS[sizes]
+        words |= _TOPS[sizes]
+        return words
 
     def _find(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The properties with a frequent name, at most one of a row (the last one), and their rows."""
-        items = np.flatnonzero(self._is(name))
+        items = np.flatnonzero(self._words == _FREQUENT_WORDS[name])
         rows = self._rows[items]
         last = np.append(rows[1:] != rows[:-1], True) if len(rows) else np.empty(0, np.bool_)
         return (items, rows) if last.all() else (items[last], rows[last])
@@ -143,8 +161,8 @@ class PropertyTexts:
     def map(self, *, reserved: bool) -> pa.Array:
         """The properties of each row whose names are RocketMQ's (`reserved`) or the user's own: map[n], none null."""
         frequent = np.zeros(len(self._name_ends), np.bool_)
-        for name in _FREQUENT:
-            frequent |= self._is(name)
+        for word in _FREQUENT_WORDS.values():
+            frequent |= self._words == word
         kind = pa.map_(pa.string(), pa.string())
         items = np.arange(len(frequent)) if reserved else np.flatnonzero(~frequent)
         names = gather(self._data, self._name_starts[items], self._name_ends[items]).dictionary_encode()

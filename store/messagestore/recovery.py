@@ -107,6 +107,7 @@ class _Recovery:
         walk = self._walk()
         self._check_proofs(walk)
         # from here on the store is changed
+        self.files.sweep_temporary()
         self._save_torn(walk)
         self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
         self._make_durable(walk)
@@ -317,8 +318,8 @@ class _Recovery:
         files = self.files
         dispatcher = Dispatcher(files)
         self._rebuild_missing(walk, dispatcher)
-        if files.index is not None and self.abort is not None:
-            files.index.rewind(walk.start)
+        if self.abort is not None or walk.start < walk.end.physical_offset:
+            dispatcher.rewind_index(walk.start)
         runs = self.log.scan(walk.start, walk.end.physical_offset, verify_body_crc=False)
         dispatcher.dispatch(request_of(run) for run in runs)
         names = files.queue_names()

@@ -12,20 +12,22 @@ from messagestore.consume_queue import list_queues
 from messagestore.javahash import java_hashes, queue_of_hash
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.mapped_file import Disk
-from messagestore.message import topic_fault
+from messagestore.message import BATCH_TOPIC, topic_fault
 from messagestore.message_columns import ColumnTexts
+from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.recovery import batches_from
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
 from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
-from messagestore.verify import Finding, verify
+from messagestore.verify import Finding, VerifyReport, verify
 from messagestore.view import StoreView, Visible
-from messagestore.writer_lock import probe_java
+from messagestore.writer_lock import probe_attached, probe_java, probe_writer
 
 __all__ = [
     "APPENDED",
+    "BATCH_TOPIC",
     "COLUMNS",
     "FILLER_UNIT_SIZE",
     "KNOWN",
@@ -46,16 +48,20 @@ __all__ = [
     "StoreFiles",
     "StoreView",
     "Topics",
+    "VerifyReport",
     "Visible",
     "append_batch",
     "attached_store",
     "batches_from",
+    "decode_message",
     "duration_s",
     "encode",
     "java_hashes",
     "list_queues",
     "looks_like_store",
+    "probe_attached",
     "probe_java",
+    "probe_writer",
     "queue_of_hash",
     "read_batch",
     "remove",

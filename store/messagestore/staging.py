@@ -213,7 +213,6 @@ class StagedChunks:
             key_hashes=_values(row, "key_hashes"),
             key_counts=_values(row, "key_counts"),
             row_hash_sum=row.column("row_hash_sum")[0].as_py(),
-            row_count=len(_values(row, "starts")) - 1,
             property_crc=row.column("property_crc")[0].as_py(),
         )
 

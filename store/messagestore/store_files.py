@@ -24,6 +24,7 @@ from messagestore.state import StateFile
 from messagestore.topics import Topics
 
 FORMAT_VERSION = 1
+_NEW = "new-"
 ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
 _MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
@@ -51,7 +52,7 @@ class Paths:
 
     def temporary(self, name: str) -> str:
         """A fresh path in `spark/` to make a file at before it gets its name."""
-        return os.path.join(self.spark, f"new-{name}")
+        return os.path.join(self.spark, _NEW + name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +177,9 @@ class StoreFiles:
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The ConsumeQueue of a topic and queue, loaded; it may have no file yet."""
         key = (topic, queue_id)
-        queue = self._queues.get(key) or self._written.get(key)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = ConsumeQueue(
+            queue = self._written.get(key) or ConsumeQueue(  # one object a queue: it knows what is not synced
                 queue_directory(self.paths.root, topic, queue_id),
                 self.identity.mapped_file_size_consume_queue if self.identity is not None else 0,
                 self.pool,
@@ -205,14 +206,26 @@ class StoreFiles:
     def forget_queues(self) -> None:
         """Forget what was cached of the queues: somebody else wrote."""
         self._queues.clear()
+        for queue in self._written.values():
+            queue.load()
 
     def mark_written(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
         """Remember that a queue has units that are not synced."""
         self._written[(topic, queue_id)] = queue
 
+    def written_queues(self) -> list[tuple[str, int, ConsumeQueue]]:
+        """Queues written since the last sync."""
+        return [(topic, queue_id, queue) for (topic, queue_id), queue in self._written.items()]
+
     def queue_names(self) -> dict[str, list[int]]:
         """Topic -> queue ids, from the folders."""
         return list_queues(self.disk, self.paths.root)[0]
+
+    def sweep_temporary(self) -> None:
+        """Remove files that a killed writer was making."""
+        for name in self.disk.names(self.paths.spark):
+            if name.startswith(_NEW):
+                self.disk.unlink(os.path.join(self.paths.spark, name))
 
     def sync_derived(self) -> None:
         """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""

@@ -219,12 +219,27 @@ def attach(root: str, disk: Disk) -> Attachment:
 
 def probe_java(root: str) -> Holder | None:
     """The live Java broker of a store, or None. Python's own locks are shared ones and never show here."""
+    return _probe(os.path.join(root, LOCK_NAME), fcntl.F_RDLCK)
+
+
+def probe_attached(root: str) -> bool:
+    """Whether anybody is attached to a store: Python writers, who keep brokers out, or a broker."""
+    return _probe(os.path.join(root, LOCK_NAME), fcntl.F_WRLCK) is not None
+
+
+def probe_writer(path: str) -> str | None:
+    """Who holds `spark/writer.lock` at this moment, in words, or None. Nothing is locked or created."""
+    return WriterLock(path).holder() if _probe(path, fcntl.F_RDLCK) is not None else None
+
+
+def _probe(path: str, kind: int) -> Holder | None:
+    """Whose lock on a file would be in the way of one of `kind`."""
     try:
-        file = Disk().open(os.path.join(root, LOCK_NAME))
+        file = Disk().open(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return _in_the_way(file.fileno(), fcntl.F_RDLCK)
+        return _in_the_way(file.fileno(), kind)
     finally:
         file.close()
 

@@ -375,3 +375,16 @@ def choices(
             yield f"{number}, {len(kept)} of {len(atoms)}", kept
     else:
         raise ValueError(f"mode: found {mode!r}; allowed are {', '.join(MODES)}")
+
+
+def with_names_in_order(
+    kept: Mapping[Atom, int], atoms: Mapping[Atom, int], label: str | Atom | int
+) -> dict[Atom, int]:
+    """`kept` with a beginning of the changes of names only; a change that was to be the one present brings the earlier."""
+    names = [atom for atom in atoms if atom.kind == "name"]
+    if isinstance(label, Atom) and label in names and len(kept) == 1:
+        count = names.index(label) + 1
+    else:
+        count = next((number for number, atom in enumerate(names) if not kept.get(atom)), len(names))
+    chosen = {atom: number for atom, number in kept.items() if atom.kind != "name"}
+    return {**chosen, **dict.fromkeys(names[:count], 1)}

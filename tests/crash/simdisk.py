@@ -38,6 +38,7 @@ from crash.power_cut import (
     SyncFolder,
     Write,
     choices,
+    with_names_in_order,
 )
 from messagestore.mapped_file import Disk, File
 
@@ -301,7 +302,14 @@ class RecordingDisk(FailDisk):
         return len(self.operations)
 
     def images(
-        self, cut: int, modes: Iterable[str] = MODES, *, limit: int = 20, random_count: int = 5, seed: int = 0
+        self,
+        cut: int,
+        modes: Iterable[str] = MODES,
+        *,
+        limit: int = 20,
+        random_count: int = 5,
+        seed: int = 0,
+        names_in_order: bool = False,
     ) -> Iterator[Image]:
         """Images after a power cut when `cut` operations had been done (0 to `position`), each only once.
 
@@ -318,6 +326,9 @@ class RecordingDisk(FailDisk):
         random_count : int
         seed : int
             The same seed and cut give the same images.
+        names_in_order : bool
+            True: when a change of a name is lost, all later ones that are not safe are lost as well, in any folder: one
+            journal holds them, as on ext4 and XFS. False: each by itself.
         """
         replay = self._at(cut)
         atoms = replay.atoms()
@@ -325,6 +336,8 @@ class RecordingDisk(FailDisk):
         chance = random.Random(f"{seed} {cut}")
         for mode in modes:
             for label, kept in choices(mode, atoms, chance, limit, random_count):
+                if names_in_order:
+                    kept = with_names_in_order(kept, atoms, label)
                 key = frozenset((atom, count) for atom, count in kept.items() if count)
                 if key not in seen:
                     seen.add(key)

@@ -362,6 +362,18 @@ def test_after_a_kill_the_next_process_goes_on(root: Path, disk: RecordingDisk, 
     assert {t["old"][0:1] + t["old"][600:601] for t in trees()} == {b"oo", b"1o", b"o2", b"12"}
 
 
+@pytest.mark.parametrize("in_order", [False, True])
+def test_names_may_be_lost_in_order_only(root: Path, disk: RecordingDisk, tmp_path: Path, in_order: bool):
+    """One journal, as on ext4 and XFS: no later name without the earlier ones. Without that promise: any."""
+    for name in ("a", "b", "c"):
+        disk.open_new(root / name, 1)
+    found = set()
+    for image in disk.images(disk.position, limit=100, random_count=100, names_in_order=in_order):
+        with tempfile.TemporaryDirectory(dir=MEMORY) as target:
+            found.add("".join(name for name in tree(image.build(target)) if name != "old"))
+    assert found == ({"", "a", "ab", "abc"} if in_order else {"", "a", "b", "c", "ab", "ac", "bc", "abc"})
+
+
 def test_images_come_again_with_the_same_seed(root: Path, disk: RecordingDisk):
     """A failure can be run again; another seed gives other sets."""
     file = disk.open(root / "old", writable=True)

@@ -1,4 +1,4 @@
-"""A whole store has no findings, whoever holds it; each fault that is put into one is named with its file and offset."""
+"""A whole store has no findings, whoever holds it; each fault put into one is named with its file and offset."""
 
 from __future__ import annotations
 
@@ -837,3 +837,12 @@ def test_any_byte_that_a_reader_would_trust_is_found(tmp_path: Path, seed: int) 
             assert not report.ok, (path, position)
             damage(path, position, flipped)
     assert checked(root).ok
+
+
+def test_a_key_between_two_index_files_is_found(tmp_path: Path) -> None:
+    """What the check only notes, since a look-up scans the log for it: so it must."""
+    root = filled(tmp_path / "store", 500)
+    sorted((root / "index").iterdir())[1].unlink()
+    assert "are in no index file" in checked(root).notes[0]
+    with MessageStore.open_read_only(root) as store:
+        assert all(len(store.query_message("t", f"k{i}")) == 1 for i in range(0, 500, 7))

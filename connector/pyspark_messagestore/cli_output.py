@@ -1,0 +1,175 @@
+"""How does the command line show what it found?
+
+Two ways: lines for a person, or JSON for a program (`--json`; one object a line where many are shown). Bytes of messages
+are not to be trusted on a terminal: whatever is no plain character is shown escaped, and nothing is taken as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from messagestore import MessageExt
+
+SHOWN_BODY_LENGTH = 500
+"""Characters of a body on a terminal; into a pipe or a file it is written whole."""
+_HEX_LENGTH = 16
+_PIPE_WIDTH = 1000
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999
+
+
+# ---- words
+
+
+def shown(text: str) -> str:
+    """Text that is safe on a terminal: control, format, private and unassigned characters are escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character)[0] == "C" or (unicodedata.category(character)[0] == "Z" and character != " ")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shown_bytes(data: bytes, most: int | None = None) -> str:
+    """A body: text when it is UTF-8, else hex; with `most`, at most so many characters and a word on the rest."""
+    part = data if most is None else data[: 4 * most]
+    try:
+        text = part.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if len(part) < len(data) and error.start > len(part) - 4:  # cut within a character
+            text = part[: error.start].decode("utf-8")
+        else:
+            text = "0x" + part.hex()
+    text = shown(text)
+    if most is not None and (len(text) > most or len(part) < len(data)):
+        text = f"{text[:most]}... ({len(data)} bytes; --json shows all)"
+    return text
+
+
+def size_words(size: int) -> str:
+    """`1536` -> `1.5 KiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def count_words(count: int, one: str) -> str:
+    """`1, "record"` -> `1 record`, `2, "record"` -> `2 records`."""
+    many = one if one.endswith("s") else one + ("es" if one.endswith("ch") else "s")
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def time_words(timestamp_ms: int) -> str:
+    """A time in UTC; a number that is none as it is."""
+    if not 0 <= timestamp_ms <= _LATEST_MS:
+        return str(timestamp_ms)
+    moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{timestamp_ms % 1000:03d}"
+
+
+def message_line(message: MessageExt, *, physical: bool = False) -> str:
+    """A message on one line."""
+    parts = [f"{message.physical_offset:>12} {message.size:>6} B"] if physical else []
+    parts += [f"{shown(message.topic)}/{message.queue_id} @{message.queue_offset}", time_words(message.store_timestamp_ms)]
+    if message.tags:
+        parts.append(f"tags={shown(message.tags)}")
+    if message.keys:
+        parts.append(f"keys={','.join(shown(key) for key in message.keys)}")
+    parts += [f"{shown(name)}={shown(value)}" for name, value in message.properties.items()]
+    if message.sys_flag & ~0x30:
+        parts.append(f"sysFlag={message.sys_flag:#x}")
+    most = SHOWN_BODY_LENGTH if sys.stdout.isatty() else None
+    return "  ".join([*parts, "|", shown_bytes(message.body, most)])
+
+
+def message_fields(message: MessageExt) -> dict[str, Any]:
+    """A message for JSON: `body` as text when it is UTF-8, else null and `bodyBase64`."""
+    try:
+        body: dict[str, Any] = {"body": message.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        body = {"body": None, "bodyBase64": base64.b64encode(message.body).decode("ascii")}
+    return {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "physicalOffset": message.physical_offset,
+        "size": message.size,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "properties": message.properties,
+        "systemProperties": message.system_properties,
+        "msgId": message.message_id,
+        "bornTimestamp": message.born_timestamp_ms,
+        "storeTimestamp": message.store_timestamp_ms,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "bodyCrc": message.body_crc,
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        **body,
+    }
+
+
+def hex_lines(data: bytes) -> Iterable[str]:
+    """`data` as hex, 16 bytes a line, each with its position."""
+    for start in range(0, len(data), _HEX_LENGTH):
+        yield f"    {start:>4}  {data[start : start + _HEX_LENGTH].hex(' ', 4)}"
+
+
+# ---- out
+
+
+def line(text: str = "") -> None:
+    """One line for a person, or JSON that is made already; what is in it has been escaped. Written at once."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """One line to standard error; escaped here."""
+    typer.echo(shown(text), err=True)
+
+
+def json_line(value: Any) -> None:
+    """One JSON value on one line, ASCII only."""
+    typer.echo(json.dumps(value))
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one a line, in columns."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        line(f"{name:<{width}}  {shown(value)}")
+
+
+def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
+    """A table; each column has a title and whether it holds numbers."""
+    stream = sys.stderr if err else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title, is_number in columns:
+        grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(shown(str(value))) for value in row))
+    console.print(grid)
