@@ -62,6 +62,8 @@ COLUMNS: dict[str, pa.DataType] = {
 """What `decode` gives. `tags` and `unique_key` are null where there is none; `keys`, `properties` (the user's own) and
 `system_properties` are empty then. `message_id` is UNIQ_KEY, else the offset message id."""
 
+BLOCK_ROWS = 16_384
+"""Rows decoded in one go: each record is looked at several times, and stays in the CPU's cache meanwhile."""
 _HEAD_FIELDS = {name: "total_size" if name == "size" else name for name in COLUMNS}
 
 
@@ -80,6 +82,10 @@ class Expected:
     queue_id: int
     queue_offsets: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
+
+    def slice(self, rows: slice) -> Expected:
+        """Of some of the rows."""
+        return Expected(self.topic, self.queue_id, self.queue_offsets[rows], self.physical_offsets[rows])
 
 
 def decode(
@@ -117,10 +123,15 @@ def decode(
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise ValueError(f"column {unknown[0]!r} is unknown; known are {', '.join(COLUMNS)}")
-    rows = _Rows(data, starts, sizes.astype(np.int64), expected, path)
-    if verify_body_crc:
-        rows.check_crcs()
-    arrays = [_MAKERS[name](rows) if name in _MAKERS else rows.field(_HEAD_FIELDS[name]) for name in columns]
+    blocks = []
+    for first in range(0, max(len(starts), 1), BLOCK_ROWS):
+        block = slice(first, first + BLOCK_ROWS)
+        promised = None if expected is None else expected.slice(block)
+        rows = _Rows(data, starts[block], sizes[block].astype(np.int64), promised, path)
+        if verify_body_crc:
+            rows.check_crcs()
+        blocks.append([_MAKERS[name](rows) if name in _MAKERS else rows.field(_HEAD_FIELDS[name]) for name in columns])
+    arrays = blocks[0] if len(blocks) == 1 else [pa.concat_arrays(column) for column in zip(*blocks, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, COLUMNS[name]) for name in columns]))
 
 

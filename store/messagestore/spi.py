@@ -17,6 +17,7 @@ from messagestore.message_columns import ColumnTexts
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.recovery import batches_from
+from messagestore.record_scan import head_sizes
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
 from messagestore.topics import Topics

@@ -165,12 +165,12 @@ class StoreFiles:
         """The store's id; empty for a store this project never wrote."""
         return self.identity.store_id if self.identity else ""
 
-    def load(self) -> None:
-        """Look at the folders; sizes of files that exist win over configured ones."""
+    def load(self, *, index: bool = True) -> None:
+        """Look at the folders; sizes of files that exist win over configured ones. Readers need the index for keys only."""
         self.commit_log.load()
         if not self.commit_log.segment_size:
             self.commit_log.files.file_size = self.config.mapped_file_size_commit_log
-        if self.index is not None:
+        if index and self.index is not None:
             self.index.load()
         self.topics.load()
 

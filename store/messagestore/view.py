@@ -87,7 +87,7 @@ class StoreView:
                 path=paths.root,
             )
         self.files = StoreFiles(paths, config or StoreConfig(), Identity.read(disk, paths.identity), disk)
-        self.files.load()
+        self.files.load(index=False)
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
         self.visible = self.refresh()

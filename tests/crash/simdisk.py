@@ -335,9 +335,8 @@ class RecordingDisk(FailDisk):
         seen: set[frozenset[tuple[Atom, int]]] = set()
         chance = random.Random(f"{seed} {cut}")
         for mode in modes:
-            for label, kept in choices(mode, atoms, chance, limit, random_count):
-                if names_in_order:
-                    kept = with_names_in_order(kept, atoms, label)
+            for label, chosen in choices(mode, atoms, chance, limit, random_count):
+                kept = with_names_in_order(chosen, atoms, label) if names_in_order else chosen
                 key = frozenset((atom, count) for atom, count in kept.items() if count)
                 if key not in seen:
                     seen.add(key)

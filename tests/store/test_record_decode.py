@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import reference
-from messagestore import record
+from messagestore import record, record_decode
 from messagestore.errors import ChecksumError, CorruptionError, MagicError, TornRecordError
 from messagestore.record_decode import COLUMNS, Expected, decode
 
@@ -153,6 +153,23 @@ def test_topics_and_properties_that_are_not_utf8() -> None:
     data, starts, sizes = laid_out(pieces)
     assert as_rows(decode(data, starts, sizes, ALL)) == [as_row(p) for p in pieces]
     assert decode(data, starts, sizes, ["topic"]).column(0).to_pylist() == ["\ufffdopicA", "T", "\ufffdopicA"]
+
+
+def test_more_rows_than_are_decoded_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of several blocks are one batch; what is wrong in a later block is named by its own place."""
+    monkeypatch.setattr(record_decode, "BLOCK_ROWS", 4)
+    for count in (4, 5, 11):
+        pieces = records(count)
+        data, starts, sizes = laid_out(pieces)
+        assert as_rows(decode(data, starts, sizes, ALL)) == [as_row(piece) for piece in pieces]
+    pieces = queue(11)
+    data, starts, sizes = laid_out(pieces)
+    assert decode(data, starts, sizes, ["body"], expected=expected_of(pieces)).num_rows == 11
+    data = data.copy()
+    data[starts[9] + 88] ^= 1
+    with pytest.raises(ChecksumError) as caught:
+        decode(data, starts, sizes, ["body"], expected=expected_of(pieces))
+    assert caught.value.physical_offset == reference.decode(pieces[9])["physical_offset"]
 
 
 # ---- what was promised

@@ -136,6 +136,25 @@ def test_whole_logs(log: tuple[NDArray, list[int]], verify: bool) -> None:
 
 
 @logs
+@pytest.mark.parametrize("size", [91, 200, 1000, 6000])
+def test_logs_of_several_blocks(log: tuple[NDArray, list[int]], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that end with a block, cross its end, or are larger than it."""
+    monkeypatch.setattr(record_scan, "_BLOCK_SIZE", size)
+    data, starts = log
+    found, head, end = scanned(data)
+    assert found == starts
+    assert head["queue_id"].tolist() == list(range(len(starts)))
+    assert (end.reason, end.position) == ("end", len(data))
+    for row in (0, len(starts) // 2, len(starts) - 1):
+        broken = data.copy()
+        broken[starts[row] + 35] ^= 1
+        found, _, end = scanned(broken)
+        assert found == starts[:row]
+        assert (end.reason, end.position) == ("position", starts[row])
+        assert scanned(data[: starts[row] + 50], left=len(data) + 8)[0] == starts[:row]
+
+
+@logs
 def test_the_end_of_the_file(log: tuple[NDArray, list[int]]) -> None:
     """A BLANK fills the file exactly; a record never ends nearer than 8 bytes to its end."""
     data, starts = log

@@ -1,0 +1,208 @@
+"""How does a store stand? What `messagestore status` finds out, without a lock and without a write."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from messagestore import CorruptionError
+from messagestore.spi import (
+    BATCH_TOPIC,
+    StoreView,
+    batches_from,
+    boot_hash,
+    probe_attached,
+    probe_java,
+    probe_writer,
+)
+from pyspark_messagestore import cli_output as out
+
+_MOST_QUEUES_SHOWN = 16
+
+
+def status_of(view: StoreView) -> dict[str, Any]:
+    """Everything that is shown, for JSON. `faults` lists what could not be read, in words."""
+    files, paths = view.files, view.files.paths
+    faults: list[str] = []
+    queues = _queues(view, faults)
+    batches = queues.get((BATCH_TOPIC, 0), (0, 0, 0))
+    shown_end = max((end for _, _, end in queues.values()), default=files.commit_log.min_offset)
+    return {
+        "root": paths.root,
+        "storeId": view.store_id or None,
+        "heldBy": _holders(view),
+        "abort": _abort(view),
+        "state": _state(view),
+        "commitLog": {
+            "segments": len(files.commit_log.files.offsets),
+            "segmentSize": files.commit_log.segment_size,
+            "minOffset": files.commit_log.min_offset,
+            "maxOffset": view.visible.end if view.visible.end is not None else shown_end,
+            "bytesOnDisk": _disk_size(paths.commit_log),
+        },
+        "consumeQueues": {"queues": len(queues), "bytesOnDisk": _disk_size(paths.consume_queue)},
+        "index": {"files": len(files.disk.names(paths.index)), "bytesOnDisk": _disk_size(paths.index)},
+        "topics": _topics(view, queues),
+        "messages": sum(high - low for (topic, _), (low, high, _) in queues.items() if topic != BATCH_TOPIC),
+        "batches": batches[1] - batches[0],
+        "lastBatch": _last_batch(view, batches[1]),
+        "faults": faults,
+    }
+
+
+def _holders(view: StoreView) -> dict[str, Any]:
+    root = view.files.paths.root
+    broker = probe_java(root)
+    return {
+        "broker": None if broker is None else broker.words,
+        "brokerPid": broker.pid if broker is not None and broker.pid > 0 else None,
+        "writer": probe_writer(view.files.paths.writer_lock),
+        "attached": broker is None and probe_attached(root),
+    }
+
+
+def _abort(view: StoreView) -> dict[str, Any]:
+    text = view.files.read_abort()
+    return {"present": text is not None, "ours": view.files.abort_is_ours, "content": text}
+
+
+def _state(view: StoreView) -> dict[str, Any] | None:
+    state = view.files.state_file.read() if view.store_id else None
+    if state is None:
+        return None
+    return {
+        "counter": state.counter,
+        "visibleEnd": state.visible_end,
+        "cleanEnd": state.clean_end,
+        "inFlight": state.in_flight if state.in_flight >= 0 else None,
+        "poisoned": state.poisoned,
+        "asyncFlush": state.asynchronous,
+        "clean": state.clean,
+        "writerPid": state.writer_pid,
+        "thisBoot": state.boot_hash == boot_hash(),
+    }
+
+
+def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """(topic, queue id) -> min offset, max offset, and the physical offset behind its last message."""
+    found: dict[tuple[str, int], tuple[int, int, int]] = {}
+    for topic, ids in sorted(view.topics().items()):
+        for queue_id in ids:
+            try:
+                low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+                unit = view.units(topic, queue_id, high - 1, high) if high > low else []
+                end = int(unit[0]["physical_offset"]) + int(unit[0]["size"]) if len(unit) else 0
+                found[(topic, queue_id)] = (low, high, end)
+            except CorruptionError as error:
+                faults.append(str(error))
+    return found
+
+
+def _topics(view: StoreView, queues: dict[tuple[str, int], tuple[int, int, int]]) -> list[dict[str, Any]]:
+    topics: dict[str, dict[str, Any]] = {}
+    for name in view.files.topics.names:
+        topics[name] = {"topic": name, "messages": 0, "queues": {}}
+    for (topic, queue_id), (low, high, _) in queues.items():
+        if topic != BATCH_TOPIC:
+            row = topics.setdefault(topic, {"topic": topic, "messages": 0, "queues": {}})
+            row["messages"] += high - low
+            row["queues"][str(queue_id)] = {"minOffset": low, "maxOffset": high}
+    for name, row in topics.items():
+        config = view.files.topics.get(name)
+        row["writeQueueNums"] = config.write_queue_nums if config is not None else None
+    return [topics[name] for name in sorted(topics)]
+
+
+def _last_batch(view: StoreView, end: int) -> dict[str, Any] | None:
+    for batch in batches_from(view.files, end - 1, end) if end else ():
+        return {
+            "app": batch.app_id,
+            "version": batch.version,
+            "physicalOffset": batch.physical_offset,
+            "end": batch.end,
+            "rows": batch.row_count,
+        }
+    return None
+
+
+def _disk_size(folder: str) -> int:
+    """Bytes that the files of a folder take on the disk; sparse files take less than their size."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(where, name), follow_symlinks=False).st_blocks * 512
+            except FileNotFoundError:
+                continue  # deleted by retention just now
+    return total
+
+
+# ---- for a person
+
+
+def status_lines(found: dict[str, Any]) -> None:
+    """Show it."""
+    log, queues, index = found["commitLog"], found["consumeQueues"], found["index"]
+    segments = f"{out.count_words(log['segments'], 'segment')} of {out.size_words(log['segmentSize'])}"
+    rows = [
+        ("store", found["root"]),
+        ("id", found["storeId"] or "none: this project has not written it"),
+        ("held by", _holder_words(found["heldBy"])),
+        ("left", _left_words(found)),
+    ]
+    if found["state"] is not None:
+        rows.append(("state", _state_words(found["state"])))
+    rows += [
+        ("log", f"{log['minOffset']} to {log['maxOffset']}, {segments}, {out.size_words(log['bytesOnDisk'])} on disk"),
+        ("queues", f"{queues['queues']:,}, {out.size_words(queues['bytesOnDisk'])} on disk"),
+        ("index", f"{out.count_words(index['files'], 'file')}, {out.size_words(index['bytesOnDisk'])} on disk"),
+        ("messages", f"{found['messages']:,} in {out.count_words(len(found['topics']), 'topic')}"),
+    ]
+    last = found["lastBatch"]
+    if last is not None:
+        about = f"{found['batches']:,}, the last: {last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
+        rows.append(("batches", about))
+    out.facts(rows)
+    if found["topics"]:
+        out.line()
+        columns = [("topic", False), ("messages", True), ("queues", False)]
+        out.table(columns, [(row["topic"], f"{row['messages']:,}", _queue_words(row)) for row in found["topics"]])
+
+
+def _holder_words(held: dict[str, Any]) -> str:
+    if held["broker"] is not None:
+        return str(held["broker"])
+    if held["writer"] is not None:
+        return f"a writer, {held['writer']}"
+    return "nobody; a writer is attached and keeps brokers out" if held["attached"] else "nobody"
+
+
+def _left_words(found: dict[str, Any]) -> str:
+    """What `abort` says."""
+    abort, held, state = found["abort"], found["heldBy"], found["state"]
+    if not abort["present"]:
+        return "closed cleanly"
+    if held["broker"] is not None or held["writer"] is not None or held["attached"]:
+        return "open"
+    if not abort["ours"]:
+        return "by a broker that was killed: `messagestore recover` puts it right, or the broker itself"
+    if state is not None and state["poisoned"]:
+        return "by a writer whose sync failed: check the disk, then run `messagestore recover`"
+    return "by a writer that was killed: the next writer, or `messagestore recover`, puts it right"
+
+
+def _state_words(state: dict[str, Any]) -> str:
+    words = [f"visible up to {state['visibleEnd']}", f"clean up to {state['cleanEnd']}"]
+    if state["inFlight"] is not None:
+        words.append(f"in flight from {state['inFlight']}")
+    words += [word for word, name in (("ASYNC_FLUSH", "asyncFlush"), ("poisoned", "poisoned")) if state[name]]
+    words.append(f"written by pid {state['writerPid']}" + ("" if state["thisBoot"] else " before the machine was started"))
+    return ", ".join(words)
+
+
+def _queue_words(row: dict[str, Any]) -> str:
+    """`0: 0-12  1: 0-7`, and how many more there are."""
+    parts = [f"{queue}: {q['minOffset']}-{q['maxOffset']}" for queue, q in row["queues"].items()]
+    more = len(parts) - _MOST_QUEUES_SHOWN
+    parts = parts[:_MOST_QUEUES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return "  ".join(parts) or "none yet"
