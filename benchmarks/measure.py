@@ -6,7 +6,8 @@ One JSON line for each on stdout:
 
 `value` and `floor` are medians over the rounds, in the same unit; `ratio` is the median of value / floor of each round:
 at most about 1 for a rate, at least about 1 for a time. A floor has a line of its own, with null for both. The table on
-stderr has the best round, too: where others use the machine, the best says more about the code.
+stderr also has the best round, and the least CPU time (all threads, kernel included) for one message: where others use
+the machine, these say more about the code.
 """
 
 from __future__ import annotations
@@ -51,15 +52,32 @@ class Settings:
     quick: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How long something took; the CPU time is that of all threads."""
+
+    wall_s: float
+    cpu_s: float
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
+
+
 @dataclass
 class Rounds:
     """Values by name, one for each round."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
         """The value of one round."""
         self.values.setdefault(name, []).append(value)
+
+    def add_rate(self, name: str, count: int, taken: Taken) -> None:
+        """One round of a rate: `count` items in the time taken."""
+        self.add(name, count / taken.wall_s)
+        self.cpu_s.setdefault(name, []).append(taken.cpu_s / count)
 
     def report(
         self,
@@ -98,6 +116,8 @@ class Rounds:
         }
         print(json.dumps(line), flush=True)
         text = f"  {name:<44} {_plain(value):>12} {unit:<12} best {_plain(best):>12}"
+        if name in self.cpu_s:
+            text += f"  CPU {1e9 * min(self.cpu_s[name]):7,.0f} ns"
         if ratio is not None:
             text += f"  {ratio:9.3g} x {floor}"
         if goal is not None:
@@ -119,14 +139,14 @@ def title(text: str) -> None:
     print(f"\n{text}", file=sys.stderr, flush=True)
 
 
-def seconds(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[float, T]:
+def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[Taken, T]:
     """How long a call takes, and what it gives; the collector is not part of it."""
     gc.collect()
     gc.disable()
     try:
-        begin = time.perf_counter()
+        wall_s, cpu_s = time.perf_counter(), time.process_time()
         result = call(*args, **kwargs)
-        return time.perf_counter() - begin, result
+        return Taken(time.perf_counter() - wall_s, time.process_time() - cpu_s), result
     finally:
         gc.enable()
 
@@ -163,31 +183,31 @@ class Floors:
         self.data: NDArray[np.uint8] = np.random.default_rng(1).integers(0, 256, size, np.uint8)
         self._target = np.ones(size, np.uint8)
 
-    def memcpy_s(self) -> float:
+    def memcpy(self) -> Taken:
         """Copy them in memory that is there already."""
-        return seconds(np.copyto, self._target, self.data)[0]
+        return timed(np.copyto, self._target, self.data)[0]
 
-    def pwrite_s(self) -> float:
+    def pwrite(self) -> Taken:
         """Write them into the page cache, into a new sparse file."""
-        return self._write_s(sync=False)
+        return self._write(sync=False)
 
-    def fdatasync_s(self) -> float:
-        """As `pwrite_s`, and sync them once."""
-        return self._write_s(sync=True)
+    def fdatasync(self) -> Taken:
+        """As `pwrite`, and sync them once."""
+        return self._write(sync=True)
 
-    def pread_s(self) -> float:
+    def pread(self) -> Taken:
         """Read them from the page cache."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._pwrite(fd)
             view = self._target.data
             starts = range(0, len(view), _PIECE)
-            return seconds(lambda: [os.preadv(fd, [view[at : at + _PIECE]], at) for at in starts])[0]
+            return timed(lambda: [os.preadv(fd, [view[at : at + _PIECE]], at) for at in starts])[0]
         finally:
             os.close(fd)
             self.path.unlink()
 
-    def _write_s(self, *, sync: bool) -> float:
+    def _write(self, *, sync: bool) -> Taken:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.ftruncate(fd, len(self.data))
@@ -197,7 +217,7 @@ class Floors:
                 if sync:
                     os.fdatasync(fd)
 
-            return seconds(write)[0]
+            return timed(write)[0]
         finally:
             os.close(fd)
             self.path.unlink()
@@ -210,6 +230,6 @@ class Floors:
     def add_rates(self, rounds: Rounds, prefix: str, count: int) -> None:
         """One round of the three floors of writing, as items per second."""
         settle(self.path.parent, len(self.data))
-        rounds.add(f"{prefix}.floor.memcpy", count / self.memcpy_s())
-        rounds.add(f"{prefix}.floor.pwrite", count / self.pwrite_s())
-        rounds.add(f"{prefix}.floor.fdatasync", count / self.fdatasync_s())
+        rounds.add_rate(f"{prefix}.floor.memcpy", count, self.memcpy())
+        rounds.add_rate(f"{prefix}.floor.pwrite", count, self.pwrite())
+        rounds.add_rate(f"{prefix}.floor.fdatasync", count, self.fdatasync())

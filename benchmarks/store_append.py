@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.measure import Floors, Rounds, Settings, seconds, settle, title
+from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, SPARK_ROWS, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
 from messagestore.message_store import CHUNK_ROWS
@@ -38,16 +38,16 @@ def run(settings: Settings) -> None:
         into = rounds if version else Rounds()
         for name, store in stores.items():
             settle(settings.folder, 2 * size)
-            elapsed_s, size = seconds(_append, store, batch, version)
-            into.add(name, settings.rows / elapsed_s)
+            taken, size = timed(_append, store, batch, version)
+            into.add_rate(name, settings.rows, taken)
             _check(settings.folder / name, (version + 1) * settings.rows)
         for name, (root, config) in staged_roots.items():
             settle(settings.folder, 3 * size)
-            stage_s, files = seconds(_stage, root, config, batch)
-            commit_s, _ = seconds(_commit, root, config, files, version)
-            into.add(name, settings.rows / (stage_s + commit_s))
-            into.add(f"{name}.stage", settings.rows / stage_s)
-            into.add(f"{name}.commit", settings.rows / commit_s)
+            stage, files = timed(_stage, root, config, batch)
+            commit, _ = timed(_commit, root, config, files, version)
+            into.add_rate(name, settings.rows, stage + commit)
+            into.add_rate(f"{name}.stage", settings.rows, stage)
+            into.add_rate(f"{name}.commit", settings.rows, commit)
             _check(root, (version + 1) * settings.rows)
         floors = floors or Floors(settings.folder, size)
         floors.add_rates(into, "append", settings.rows)

@@ -10,7 +10,7 @@ import os
 import threading
 from pathlib import Path
 
-from benchmarks.measure import Rounds, Settings, seconds, settle, title
+from benchmarks.measure import Rounds, Settings, Taken, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TAGS, TOPIC
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig
 from messagestore.spi import StoreView
@@ -35,8 +35,9 @@ def run(settings: Settings) -> None:
         for name, by_key in (("put.async", False), ("put.async.by_key", True)):
             _async(stores[ASYNC_FLUSH], asynchronous, into, name, by_key=by_key)
         settle(settings.folder)
-        into.add("put.sync.1_thread", _sync(stores[SYNC_FLUSH], synchronous, 1))
-        into.add(f"put.sync.{_THREADS}_threads", _sync(stores[SYNC_FLUSH], 4 * synchronous, _THREADS))
+        into.add_rate("put.sync.1_thread", synchronous, _sync(stores[SYNC_FLUSH], synchronous, 1))
+        count = 4 * synchronous // _THREADS * _THREADS
+        into.add_rate(f"put.sync.{_THREADS}_threads", count, _sync(stores[SYNC_FLUSH], count, _THREADS))
     for store in stores.values():
         store.close()
     for kind in ("memcpy", "pwrite", "fdatasync"):
@@ -71,10 +72,10 @@ def _async(store: MessageStore, count: int, into: Rounds, name: str, *, by_key: 
             result = store.put_message(message)
         end = result.physical_offset + result.size
 
-    put_s, _ = seconds(put_all)
-    visible_s, _ = seconds(_wait_visible, store, end)
-    into.add(name, count / put_s)
-    into.add(f"{name}.until_visible", count / (put_s + visible_s))
+    put, _ = timed(put_all)
+    shown, _ = timed(_wait_visible, store, end)
+    into.add_rate(name, count, put)
+    into.add_rate(f"{name}.until_visible", count, put + shown)
 
 
 def _wait_visible(store: MessageStore, end: int) -> None:
@@ -84,7 +85,7 @@ def _wait_visible(store: MessageStore, end: int) -> None:
     view.close()
 
 
-def _sync(store: MessageStore, count: int, thread_count: int) -> float:
+def _sync(store: MessageStore, count: int, thread_count: int) -> Taken:
     shares = [_messages(count // thread_count) for _ in range(thread_count)]
 
     def put_all(messages: list[Message]) -> None:
@@ -99,7 +100,7 @@ def _sync(store: MessageStore, count: int, thread_count: int) -> float:
         for thread in threads:
             thread.join()
 
-    return sum(map(len, shares)) / seconds(run_all)[0]
+    return timed(run_all)[0]
 
 
 def _floors(folder: Path, size: int, asynchronous: int, synchronous: int, into: Rounds) -> None:
@@ -121,10 +122,10 @@ def _floors(folder: Path, size: int, asynchronous: int, synchronous: int, into: 
             os.fdatasync(fd)
 
     try:
-        into.add("put.floor.memcpy", asynchronous / seconds(copy)[0])
-        into.add("put.floor.pwrite", asynchronous / seconds(write)[0])
+        into.add_rate("put.floor.memcpy", asynchronous, timed(copy)[0])
+        into.add_rate("put.floor.pwrite", asynchronous, timed(write)[0])
         settle(folder)
-        into.add("put.floor.fdatasync", synchronous / seconds(sync)[0])
+        into.add_rate("put.floor.fdatasync", synchronous, timed(sync)[0])
     finally:
         os.close(fd)
         (folder / "floor").unlink()

@@ -5,7 +5,7 @@ All queues, one after the other, out of the page cache, as Spark's tasks read th
 
 from __future__ import annotations
 
-from benchmarks.measure import Floors, Rounds, Settings, seconds, title
+from benchmarks.measure import Floors, Rounds, Settings, timed, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
 from messagestore.message_store import CHUNK_ROWS
@@ -33,11 +33,11 @@ def run(settings: Settings) -> None:
     for number in range(settings.rounds + 1):
         into = rounds if number else Rounds()
         for name, (columns, verify) in figures.items():
-            elapsed_s, count = seconds(_read, view, columns, verify=verify)
+            taken, count = timed(_read, view, columns, verify=verify)
             if count != settings.rows:
                 raise AssertionError(f"{name}: read {count} messages, {settings.rows} are there")
-            into.add(name, settings.rows / elapsed_s)
-        into.add("read.floor.pread", settings.rows / floors.pread_s())
+            into.add_rate(name, settings.rows, taken)
+        into.add_rate("read.floor.pread", settings.rows, floors.pread())
         floors.add_rates(into, "read", settings.rows)
     view.close()
     for kind in ("memcpy", "pread", "pwrite", "fdatasync"):

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import killed_writer
-from benchmarks.measure import Rounds, Settings, seconds, settle, title
+from benchmarks.measure import Rounds, Settings, settle, timed, title
 from messagestore import MessageStore, StoreConfig
 from messagestore.record import crc32
 from messagestore.spi import CommitLog, StoreView
@@ -32,11 +32,11 @@ def run(settings: Settings) -> None:
             _killed(root, settings.rows, index_on=index_on)
             size = _size_above_clean_end(root)
             settle(settings.folder, size)
-            floor_s, _ = seconds(_read_all, root)
-            elapsed_s, store = seconds(_open, root, index_on=index_on)
+            floor, _ = timed(_read_all, root)
+            taken, store = timed(_open, root, index_on=index_on)
             store.close()
-            rounds.add(f"{name}.floor", floor_s / (size / _GIB))
-            rounds.add(name, elapsed_s / (size / _GIB))
+            rounds.add(f"{name}.floor", floor.wall_s / (size / _GIB))
+            rounds.add(name, taken.wall_s / (size / _GIB))
     for name in ("recovery.index_on", "recovery.index_off"):
         rounds.report(f"{name}.floor", "s/GiB", lower_is_better=True)
         rounds.report(name, "s/GiB", floor=f"{name}.floor", lower_is_better=True)

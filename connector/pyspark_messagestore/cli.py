@@ -9,14 +9,11 @@ Commands that only read take no lock and write nothing: they work beside any wri
 from __future__ import annotations
 
 import enum
-import heapq
-import json
 import os
 import sys
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +27,6 @@ from messagestore import (
     SYNC_FLUSH,
     ConfigError,
     CorruptionError,
-    GetMessageStatus,
     Message,
     MessageExt,
     MessageStore,
@@ -41,19 +37,15 @@ from messagestore import (
     StoreConfig,
     StoreError,
     StoreLockedError,
-    UnknownTopicError,
 )
-from messagestore.spi import Paths, StoreView, VerifyReport, decode_message, looks_like_store, probe_java, verify
-from messagestore.spi import Disk as _Disk
+from messagestore.spi import Disk, Paths, StoreView, looks_like_store, verify
 from pyspark_messagestore import cli_output as out
+from pyspark_messagestore.cli_read import Cursor, messages, queue_ids, records
 from pyspark_messagestore.cli_status import status_lines, status_of
 
 FOUND_NOTHING, CANNOT, LOCKED = 1, 2, 3
-_PAGE_COUNT = 32
+_GET_COUNT = 32
 _TAIL_COUNT = 10
-_POLL_S = 0.1
-_TOPICS_POLL_S = 1.0
-_FULL_RECORD_HEAD = 112
 
 
 class _Commands(TyperGroup):
@@ -121,7 +113,9 @@ ConfigFile = Annotated[
 ]
 Wait = Annotated[
     str | None,
-    typer.Option("--wait", metavar="DURATION", help="How long to wait for another writer. [default: 30s]", show_default=False),
+    typer.Option(
+        "--wait", metavar="DURATION", help="How long to wait for another writer.; 30s if not given", show_default=False
+    ),
 ]
 
 
@@ -165,9 +159,10 @@ def _opened(root: str, file: Path | None = None) -> Iterator[ReadOnlyStore]:
 
 def _check_exists(root: str) -> str:
     path = _path(root)
-    if not looks_like_store(_Disk(), Paths(path)):
+    if not looks_like_store(Disk(), Paths(path)):
         raise NotAStoreError(
-            f"{os.path.abspath(path)}: found no message store (no commitlog folder); give the store's root folder", path=path
+            f"{os.path.abspath(path)}: found no message store (no commitlog folder); give the store's root folder",
+            path=path,
         )
     return path
 
@@ -199,7 +194,9 @@ def dump(
     root: Root,
     start: Annotated[
         int | None,
-        typer.Option("--from", metavar="PHYSICAL", min=0, help="Begin at the record at this offset.", show_default=False),
+        typer.Option(
+            "--from", metavar="PHYSICAL", min=0, help="Begin at the record at this offset.", show_default=False
+        ),
     ] = None,
     count: Annotated[
         int | None, typer.Option("--count", metavar="N", min=1, help="At most so many records.", show_default=False)
@@ -213,7 +210,7 @@ def dump(
     """Show the records of the CommitLog in the order they were written."""
     found = 0
     with _opened(root) as store:
-        for head, message in _records(store, start):
+        for head, message in records(store, start):
             if topic is not None and message.topic != topic:
                 continue
             if as_json:
@@ -230,88 +227,18 @@ def dump(
         raise typer.Exit(FOUND_NOTHING)
 
 
-def _records(store: ReadOnlyStore, start: int | None) -> Iterator[tuple[bytes, MessageExt]]:
-    """Head and message of each record from a physical offset on, in log order, as far as a reader may see."""
-    log, end = store.view.files.commit_log, store.view.refresh().end
-    position = log.min_offset if start is None else start
-    if start is not None and (end is None or start < end) and log.head(start) is None and not _is_blank(log, start):
-        raise ConfigError(
-            f"--from: at {start} no record begins, or it is damaged; the log has {log.min_offset} to "
-            f"{end if end is not None else log.files.max_offset}",
-            key="--from",
-            value=start,
-        )
-    for run in log.scan(position, end):
-        for at, size in zip(run.starts.tolist(), run.heads["total_size"].tolist(), strict=True):
-            data = run.data[at : at + size].tobytes()
-            message = decode_message(data, physical_offset=run.physical_offset + at)
-            body_at = data.find(message.body, 88) if message.body else min(size, _FULL_RECORD_HEAD)
-            yield data[:body_at], message
-    stop = log.scan_end
-    if end is not None and log.scan_offset < end:
-        raise CorruptionError(
-            log.files.path(log.segment_of(log.scan_offset)), log.scan_offset, stop.expected or "a record", stop.found
-        )
-    if end is None and stop.reason not in ("zero", "blank", "end"):
-        out.note(f"the log ends at {log.scan_offset}: expected {stop.expected}, found {stop.found}")
-
-
-def _is_blank(log: Any, position: int) -> bool:
-    return bool(log.files.holding(position) is not None and log.read(position, 8) == log.blank(position))
-
-
 @app.command("verify")
 def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
     """Check every byte of the store that has a meaning. Never writes; a writer may go on meanwhile."""
     path = _check_exists(root)
-    with _progress("checking") as progress:
+    with out.progress_bar("checking") as progress:
         report = verify(path, _config(store_config), progress=progress)
     if as_json:
         out.json_line(report.to_dict())
     else:
-        _show_report(report, os.path.realpath(path))
+        out.report_lines(report, os.path.realpath(path))
     if not report.ok:
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _show_report(report: VerifyReport, root: str) -> None:
-    counts = [
-        out.count_words(count, name)
-        for count, name in (
-            (report.record_count, "record"),
-            (report.unit_count, "unit"),
-            (report.key_count, "key"),
-            (report.batch_count, "batch"),
-        )
-    ]
-    out.line(f"checked the log from {report.start} to {report.end}: {', '.join(counts)}")
-    for text in report.notes:
-        out.line(f"note: {out.shown(text)}")
-    if report.ok:
-        out.line("no fault found")
-        return
-    rows = [
-        (os.path.relpath(f.path, root) if f.path.startswith(root) else f.path, f.offset, f.expected, f.found)
-        for f in report.findings
-    ]
-    out.table([("file", False), ("offset", True), ("expected", False), ("found", False)], rows)
-    more = report.finding_count - len(rows)
-    out.line(out.count_words(report.finding_count, "fault") + (f", of which {len(rows)} are shown" if more else ""))
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 # ---- commands that write
@@ -324,7 +251,7 @@ def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_j
     with MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
         report = store.report
     assert report is not None
-    left = _Disk().exists(Paths(path).abort)
+    left = Disk().exists(Paths(path).abort)
     if as_json:
         out.json_line({**report.to_dict(), "closed": not left})
         return
@@ -344,23 +271,29 @@ def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_j
 def put(
     root: Root,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
-    body: Annotated[str | None, typer.Argument(metavar="[BODY]", show_default=False)] = None,
+    body: Annotated[str | None, typer.Argument(metavar="BODY", show_default=False)] = None,
     file: Annotated[
-        str | None, typer.Option("--file", metavar="FILE", help="The body is this file; -: standard input.", show_default=False)
+        str | None,
+        typer.Option("--file", metavar="FILE", help="The body is this file; -: standard input.", show_default=False),
     ] = None,
     lines: Annotated[bool, typer.Option("--lines", help="One message for each line of standard input.")] = False,
     queue: Annotated[
         int | None,
-        typer.Option("--queue", metavar="ID", min=0, help="Else by the hash of the first key, else in turn.", show_default=False),
+        typer.Option(
+            "--queue", metavar="ID", min=0, help="Else by the hash of the first key, else in turn.", show_default=False
+        ),
     ] = None,
-    key: Annotated[list[str] | None, typer.Option("--key", help="A key to find it by; repeat for more.", show_default=False)] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", help="A key to find it by; repeat for more.", show_default=False)
+    ] = None,
     tags: Annotated[str | None, typer.Option("--tags", metavar="TAG", help="Its tag.", show_default=False)] = None,
     prop: Annotated[
         list[str] | None,
         typer.Option("--property", metavar="NAME=VALUE", help="A property; repeat for more.", show_default=False),
     ] = None,
     flush: Annotated[
-        Flush | None, typer.Option("--flush", help="SYNC_FLUSH waits for the disk. [default: SYNC_FLUSH]", show_default=False)
+        Flush | None,
+        typer.Option("--flush", help="SYNC_FLUSH waits for the disk.; it is what you get", show_default=False),
     ] = None,
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="Put the same message N times.")] = 1,
     store_config: ConfigFile = None,
@@ -376,7 +309,7 @@ def put(
     config = _config(store_config, lock_timeout=wait, flush_disk_type=flush.value if flush is not None else None)
     properties = dict(_property(text) for text in prop or ())
     bodies = _lines() if lines else [_body(body, file)] * count
-    is_new = not looks_like_store(_Disk(), Paths(path))
+    is_new = not looks_like_store(Disk(), Paths(path))
     late = False
     with MessageStore.open(path, config) as store:
         if is_new:
@@ -441,22 +374,32 @@ def get(
     root: Root,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
     queue: Annotated[
-        int | None, typer.Argument(metavar="[QUEUE]", min=0, help="One queue; without it all of them.", show_default=False)
+        int | None,
+        typer.Argument(metavar="QUEUE", min=0, help="One queue; without it all of them.", show_default=False),
     ] = None,
     offset: Annotated[
-        str, typer.Option("--offset", metavar="N", help="Where to begin: a queue offset, earliest, or latest (the last ones).")
+        str,
+        typer.Option(
+            "--offset", metavar="N", help="Where to begin: a queue offset, earliest, or latest (the last ones)."
+        ),
     ] = "earliest",
-    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="At most so many of each queue.")] = _PAGE_COUNT,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, help="At most so many of each queue.")
+    ] = _GET_COUNT,
     as_json: Json = False,
 ) -> None:
     """Show messages of a topic, queue by queue."""
     if offset not in tuple(From) and not (offset.isascii() and offset.isdigit()):
-        raise ConfigError(f"--offset: found {offset!r}; allowed is a number, earliest or latest", key="--offset", value=offset)
+        raise ConfigError(
+            f"--offset: found {offset!r}; allowed is a number, earliest or latest", key="--offset", value=offset
+        )
     found = 0
     with _opened(root) as store:
-        ids = _queues(store, topic)
+        ids = queue_ids(store, topic)
         if queue is not None and queue not in ids:
-            raise ConfigError(f"{topic}: has no queue {queue}; its queues are {', '.join(map(str, ids))}", key="QUEUE", value=queue)
+            raise ConfigError(
+                f"{topic}: has no queue {queue}; its queues are {', '.join(map(str, ids))}", key="QUEUE", value=queue
+            )
         for queue_id in ids if queue is None else [queue]:
             low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
             start = {"earliest": low, "latest": max(low, high - count)}.get(offset)
@@ -464,7 +407,7 @@ def get(
             if not low <= start < high:
                 out.note(f"{topic}/{queue_id}: no message at {start}; there are {_range_words(low, high)}")
                 continue
-            for message in _messages(store, topic, queue_id, start, min(high, start + count)):
+            for message in messages(store, topic, queue_id, start, min(high, start + count)):
                 _show(message, as_json=as_json)
                 found += 1
     if not found:
@@ -475,13 +418,6 @@ def _range_words(low: int, high: int) -> str:
     return f"{low} to {high - 1}" if high > low else "none"
 
 
-def _queues(store: ReadOnlyStore, topic: str) -> list[int]:
-    topics = store.topics()
-    if topic not in topics:
-        raise UnknownTopicError(topic, topics)
-    return topics[topic]
-
-
 def _show(message: MessageExt, *, as_json: bool) -> None:
     if as_json:
         out.json_line(out.message_fields(message))
@@ -489,44 +425,37 @@ def _show(message: MessageExt, *, as_json: bool) -> None:
         out.line(out.message_line(message))
 
 
-def _messages(store: ReadOnlyStore, topic: str, queue_id: int, start: int, end: int) -> Iterator[MessageExt]:
-    """Messages `start..end` of a queue, read a page at a time; a gap that retention made is told."""
-    while start < end:
-        page = store.get_message(topic, queue_id, start, min(_PAGE_COUNT, end - start))
-        yield from page.messages
-        if page.status is GetMessageStatus.OFFSET_TOO_SMALL:
-            out.note(f"{topic}/{queue_id}: {page.next_begin_offset - start} messages from {start} on are gone (retention)")
-        if page.next_begin_offset <= start:
-            out.note(f"{topic}/{queue_id}: went back to {page.max_offset}: deleted, or the store was restored")
-            return
-        start = page.next_begin_offset
-
-
 @app.command()
 def tail(
     root: Root,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="[TOPIC]...", help="Without one: all topics.", show_default=False)
+        list[str] | None, typer.Argument(metavar="TOPIC...", help="Without one: all topics.", show_default=False)
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; Ctrl-C ends it.")] = False,
     start: Annotated[
-        From, typer.Option("--from", help="earliest: from the first message on. latest: the last ones (--follow: new ones).")
+        From,
+        typer.Option("--from", help="earliest: from the first message on. latest: the last ones (--follow: new ones)."),
     ] = From.LATEST,
     count: Annotated[
         int | None,
-        typer.Option("--count", metavar="N", min=1, help=f"End after so many messages. [default with latest: {_TAIL_COUNT}]",
-                     show_default=False),
+        typer.Option(
+            "--count",
+            metavar="N",
+            min=1,
+            help=f"End after so many messages. Without it {_TAIL_COUNT}, with latest.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last messages of all queues in the order they were stored, and follow a live store, whoever writes it."""
+    """Show the last messages in the order they were stored; --follow a live store, whoever writes it."""
     shown = 0
     try:
         with _opened(root) as store:
             if topics and not follow:
                 for topic in topics:
-                    _queues(store, topic)
-            cursor = _Cursor(store, topics or None)
+                    queue_ids(store, topic)
+            cursor = Cursor(store, topics or None)
             if start is From.LATEST:
                 cursor.skip_to(0 if follow else count or _TAIL_COUNT)
             for message in cursor.follow() if follow else cursor.once():
@@ -539,66 +468,6 @@ def tail(
     if not shown:
         out.note("no message found")
         raise typer.Exit(FOUND_NOTHING)
-
-
-class _Cursor:
-    """A place in each queue of some topics (None: all but the store's own)."""
-
-    def __init__(self, store: ReadOnlyStore, topics: list[str] | None) -> None:
-        self.store = store
-        self.topics = topics
-        self.places: dict[tuple[str, int], int] = {}
-        self._look_at_s = 0.0
-        self._find_queues()
-
-    def _find_queues(self) -> None:
-        """Take in queues that are new, from their first message on."""
-        self._look_at_s = time.monotonic() + _TOPICS_POLL_S
-        for topic, ids in self.store.topics().items():
-            if topic in self.topics if self.topics is not None else topic != BATCH_TOPIC:
-                for queue_id in ids:
-                    if (topic, queue_id) not in self.places:
-                        self.places[(topic, queue_id)] = self.store.min_offset(topic, queue_id)
-
-    def skip_to(self, count: int) -> None:
-        """Leave out all but the last `count` messages of all queues together."""
-        ends = {key: self.store.max_offset(*key) for key in self.places}
-        newest = heapq.nlargest(
-            count,
-            (
-                (message.physical_offset, key, message.queue_offset)
-                for key, end in ends.items()
-                for message in _messages(self.store, *key, max(self.places[key], end - count), end)
-            ),
-        )
-        self.places = dict(ends)
-        for _, key, queue_offset in newest:
-            self.places[key] = min(self.places[key], queue_offset)
-
-    def once(self) -> Iterator[MessageExt]:
-        """What is there now, in the order of the log."""
-        ends = {key: self.store.max_offset(*key) for key in self.places}
-        parts: Iterable[Iterator[MessageExt]] = [
-            _messages(self.store, *key, place, ends[key]) for key, place in self.places.items() if place < ends[key]
-        ]
-        for key, end in ends.items():
-            if end < self.places[key]:
-                out.note(f"{key[0]}/{key[1]}: went back from {self.places[key]} to {end}: deleted, or the store was restored")
-                self.places[key] = end
-        for message in heapq.merge(*parts, key=lambda message: message.physical_offset):
-            self.places[(message.topic, message.queue_id)] = message.queue_offset + 1
-            yield message
-        for key, end in ends.items():
-            self.places[key] = max(self.places[key], end)
-
-    def follow(self) -> Iterator[MessageExt]:
-        """What is there and what comes; never ends."""
-        while True:
-            begin_s = time.monotonic()
-            yield from self.once()
-            if time.monotonic() >= self._look_at_s:
-                self._find_queues()
-            time.sleep(max(_POLL_S, 2 * (time.monotonic() - begin_s)))
 
 
 def main() -> None:

@@ -1,16 +1,19 @@
 """How does the command line show what it found?
 
-Two ways: lines for a person, or JSON for a program (`--json`; one object a line where many are shown). Bytes of messages
-are not to be trusted on a terminal: whatever is no plain character is shown escaped, and nothing is taken as markup.
+Two ways: lines for a person, or JSON for a program (`--json`; one object a line where many are shown). Bytes of
+messages are not to be trusted on a terminal: whatever is no plain character is shown escaped, and nothing is taken as
+markup.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from messagestore import MessageExt
+from messagestore.spi import VerifyReport
 
 SHOWN_BODY_LENGTH = 500
 """Characters of a body on a terminal; into a pipe or a file it is written whole."""
@@ -83,18 +87,24 @@ def time_words(timestamp_ms: int) -> str:
     if not 0 <= timestamp_ms <= _LATEST_MS:
         return str(timestamp_ms)
     moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
-    return f"{moment:%Y-%m-%d %H:%M:%S}.{timestamp_ms % 1000:03d}"
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{timestamp_ms % 1000:03d}Z"
 
 
 def message_line(message: MessageExt, *, physical: bool = False) -> str:
     """A message on one line."""
     parts = [f"{message.physical_offset:>12} {message.size:>6} B"] if physical else []
-    parts += [f"{shown(message.topic)}/{message.queue_id} @{message.queue_offset}", time_words(message.store_timestamp_ms)]
+    parts += [
+        f"{shown(message.topic)}/{message.queue_id} @{message.queue_offset}",
+        time_words(message.store_timestamp_ms),
+    ]
     if message.tags:
         parts.append(f"tags={shown(message.tags)}")
     if message.keys:
         parts.append(f"keys={','.join(shown(key) for key in message.keys)}")
-    parts += [f"{shown(name)}={shown(value)}" for name, value in message.properties.items()]
+    if message.properties:
+        parts.append(
+            "{" + ", ".join(f"{shown(name)}={shown(value)}" for name, value in message.properties.items()) + "}"
+        )
     if message.sys_flag & ~0x30:
         parts.append(f"sysFlag={message.sys_flag:#x}")
     most = SHOWN_BODY_LENGTH if sys.stdout.isatty() else None
@@ -173,3 +183,43 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
     for row in rows:
         grid.add_row(*(Text(shown(str(value))) for value in row))
     console.print(grid)
+
+
+def report_lines(report: VerifyReport, root: str) -> None:
+    """What `verify` checked and found; paths below `root` without it."""
+    counts = [
+        count_words(count, name)
+        for count, name in (
+            (report.record_count, "record"),
+            (report.unit_count, "unit"),
+            (report.key_count, "key"),
+            (report.batch_count, "batch"),
+        )
+    ]
+    line(f"checked the log from {report.start} to {report.end}: {', '.join(counts)}")
+    for text in report.notes:
+        line(f"note: {shown(text)}")
+    if report.ok:
+        line("no fault found")
+        return
+    rows = [
+        (os.path.relpath(f.path, root) if f.path.startswith(root) else f.path, f.offset, f.expected, f.found)
+        for f in report.findings
+    ]
+    table([("file", False), ("offset", True), ("expected", False), ("found", False)], rows)
+    more = report.finding_count - len(rows)
+    line(count_words(report.finding_count, "fault") + (f", of which {len(rows)} are shown" if more else ""))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

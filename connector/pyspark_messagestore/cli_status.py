@@ -90,9 +90,9 @@ def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[i
         for queue_id in ids:
             try:
                 low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
-                unit = view.units(topic, queue_id, high - 1, high) if high > low else []
-                end = int(unit[0]["physical_offset"]) + int(unit[0]["size"]) if len(unit) else 0
-                found[(topic, queue_id)] = (low, high, end)
+                last = view.units(topic, queue_id, max(low, high - 1), high)
+                ends = last["physical_offset"] + last["size"]
+                found[(topic, queue_id)] = (low, high, int(ends.max(initial=0)))
             except CorruptionError as error:
                 faults.append(str(error))
     return found
@@ -160,8 +160,8 @@ def status_lines(found: dict[str, Any]) -> None:
     ]
     last = found["lastBatch"]
     if last is not None:
-        about = f"{found['batches']:,}, the last: {last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
-        rows.append(("batches", about))
+        about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
+        rows.append(("batches", f"{found['batches']:,}, the last: {about}"))
     out.facts(rows)
     if found["topics"]:
         out.line()
@@ -196,7 +196,9 @@ def _state_words(state: dict[str, Any]) -> str:
     if state["inFlight"] is not None:
         words.append(f"in flight from {state['inFlight']}")
     words += [word for word, name in (("ASYNC_FLUSH", "asyncFlush"), ("poisoned", "poisoned")) if state[name]]
-    words.append(f"written by pid {state['writerPid']}" + ("" if state["thisBoot"] else " before the machine was started"))
+    words.append(
+        f"written by pid {state['writerPid']}" + ("" if state["thisBoot"] else " before the machine was started")
+    )
     return ", ".join(words)
 
 

@@ -239,7 +239,7 @@ def crcs_of_ranges(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[
         return np.empty(0, np.uint32)
     mean = int((ends - starts).sum()) // n
     if mean <= _SLICE_SIZE:
-        step = max(64, min(2048, _CRC_CHUNK // (mean + 32)))
+        step = max(64, _BLOCK_SIZE // (mean + 32))
         pieces = [crcs_of(gather(data, starts[i : i + step], ends[i : i + step])) for i in range(0, n, step)]
         return np.concatenate(pieces)
     view = data.data

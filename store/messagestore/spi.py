@@ -16,9 +16,10 @@ from messagestore.message import BATCH_TOPIC, topic_fault
 from messagestore.message_columns import ColumnTexts
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
-from messagestore.recovery import batches_from
 from messagestore.record_scan import head_sizes
+from messagestore.recovery import batches_from
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
+from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
 from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
@@ -54,9 +55,11 @@ __all__ = [
     "append_batch",
     "attached_store",
     "batches_from",
+    "boot_hash",
     "decode_message",
     "duration_s",
     "encode",
+    "head_sizes",
     "java_hashes",
     "list_queues",
     "looks_like_store",

@@ -1,0 +1,137 @@
+"""Which messages does a command show, and in which order?
+
+Records come in the order of the log (`records`), messages of one queue in its order (`messages`), those of many queues
+as they were stored (`Cursor`). Everything is read as a reader may see it, and read again while it grows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Iterator
+
+from messagestore import ConfigError, CorruptionError, GetMessageStatus, MessageExt, ReadOnlyStore, UnknownTopicError
+from messagestore.spi import BATCH_TOPIC, CommitLog, decode_message, head_sizes
+from pyspark_messagestore import cli_output as out
+
+_PAGE_COUNT = 32
+_POLL_S = 0.1
+_TOPICS_POLL_S = 1.0
+
+
+def records(store: ReadOnlyStore, start: int | None) -> Iterator[tuple[bytes, MessageExt]]:
+    """Head and message of each record from a physical offset on, in log order, as far as a reader may see."""
+    log, end = store.view.files.commit_log, store.view.refresh().end
+    position = log.min_offset if start is None else start
+    if start is not None and (end is None or start < end) and log.head(start) is None and not _is_blank(log, start):
+        raise ConfigError(
+            f"--from: at {start} no record begins, or it is damaged; the log has {log.min_offset} to "
+            f"{end if end is not None else log.files.max_offset}",
+            key="--from",
+            value=start,
+        )
+    for run in log.scan(position, end):
+        for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
+            message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
+            yield run.data[at : at + size].tobytes(), message
+    stop = log.scan_end
+    if end is not None and log.scan_offset < end:
+        raise CorruptionError(
+            log.files.path(log.segment_of(log.scan_offset)), log.scan_offset, stop.expected or "a record", stop.found
+        )
+    if end is None and stop.reason not in ("zero", "blank", "end"):
+        out.note(f"the log ends at {log.scan_offset}: expected {stop.expected}, found {stop.found}")
+
+
+def _is_blank(log: CommitLog, position: int) -> bool:
+    if log.files.holding(position) is None or log.left(position) < len(log.blank(position)):
+        return False
+    return log.read(position, len(log.blank(position))) == log.blank(position)
+
+
+def queue_ids(store: ReadOnlyStore, topic: str) -> list[int]:
+    """The queues of a topic, which must be there."""
+    topics = store.topics()
+    if topic not in topics:
+        raise UnknownTopicError(topic, topics)
+    return topics[topic]
+
+
+def messages(store: ReadOnlyStore, topic: str, queue_id: int, start: int, end: int) -> Iterator[MessageExt]:
+    """Messages `start..end` of a queue, read a page at a time; a gap that retention made is told."""
+    while start < end:
+        page = store.get_message(topic, queue_id, start, min(_PAGE_COUNT, end - start))
+        yield from page.messages
+        if page.status is GetMessageStatus.OFFSET_TOO_SMALL:
+            out.note(
+                f"{topic}/{queue_id}: {page.next_begin_offset - start} messages from {start} on are gone (retention)"
+            )
+        if page.next_begin_offset <= start:
+            out.note(f"{topic}/{queue_id}: went back to {page.max_offset}: deleted, or the store was restored")
+            return
+        start = page.next_begin_offset
+
+
+class Cursor:
+    """A place in each queue of some topics (None: all but the store's own)."""
+
+    def __init__(self, store: ReadOnlyStore, topics: list[str] | None) -> None:
+        self.store = store
+        self.topics = topics
+        self.places: dict[tuple[str, int], int] = {}
+        self._look_at_s = 0.0
+        self._find_queues()
+
+    def _find_queues(self) -> None:
+        """Take in queues that are new, from their first message on."""
+        self._look_at_s = time.monotonic() + _TOPICS_POLL_S
+        for topic, ids in self.store.topics().items():
+            if topic in self.topics if self.topics is not None else topic != BATCH_TOPIC:
+                for queue_id in ids:
+                    if (topic, queue_id) not in self.places:
+                        self.places[(topic, queue_id)] = self.store.min_offset(topic, queue_id)
+
+    def skip_to(self, count: int) -> None:
+        """Leave out all but the last `count` messages of all queues together."""
+        ends = {key: self.store.max_offset(*key) for key in self.places}
+        newest = heapq.nlargest(
+            count,
+            (
+                (message.physical_offset, key, message.queue_offset)
+                for key, end in ends.items()
+                for message in messages(self.store, *key, max(self.places[key], end - count), end)
+            ),
+        )
+        self.places = ends
+        for _, key, queue_offset in newest:
+            self.places[key] = min(self.places[key], queue_offset)
+
+    def once(self) -> Iterator[MessageExt]:
+        """What is there now, in the order of the log."""
+        ends = {key: self.store.max_offset(*key) for key in self.places}
+        parts: Iterable[Iterator[MessageExt]] = [
+            messages(self.store, *key, place, ends[key]) for key, place in self.places.items() if place < ends[key]
+        ]
+        for key, end in ends.items():
+            if end < self.places[key]:
+                out.note(
+                    f"{key[0]}/{key[1]}: went back from {self.places[key]} to {end}: deleted, or the store was restored"
+                )
+                self.places[key] = end
+        for message in heapq.merge(*parts, key=lambda message: message.physical_offset):
+            self.places[(message.topic, message.queue_id)] = message.queue_offset + 1
+            yield message
+        for key, end in ends.items():
+            self.places[key] = max(self.places[key], end)
+
+    def follow(self) -> Iterator[MessageExt]:
+        """What is there and what comes; never ends."""
+        while True:
+            begin_s = time.monotonic()
+            try:
+                yield from self.once()
+                if begin_s >= self._look_at_s:
+                    self._find_queues()
+            except FileNotFoundError:
+                pass  # retention, or a topic that was deleted, took a file while it was read: look again
+            time.sleep(max(_POLL_S, 2 * (time.monotonic() - begin_s)))
