@@ -114,7 +114,7 @@ ConfigFile = Annotated[
 Wait = Annotated[
     str | None,
     typer.Option(
-        "--wait", metavar="DURATION", help="How long to wait for another writer.; 30s if not given", show_default=False
+        "--wait", metavar="DURATION", help="How long to wait for another writer; 30s if not given.", show_default=False
     ),
 ]
 
@@ -146,7 +146,12 @@ def _path(root: str) -> str:
 
 
 def _config(file: Path | None, **changes: object) -> StoreConfig:
-    config = StoreConfig.load(file) if file is not None else StoreConfig()
+    try:
+        config = StoreConfig.load(file) if file is not None else StoreConfig()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{file}: found bytes that are no UTF-8; give a store.properties file", key="storeConfig"
+        ) from error
     return config.replace(**{name: value for name, value in changes.items() if value is not None})
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from messagestore import ConfigError, CorruptionError, GetMessageStatus, MessageExt, ReadOnlyStore, UnknownTopicError
-from messagestore.spi import BATCH_TOPIC, CommitLog, decode_message, head_sizes
+from messagestore.spi import BATCH_TOPIC, CommitLog, Visible, decode_message, head_sizes
 from pyspark_messagestore import cli_output as out
 
 _PAGE_COUNT = 32
@@ -34,13 +34,26 @@ def records(store: ReadOnlyStore, start: int | None) -> Iterator[tuple[bytes, Me
         for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
             message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
             yield run.data[at : at + size].tobytes(), message
-    stop = log.scan_end
-    if end is not None and log.scan_offset < end:
-        raise CorruptionError(
-            log.files.path(log.segment_of(log.scan_offset)), log.scan_offset, stop.expected or "a record", stop.found
+    _check_end(store, log, end)
+
+
+def _check_end(store: ReadOnlyStore, log: CommitLog, end: int | None) -> None:
+    """Whether the records ended where the log ends.
+
+    Raises
+    ------
+    CorruptionError
+    """
+    at, stop = log.scan_offset, log.scan_end
+    state = store.view.files.state_file.read() if store.store_id else None
+    least = end if end is not None else state.clean_end if state is not None else 0
+    torn = stop.reason not in ("zero", "blank", "end")
+    if at < least or (torn and end is None and store.view.files.read_abort() is None):
+        raise CorruptionError(log.files.path(log.segment_of(at)), at, stop.expected or "a record", stop.found)
+    if torn and end is None:
+        out.note(
+            f"a broker is at work, or was killed: the log ends at {at}: expected {stop.expected}, found {stop.found}"
         )
-    if end is None and stop.reason not in ("zero", "blank", "end"):
-        out.note(f"the log ends at {log.scan_offset}: expected {stop.expected}, found {stop.found}")
 
 
 def _is_blank(log: CommitLog, position: int) -> bool:
@@ -73,14 +86,22 @@ def messages(store: ReadOnlyStore, topic: str, queue_id: int, start: int, end: i
 
 
 class Cursor:
-    """A place in each queue of some topics (None: all but the store's own)."""
+    """A place in each queue of some topics (None: all but the store's own).
+
+    In a store of ours messages come in the order of the log, whatever queue they are in. In a live broker's store those
+    of one look do; what another queue got meanwhile comes with the next.
+    """
 
     def __init__(self, store: ReadOnlyStore, topics: list[str] | None) -> None:
         self.store = store
         self.topics = topics
         self.places: dict[tuple[str, int], int] = {}
         self._look_at_s = 0.0
+        self._seen: Visible | None = None
         self._find_queues()
+        missing = [topic for topic in topics or () if not any(key[0] == topic for key in self.places)]
+        if missing:
+            out.note(f"not there yet: {', '.join(missing)}")
 
     def _find_queues(self) -> None:
         """Take in queues that are new, from their first message on."""
@@ -90,10 +111,11 @@ class Cursor:
                 for queue_id in ids:
                     if (topic, queue_id) not in self.places:
                         self.places[(topic, queue_id)] = self.store.min_offset(topic, queue_id)
+                        self._seen = None
 
     def skip_to(self, count: int) -> None:
         """Leave out all but the last `count` messages of all queues together."""
-        ends = {key: self.store.max_offset(*key) for key in self.places}
+        ends = self._ends()
         newest = heapq.nlargest(
             count,
             (
@@ -107,22 +129,33 @@ class Cursor:
             self.places[key] = min(self.places[key], queue_offset)
 
     def once(self) -> Iterator[MessageExt]:
-        """What is there now, in the order of the log."""
-        ends = {key: self.store.max_offset(*key) for key in self.places}
-        parts: Iterable[Iterator[MessageExt]] = [
-            messages(self.store, *key, place, ends[key]) for key, place in self.places.items() if place < ends[key]
-        ]
+        """What has come since the last time, in the order of the log."""
+        visible = self.store.view.refresh()
+        if visible.end is not None and visible == self._seen:
+            return
+        ends = self._ends()
+        parts = [self._part(key, ends[key]) for key, place in self.places.items() if place < ends[key]]
         for key, end in ends.items():
             if end < self.places[key]:
                 out.note(
                     f"{key[0]}/{key[1]}: went back from {self.places[key]} to {end}: deleted, or the store was restored"
                 )
                 self.places[key] = end
-        for message in heapq.merge(*parts, key=lambda message: message.physical_offset):
-            self.places[(message.topic, message.queue_id)] = message.queue_offset + 1
+        for key, message in heapq.merge(*parts, key=lambda pair: pair[1].physical_offset):
+            self.places[key] = max(self.places[key], min(message.queue_offset + 1, ends[key]))
             yield message
-        for key, end in ends.items():
-            self.places[key] = max(self.places[key], end)
+        self.places.update(ends)
+        self._seen = visible
+
+    def _ends(self) -> dict[tuple[str, int], int]:
+        """Max offsets at one moment."""
+        view = self.store.view
+        view.refresh()
+        return {key: view.max_offset(*key) for key in self.places}
+
+    def _part(self, key: tuple[str, int], end: int) -> Iterator[tuple[tuple[str, int], MessageExt]]:
+        for message in messages(self.store, *key, self.places[key], end):
+            yield key, message
 
     def follow(self) -> Iterator[MessageExt]:
         """What is there and what comes; never ends."""

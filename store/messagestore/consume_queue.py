@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.layout import FILLER_UNIT_SIZE, UNIT
-from messagestore.mapped_file import Disk, File, FilePool
+from messagestore.mapped_file import Disk, File, FilePool, sync_errors
 from messagestore.mapped_file_queue import MappedFileQueue
 from messagestore.message import topic_fault
 
@@ -409,8 +409,16 @@ class ConsumeQueue:
         for path in list(self.dirty):
             self._sync_file(self._start(path))
         for folder in sorted(self.dirty_folders, reverse=True):
-            self.disk.fsync_dir(folder)
+            with sync_errors(folder):
+                self.disk.fsync_dir(folder)
         self.dirty_folders.clear()
+
+    def note_names(self) -> None:
+        """The names of this queue's files and folders may not be synced: a writer that died may have made them."""
+        folder = self.files.directory
+        for _ in range(3):  # the queue's, the topic's, and all queues'
+            self.dirty_folders.add(folder)
+            folder = os.path.dirname(folder)
 
     def mark_synced(self) -> None:
         """The caller has synced the whole file system (one call for thousands of queues): nothing is dirty."""
@@ -421,7 +429,8 @@ class ConsumeQueue:
         """Sync one file where there is one, dirty or not: a process before this one may have left it unsynced."""
         if self.files.holding(start) is not None:
             file = self._opened(start)
-            self.disk.fdatasync(file)
+            with sync_errors(file.path):
+                self.disk.fdatasync(file)
             self.dirty.pop(file.path, None)
 
     @staticmethod

@@ -154,7 +154,7 @@ class Dispatcher:
         try:
             index.check_files()
             index.rewind(end, self._store_time)  # it may hold some entries of what is dispatched again
-        except IndexFileReplaced:
+        except (IndexFileReplaced, FileNotFoundError):
             index.load()
             index.unlink_all()
             for run in log.scan(log.min_offset, end, verify_body_crc=False):

@@ -138,6 +138,10 @@ class StoreFullError(StoreError, OSError):
         self.free = free
 
 
+class SyncFailedError(StoreError, OSError):
+    """A sync failed: what was written before it may not be on the disk, and a second sync would not tell."""
+
+
 class StorePoisonedError(StoreError, RuntimeError):
     """A sync failed, or a file vanished under the writer: nothing more is written until the store is reopened."""
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT_SIZE
-from messagestore.mapped_file import Disk, File, FilePool, read_exactly
+from messagestore.mapped_file import Disk, File, FilePool, read_exactly, sync_errors
 
 ENTRY_DTYPE: np.dtype[Any] = INDEX_ENTRY.dtype.newbyteorder("=")
 """An entry in memory: the fields of `layout.INDEX_ENTRY` in the machine's byte order, packed."""
@@ -128,7 +128,9 @@ class IndexTable:
     def sync(self) -> None:
         """Force what was written to the disk."""
         if self.written is not None:
-            self.disk.fdatasync(self.opened())
+            file = self.opened()
+            with sync_errors(file.path):
+                self.disk.fdatasync(file)
             self.written = None
 
     # ---- its parts

@@ -27,9 +27,9 @@ from messagestore.batch_journal import BatchJournal
 from messagestore.config import ASYNC_FLUSH
 from messagestore.consume_queue import QueueFileReplaced
 from messagestore.dispatch import Dispatcher, DispatchRequest
-from messagestore.errors import CorruptionError, StoreError, StorePoisonedError
+from messagestore.errors import CorruptionError, MessageIllegalError, StoreError, StorePoisonedError, SyncFailedError
 from messagestore.index_file import IndexFileReplaced
-from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED
+from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
 from messagestore.record_columns import EncodedRecords
 from messagestore.state import State, boot_hash
 from messagestore.store_files import StoreFiles
@@ -37,6 +37,8 @@ from messagestore.store_files import StoreFiles
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
 NOTHING_IN_FLIGHT = -1
+MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
+"""Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,10 @@ class LogWriter:
             self.state = self.files.state_file.write_both(
                 self._changed_state({"flags": flags, "in_flight": physical_offset})
             )
-            self.files.state_file.sync()
+            try:
+                self.files.state_file.sync()
+            except OSError as error:
+                raise self.poison(f"a sync failed ({error})") from error
         elif self.state.in_flight != physical_offset or self.state.clean:
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
 
@@ -170,6 +175,9 @@ class LogWriter:
         offset = self.next_offsets.get(key)
         if offset is None:
             offset = self.next_offsets[key] = self.checked_queue_end(topic, queue_id)
+        if offset > MAX_QUEUE_OFFSET:
+            text = f"{topic}/{queue_id}: queue offset {offset}; allowed are at most {MAX_QUEUE_OFFSET}: use another queue"
+            raise MessageIllegalError(text, field="queue_offset", size=offset, limit=MAX_QUEUE_OFFSET)
         return offset
 
     def checked_queue_end(self, topic: str, queue_id: int) -> int:
@@ -281,6 +289,8 @@ class LogWriter:
         """Write; when that fails make what was written since the log's end zero again and raise."""
         try:
             self.log.write(physical_offset, data)
+        except SyncFailedError as error:
+            raise self.poison(f"{error}") from error
         except OSError:
             self.undo(physical_offset + len(data))
             raise
@@ -370,6 +380,8 @@ class LogWriter:
         try:
             self.dispatcher.dispatch(requests())
             self.dispatcher.check_files()
+        except SyncFailedError as error:
+            raise self.poison(f"{error}") from error
         except failures as first_error:
             try:
                 self.dispatcher.repair(physical_offset)

@@ -10,6 +10,7 @@ thread still reads. The name of the module is RocketMQ's (`logfile/DefaultMapped
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from messagestore.errors import CorruptionError, NotAStoreError, StoreFullError
+from messagestore.errors import CorruptionError, NotAStoreError, StoreFullError, SyncFailedError
 
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
@@ -291,6 +292,17 @@ class Disk:
         except OSError as error:
             error.filename = path
             raise
+
+
+@contextlib.contextmanager
+def sync_errors(path: str) -> Iterator[None]:
+    """Turn an `OSError` of a sync into a `SyncFailedError`: whoever would try again must not."""
+    try:
+        yield
+    except SyncFailedError:
+        raise
+    except OSError as error:
+        raise SyncFailedError(error.errno, f"a sync failed ({error.strerror or error})", path) from error
 
 
 class FilePool:

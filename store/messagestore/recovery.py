@@ -324,6 +324,9 @@ class _Recovery:
         dispatcher.dispatch(request_of(run) for run in runs)
         names = files.queue_names()
         for topic, queue_id in walk.next_offsets:
+            queue = files.queue(topic, queue_id)
+            queue.note_names()
+            files.mark_written(topic, queue_id, queue)
             if queue_id not in names.setdefault(topic, []):
                 names[topic].append(queue_id)
         zeroed = 0

@@ -39,6 +39,7 @@ from messagestore.errors import (
     MessageIllegalError,
     StoreFullError,
     StorePoisonedError,
+    SyncFailedError,
     VersionRegressionError,
 )
 from messagestore.layout import BLANK, HEAD_SEAL_SIZE
@@ -389,6 +390,8 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             head, timestamp_ms = _write(writer, plan, request)
         except StorePoisonedError:
             raise
+        except SyncFailedError as error:
+            raise writer.poison(f"{error}") from error
         except Exception:
             writer.undo(plan.batch.end)
             writer.write_state(in_flight=NOTHING_IN_FLIGHT)

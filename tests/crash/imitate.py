@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+import itertools
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import reference
 from crash.harness import APP, SMALL, all_messages, batch_columns
+from crash.simdisk import KillDisk, Operation
 from messagestore import (
     SYNC_FLUSH,
     BatchRequest,
@@ -305,3 +308,32 @@ def rows_seen(root: Path, app: str = APP, config: StoreConfig = SMALL) -> dict[i
                 version = int(body.split("/")[1])
                 counts[version] = counts.get(version, 0) + 1
     return counts
+
+
+def kill_when(disk: KillDisk, when: Callable[[Operation], bool], *, nth: int = 1) -> None:
+    """Let the process die in the nth operation of a kind."""
+    run, count = disk._run, itertools.count(1)
+
+    def dying(operation: Operation, *arguments: Any, **keywords: Any) -> Any:
+        if not disk.dead and when(operation) and next(count) == nth:
+            disk.kill_at = len(disk.operations)
+        return run(operation, *arguments, **keywords)
+
+    disk._run = dying  # type: ignore[method-assign]
+
+
+def log_sync(operation: Operation) -> bool:
+    return operation.name == "fdatasync" and "/commitlog/" in operation.path
+
+
+def log_write(operation: Operation) -> bool:
+    return operation.name == "pwrite" and "/commitlog/" in operation.path
+
+
+def seal(operation: Operation) -> bool:
+    """The first eight bytes of a BATCH record, written last."""
+    return log_write(operation) and operation.detail.startswith("8 bytes")
+
+
+def dispatch(operation: Operation) -> bool:
+    return "/consumequeue" in operation.path or "/consumequeue" in operation.detail

@@ -380,7 +380,7 @@ def choices(
 def with_names_in_order(
     kept: Mapping[Atom, int], atoms: Mapping[Atom, int], label: str | Atom | int
 ) -> dict[Atom, int]:
-    """`kept`, with the first so many changes of names only; one that was to be present alone brings the earlier ones."""
+    """`kept`, with the first so many changes of names only; one that was to be alone brings the earlier ones."""
     names = [atom for atom in atoms if atom.kind == "name"]
     if isinstance(label, Atom) and label in names and len(kept) == 1:
         count = names.index(label) + 1

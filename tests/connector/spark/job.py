@@ -1,0 +1,71 @@
+"""A streaming job in a process of its own: store -> Spark -> store, once through, on any kind of session.
+
+    python job.py MASTER ROOT CHECKPOINT [FORMAT]
+
+MASTER is `local[2]`, `local-cluster[2,1,1024]` or `remote` (Spark Connect). Prints what a test wants to know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+
+from pyspark.sql import SparkSession
+
+from conftest import SESSION
+
+
+def session(master: str) -> SparkSession:
+    """A session of the kind asked for."""
+    if master == "remote":
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+        return SparkSession.builder.remote("local[2]").getOrCreate()
+    builder = SparkSession.builder.master(master)
+    for key, value in {**SESSION, "spark.executor.memory": "512m"}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def copy(spark: SparkSession, root: str, checkpoint: str, sink: str = "messagestore") -> None:
+    """Topic `flights` to topic `copy`, 250 messages a micro-batch, then end."""
+    df = (
+        spark.readStream.format("messagestore")
+        .option("subscribe", "flights")
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 250)
+        .load(root)
+    )
+    query = (
+        df.selectExpr("body", "keys", "tags", "properties")
+        .writeStream.format(sink)
+        .option("topic", "copy")
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start(root)
+    )
+    query.awaitTermination()
+
+
+def main() -> None:
+    master, root, checkpoint, sink = [*sys.argv[1:], "messagestore"][:4]
+    warnings.simplefilter("ignore")
+    spark = session(master)
+    if sink == "killing":
+        import killing
+
+        spark.dataSource.register(killing.KillingSource)
+        plan = os.environ[killing.PLAN]
+        if os.path.exists(plan) and "JVM" in open(plan).read():
+            pid = spark.sparkContext._gateway.proc.pid
+            children = open(f"/proc/{pid}/task/{pid}/children").read().split()
+            text = open(plan).read().replace("JVM", ",".join([str(pid), *children]))
+            open(plan, "w").write(text)
+    copy(spark, root, checkpoint, sink)
+    print(json.dumps({"done": True}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

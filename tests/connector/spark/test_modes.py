@@ -1,0 +1,17 @@
+"""The sink and the source on every kind of session."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import bodies, fill, run_job
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "remote"])
+def test_streams_through_sink_and_source(tmp_path, master: str):
+    """A store is read as a stream and written back to another topic, found by name alone, with nothing registered."""
+    root = str(tmp_path / "store")
+    fill(root, 1000)
+    done = run_job("job.py", master, root, tmp_path / "checkpoint")
+    assert '{"done": true}' in done.stdout, done.stderr[-4000:]
+    assert bodies(root, "copy") == bodies(root, "flights")
+    assert len(bodies(root, "copy")) == 1000

@@ -1,0 +1,109 @@
+"""From records to queues and index: from arrays, and from bytes read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from messagestore import BatchRequest, Message, MessageStore, record
+from messagestore.dispatch import request_of
+from messagestore.hosts import pack_host
+from messagestore.javahash import index_hash, java_hash
+from messagestore.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
+from messagestore.message import SCHEDULE_TOPIC
+from small import SMALL, bodies, columns, filled, read_all
+
+
+def test_what_is_read_back_is_what_was_dispatched(tmp_path: Path) -> None:
+    """Units and index hashes from the log's bytes equal those written when the records were appended."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.append_batch(columns(bodies(20), queues=3), BatchRequest("app", 0))
+        store.put_message(Message("u", b"x", queue_id=1, keys=["a", "ü"], tags="中文"))
+        for run in store.writer.log.scan(0):
+            request = request_of(run)
+            row = 0
+            for topic, queue_id, count in zip(request.run_topics, request.run_queue_ids, request.run_counts, strict=True):
+                units = store.writer.files.queue(topic, int(queue_id)).read(int(request.queue_offsets[row]), int(count))
+                assert np.array_equal(units["physical_offset"], request.physical_offsets[row : row + count])
+                assert np.array_equal(units["size"], request.sizes[row : row + count])
+                assert np.array_equal(units["tags_code"], request.tags_codes[row : row + count])
+                row += count
+        assert request.key_hashes[-2:].tolist() == [index_hash("u", "a"), index_hash("u", "ü")]
+        assert request.tags_codes[-1] == java_hash("中文")
+        assert request.key_counts.tolist() == [1] + [1] * 20 + [2]
+
+
+def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
+    """The same records twice, after a rewind of the index: the same bytes."""
+    root = filled(tmp_path / "s", 40)
+    files = lambda: {p: p.read_bytes() for f in ("consumequeue", "index") for p in (root / f).rglob("*") if p.is_file()}  # noqa: E731
+    before = files()
+    with MessageStore.open(root, SMALL) as store:
+        dispatcher = store.writer.dispatcher
+        dispatcher.rewind_index(0)
+        dispatcher.dispatch(request_of(run) for run in store.writer.log.scan(0))
+    index = {p.name for p in before if p.parent.name == "index"}
+    after = {p: data for p, data in files().items() if p.parent.name != "index"}
+    assert after == {p: data for p, data in before.items() if p.parent.name != "index"}
+    assert index
+    with MessageStore.open_read_only(root) as reader:
+        assert [m.body for m in reader.query_message("t", "k7")] == [bodies(40)[7]]
+
+
+@pytest.mark.parametrize("what", ["consumequeue", "index"])
+def test_files_deleted_under_a_live_writer_are_made_again(tmp_path: Path, what: str) -> None:
+    """A broker started by mistake deletes files before it asks for the lock: queues and index are rebuilt from the log."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.append_batch(columns(bodies(30)), BatchRequest("app", 0))
+        victims = [p for p in (tmp_path / "s" / what).rglob("*") if p.is_file()]
+        for path in victims:
+            path.unlink()
+        store.append_batch(columns(bodies(30, start=30)), BatchRequest("app", 1))
+        assert read_all(store) == bodies(60)[::2]
+        assert [m.body for m in store.query_message("t", "k4")] == [bodies(60)[4], bodies(60)[34]]
+
+
+def test_a_deleted_segment_poisons(tmp_path: Path) -> None:
+    """The log itself cannot be made again."""
+    store = MessageStore.open(tmp_path / "s", SMALL)
+    store.append_batch(columns(bodies(3)), BatchRequest("app", 0))
+    (tmp_path / "s" / "commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(RuntimeError, match="deleted or replaced"):
+        store.append_batch(columns(bodies(3)), BatchRequest("other", 0))
+    store.close()
+
+
+def scanned(tmp_path: Path, messages: list[tuple[Message, int]]) -> object:
+    """Records of messages, as read back from a log."""
+    host = pack_host("127.0.0.1:10911")
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        position = 0
+        for number, (message, sys_flag) in enumerate(messages):
+            pairs = tuple(message.properties.items())
+            plain = Message(message.topic, message.body, sys_flag=sys_flag)
+            data = record.encode_message(plain, queue_id=0, store_host=host, limits=SMALL, extra_properties=pairs)
+            record.stamp_record(
+                data, queue_offset=number, physical_offset=position, store_timestamp_ms=1_000_000, property_crc=False
+            )
+            store.writer.log.write(position, data)
+            position += len(data)
+        run = next(iter(store.writer.log.scan(0)))
+        store.writer.log.undo(0, position)
+        return request_of(run)
+
+
+def test_delayed_messages_carry_their_due_time(tmp_path: Path) -> None:
+    """SCHEDULE_TOPIC_XXXX: the tags code is store time plus the level's delay (vector H), 1 s for an unknown level."""
+    levels = {"3": 10_000, "1": 1_000, "18": 7_200_000, "99": 1_000}
+    messages = [(Message(SCHEDULE_TOPIC, b"x", properties={"DELAY": level}), 0) for level in levels]
+    request = scanned(tmp_path, messages)
+    assert request.tags_codes.tolist() == [1_000_000 + delay for delay in levels.values()]  # type: ignore[attr-defined]
+
+
+def test_half_messages_get_no_unit(tmp_path: Path) -> None:
+    """PREPARED and ROLLBACK records of old brokers are in no queue."""
+    flags = [0, SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK, 0]
+    request = scanned(tmp_path, [(Message("t", b"%d" % i), flag) for i, flag in enumerate(flags)])
+    assert request.queue_offsets.tolist() == [0, 3]  # type: ignore[attr-defined]

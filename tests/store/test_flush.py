@@ -1,0 +1,115 @@
+"""The flush thread: group commit, ASYNC rhythm, and what callers learn when it fails."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from messagestore import Message, MessageStore, StorePoisonedError
+from messagestore.mapped_file import Disk, File
+from small import SMALL, SMALL_ASYNC
+
+
+class WatchedDisk(Disk):
+    """Notes when the log is synced; can hold a sync back, or fail it."""
+
+    def __init__(self) -> None:
+        self.synced_s: list[float] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail = False
+
+    def fdatasync(self, file: File) -> None:
+        if "commitlog" in file.path:
+            self.synced_s.append(time.monotonic())
+            self.gate.wait(10)
+            if self.fail:
+                raise OSError(errno.EIO, "Input/output error", file.path)
+        super().fdatasync(file)
+
+
+def test_one_sync_for_all_who_wait(tmp_path: Path) -> None:
+    """Puts that come while a sync is under way share the next one."""
+    disk = WatchedDisk()
+    with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"first", queue_id=0))
+        disk.gate.clear()
+        threads = [threading.Thread(target=store.put_message, args=(Message("t", b"x", queue_id=0),)) for _ in range(10)]
+        before = len(disk.synced_s)
+        for thread in threads:
+            thread.start()
+        while store.writer.next_offsets.get(("t", 0), 0) < 11:
+            time.sleep(0.001)
+        assert store.writer.state.visible_end < store.writer.end.physical_offset
+        disk.gate.set()
+        for thread in threads:
+            thread.join()
+        assert len(disk.synced_s) - before <= 3
+        assert store.max_offset("t", 0) == 11
+
+
+def test_async_syncs_in_its_rhythm(tmp_path: Path) -> None:
+    """Nothing waits for a sync; 16 KiB are synced after the interval, less only after the thorough one."""
+    disk = WatchedDisk()
+    config = SMALL_ASYNC.replace(
+        mapped_file_size_commit_log=1 << 20, flush_interval_commit_log=50, flush_commit_log_thorough_interval=600
+    )
+    with MessageStore.open(tmp_path / "s", config, disk=disk) as store:
+        store.put_message(Message("t", b"little", queue_id=0))
+        time.sleep(0.2)
+        assert disk.synced_s == []
+        for _ in range(6):
+            store.put_message(Message("t", b"x" * 4000, queue_id=0))
+        deadline = time.monotonic() + 5
+        while not disk.synced_s and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert disk.synced_s
+        count = len(disk.synced_s)
+        store.put_message(Message("t", b"little", queue_id=0))
+        deadline = time.monotonic() + 5
+        while len(disk.synced_s) == count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert len(disk.synced_s) > count
+
+
+def test_a_failed_sync_reaches_every_waiter(tmp_path: Path) -> None:
+    """No put that waited for the failed sync is acknowledged; nothing is synced again; reopening finds the store whole."""
+    disk = WatchedDisk()
+    store = MessageStore.open(tmp_path / "s", SMALL, disk=disk)
+    store.put_message(Message("t", b"good", queue_id=0))
+    disk.fail = True
+    errors: list[BaseException] = []
+
+    def put() -> None:
+        try:
+            store.put_message(Message("t", b"x", queue_id=0))
+        except StorePoisonedError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=put) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 5
+    count = len(disk.synced_s)
+    disk.fail = False
+    with pytest.raises(StorePoisonedError):
+        store.put_message(Message("t", b"x", queue_id=0))
+    store.close()
+    assert len(disk.synced_s) == count
+    with MessageStore.open(tmp_path / "s", SMALL) as again:
+        assert again.get_message("t", 0, 0).messages[0].body == b"good"
+
+
+def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
+    """No thread is left behind."""
+    before = threading.active_count()
+    for _ in range(3):
+        with MessageStore.open(tmp_path / "s", SMALL) as store:
+            store.put_message(Message("t", b"x", queue_id=0))
+    assert threading.active_count() == before
