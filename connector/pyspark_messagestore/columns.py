@@ -185,7 +185,8 @@ def _check_given(
         row = int(bad[0])
         count = int(np.broadcast_to(counts, given.shape)[row])
         raise MessageIllegalError(
-            f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, the topic has {count} queues; drop the column to "
+            f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, the topic has {count} queues; drop the "
+            f"column to "
             "have queues chosen, or create the topic with more",
             field="queueId",
             row=first_row + row,

@@ -83,7 +83,8 @@ class MessageStoreDataSource(DataSource):
             )
         if options.txn_app_id is not None and options.txn_version is None:
             raise ConfigError(
-                "option txnAppId: found without txnVersion; allowed is both or neither for a batch write", key="txnAppId"
+                "option txnAppId: found without txnVersion; allowed is both or neither for a batch write",
+                key="txnAppId",
             )
         return BatchWriter(self._sink(options, schema))
 

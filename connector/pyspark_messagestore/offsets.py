@@ -97,7 +97,8 @@ class StreamOffset:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"checkpoint: found the offset {json.dumps(dict(fields))[:200]} ({error}); this source knows offsets of its own, "
+                f"checkpoint: found the offset {json.dumps(dict(fields))[:200]} ({error}); this source knows offsets "
+                f"of its own, "
                 f"format version {FORMAT_VERSION}; use the checkpoint of this query, or a new one",
                 key="checkpointLocation",
             ) from None

@@ -26,7 +26,8 @@ EVERY_QUEUE = -1
 """As queue id in `startingOffsets`: all queues of the topic that are not listed (`"*"`)."""
 
 _SPARK_KEYS = frozenset(
-    {"checkpointlocation", "path", "paths", "owner", "location", "provider", "comment", "external", "is_managed_location"}
+    {"checkpointlocation", "path", "paths", "owner", "location", "provider", "comment", "external",
+    "is_managed_location"}
 )
 """Keys that Spark itself puts among the options; all but `path` mean nothing to the store."""
 _SPARK_PREFIXES = ("option.", "spark.", "__")
@@ -186,7 +187,8 @@ OPTIONS: tuple[Option, ...] = (
         "true",
         "`false`: messages that are gone (retention, a log that was cut) are skipped and counted, not an error.",
     ),
-    Option(SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (), "required"),
+    Option(SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (),
+    "required"),
     Option(SINK, "topic", _TOPIC, None, "The topic of all rows; it wins over a column `topic`. One of the two is needed."),
     Option(SINK, "autoCreateTopic", _BOOLEAN, "true", "`false`: a topic that `config/topics.json` lacks is an error."),
     Option(SINK, "writeQueueNums", _whole(1, 65536), "8", "Queues of a topic that is created."),
@@ -195,7 +197,8 @@ OPTIONS: tuple[Option, ...] = (
         "queueSelector",
         _choice("auto", "keys", "roundRobin"),
         "auto",
-        "`auto`: column `queueId`, else the hash of `shardingKey`, else of the first key, else in turn. `keys`: the hash "
+        "`auto`: column `queueId`, else the hash of `shardingKey`, else of the first key, else in turn. `keys`: the "
+        "hash "
         "of the first key, else in turn. `roundRobin`: in turn.",
     ),
     Option(
@@ -218,7 +221,8 @@ OPTIONS: tuple[Option, ...] = (
         "txnVersion",
         _whole(0, _MOST),
         None,
-        "Number of the batch in its app, growing; with `txnAppId`, for batch writes only (`foreachBatch`: the batch id).",
+        "Number of the batch in its app, growing; with `txnAppId`, for batch writes only (`foreachBatch`: the batch "
+        "id).",
         shown="batch id",
     ),
     Option(
@@ -250,10 +254,12 @@ OPTIONS: tuple[Option, ...] = (
         "storeConfig",
         _TEXT,
         None,
-        "A `store.properties` file for a store that is created by this write: file sizes, index on or off, index slots.",
+        "A `store.properties` file for a store that is created by this write: file sizes, index on or off, index "
+        "slots.",
     ),
     *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
-    *_later(SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *_later(SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp",
+    "endingOffsetsByTimestamp"),
     *_later(SOURCE, "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
     *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys", "consumerGroup", "group"),
     *_later(SOURCE, "rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
@@ -317,7 +323,8 @@ class SinkOptions:
                 base = StoreConfig.load(re.sub(r"^file:(//(?=/))?", "", self.store_config))
             except OSError as error:
                 raise ConfigError(
-                    f"option storeConfig: found {self.store_config!r}, which cannot be read ({error.strerror}); allowed is a "
+                    f"option storeConfig: found {self.store_config!r}, which cannot be read ({error.strerror}); "
+                    f"allowed is a "
                     "store.properties file that the driver sees",
                     key="storeConfig",
                     value=self.store_config,

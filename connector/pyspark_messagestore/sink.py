@@ -131,7 +131,8 @@ class Sink:
         holder = probe_java(paths.root)
         if holder is not None:
             raise StoreLockedError(
-                f"{paths.lock}: held by {holder}; stop the broker, or write to another store: nothing of this batch was written",
+                f"{paths.lock}: held by {holder}; stop the broker, or write to another store: nothing of this batch "
+                f"was written",
                 path=paths.lock,
                 holder=str(holder),
             )
@@ -235,7 +236,8 @@ class Sink:
 
     def _other_store(self, found: str) -> NotAStoreError:
         return NotAStoreError(
-            f"{self.options.path}: found store {found}, and the batch was written for store {self.store_id}; the folder was "
+            f"{self.options.path}: found store {found}, and the batch was written for store {self.store_id}; the "
+            f"folder was "
             "replaced meanwhile: start the query again",
             path=self.options.path,
         )
@@ -329,7 +331,8 @@ def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError
     """The same error, with the partition beside the row."""
     place = f"partition {partition_id}" + (f", row {error.row}" if error.row is not None else "")
     named = MessageIllegalError(
-        f"{place}: {error.reason}; nothing of this batch was written", field=error.field, size=error.size, limit=error.limit
+        f"{place}: {error.reason}; nothing of this batch was written", field=error.field, size=error.size,
+        limit=error.limit
     )
     named.row = error.row
     return named
@@ -372,7 +375,8 @@ class BatchWriter(DataSourceArrowWriter):
         in_stream = context is not None and context.getLocalProperty("sql.streaming.queryId") is not None
         if in_stream and self.sink.options.txn_app_id is None:
             raise ConfigError(
-                "option txnAppId: is missing in foreachBatch, where a batch may come again; give txnAppId and txnVersion (the "
+                "option txnAppId: is missing in foreachBatch, where a batch may come again; give txnAppId and "
+                "txnVersion (the "
                 "batch id), or use MessageStoreSink",
                 key="txnAppId",
             )

@@ -3,7 +3,8 @@
     driver     StreamReader: latestOffset (ninety times a second, so microseconds when idle), partitions(start, end)
     tasks      read(partition): ranges of queues -> record batches with the columns that were asked for
 
-Progress is Spark's: nothing here depends on `commit` or `stop`. What was read can be read again as long as the log holds
+Progress is Spark's: nothing here depends on `commit` or `stop`. What was read can be read again as long as the log
+holds
 it; where it does not, that is an error, or with failOnDataLoss=false a gap that is counted in a warning.
 """
 
@@ -190,7 +191,8 @@ class Follower:
         end = self._ends.get(queue, 0)
         lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "it has not got that far"
         return OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: offset {offset} was asked for, {begin} to {end} are there: {lost}; start a new query, or set "
+            f"{topic}/{queue_id}: offset {offset} was asked for, {begin} to {end} are there: {lost}; start a new "
+            f"query, or set "
             "failOnDataLoss=false to go on at the first offset that is there",
             topic=topic,
             queue_id=queue_id,
@@ -211,7 +213,8 @@ class Follower:
         """
         if start.store_id and start.store_id != self.view.store_id:
             raise StoreWentBackwardsError(
-                f"{self.options.path}: found store {self.view.store_id or 'without an id'}, and the checkpoint is of store "
+                f"{self.options.path}: found store {self.view.store_id or 'without an id'}, and the checkpoint is of "
+                f"store "
                 f"{start.store_id}; use a new checkpoint for another store"
             )
         last, log = start.last, self.view.files.commit_log
@@ -233,8 +236,10 @@ class Follower:
             return not unknown
         if self.options.fail_on_data_loss:
             raise StoreWentBackwardsError(
-                f"{self.options.path}: {fault}: the log was cut, restored or made again below the checkpoint (physical offset "
-                f"{start.physical_offset}); start a new query, or set failOnDataLoss=false to go on at the first newer message"
+                f"{self.options.path}: {fault}: the log was cut, restored or made again below the checkpoint "
+                f"(physical offset "
+                f"{start.physical_offset}); start a new query, or set failOnDataLoss=false to go on at the first "
+                f"newer message"
             )
         _log.warning("%s: %s; failOnDataLoss=false: going on at the first newer message", self.options.path, fault)
         self.refused = start
@@ -385,8 +390,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if offset > reached and offset > begin.queues.get(queue, 0):
                 if self.options.fail_on_data_loss:
                     raise StoreWentBackwardsError(
-                        f"{self.options.path}: {queue[0]}/{queue[1]}: this micro-batch was planned up to offset {offset}, and the "
-                        f"queue reaches {reached}: the log was cut, restored, or not recovered yet (run `messagestore recover`); "
+                        f"{self.options.path}: {queue[0]}/{queue[1]}: this micro-batch was planned up to offset "
+                        f"{offset}, and the "
+                        f"queue reaches {reached}: the log was cut, restored, or not recovered yet (run "
+                        f"`messagestore recover`); "
                         "start a new query, or set failOnDataLoss=false to go on"
                     )
                 _log.warning("%s/%d: messages %d to %d are gone; failOnDataLoss=false", *queue, reached, offset)

@@ -1,7 +1,9 @@
 """How do the writers of one process share a store, and how do processes take turns?
 
-One `AttachedStore` per process and store. It attaches (a shared lock that keeps Java brokers out) before it reads anything
-it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches some time after
+One `AttachedStore` per process and store. It attaches (a shared lock that keeps Java brokers out) before it reads
+anything
+it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches some time
+after
 the last append: it makes everything durable, moves the clean end, and removes `abort` when no other writer is attached.
 A detach that is killed is harmless: `abort` goes last.
 
@@ -139,7 +141,8 @@ class AttachedStore:
             except OSError as error:
                 if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                     error.add_note(
-                        f"{self.paths.root}: a writer needs to create files there; make the folder writable for this user, or "
+                        f"{self.paths.root}: a writer needs to create files there; make the folder writable for this "
+                        f"user, or "
                         "open the store read-only"
                     )
                 raise
@@ -218,7 +221,9 @@ class AttachedStore:
                     return
 
     def detach(self) -> None:
-        """Make everything durable, move the clean end, remove `abort` when nobody else is attached, let a broker start."""
+        """Make everything durable, move the clean end, remove `abort` when nobody else is attached, let a broker
+        start.
+        """
         with self.mutex:
             if self._attachment is None:
                 return

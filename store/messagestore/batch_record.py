@@ -19,6 +19,7 @@ from messagestore.config import StoreConfig
 from messagestore.errors import CorruptionError, MessageIllegalError
 from messagestore.layout import PROPERTY_CRC_SIZE
 from messagestore.message import BATCH_TOPIC, Message
+from messagestore.record_scan import PROPERTY_CRC_BEGIN
 
 FORMAT = 1
 BODY_BEGIN = b'{"messagestore":1,"app":'
@@ -90,7 +91,8 @@ def check_app_id(app_id: str) -> None:
     size = len(app_id.encode("utf-8", "surrogatepass"))
     if not app_id or size > MAX_APP_ID_SIZE or re.search(r"[\x00-\x20\x7f\ud800-\udfff]", app_id):
         raise MessageIllegalError(
-            f"txnAppId: found {app_id[:80]!r} ({size} bytes); allowed are 1 to {MAX_APP_ID_SIZE} bytes of UTF-8 without blanks "
+            f"txnAppId: found {app_id[:80]!r} ({size} bytes); allowed are 1 to {MAX_APP_ID_SIZE} bytes of UTF-8 "
+            f"without blanks "
             "and control characters",
             field="txnAppId",
             size=size,
@@ -126,7 +128,9 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
 
 
 def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
-    """Bytes the body can have at most, whatever S and E turn out to be, when the data take `most_data_bytes` or less."""
+    """Bytes the body can have at most, whatever S and E turn out to be, when the data take `most_data_bytes` or
+    less.
+    """
     widest = replace(
         batch,
         physical_offset=_WIDEST,
@@ -158,7 +162,7 @@ def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
 
     Everything is checked that can be checked without the data behind it: the record's CRCs, its own offsets.
     """
-    if not data[-PROPERTY_CRC_SIZE:].startswith(record.PROPERTY_CRC_BEGIN):
+    if not data[-PROPERTY_CRC_SIZE:].startswith(PROPERTY_CRC_BEGIN):
         return None  # always there: a flipped bit in its name must not switch the check off
     try:
         message = record.decode_message(data, physical_offset=physical_offset)

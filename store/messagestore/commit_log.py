@@ -136,7 +136,7 @@ class CommitLog:
         if start is None:
             return np.empty(0, np.uint8)
         data = np.empty(min(size, start + self.segment_size - physical_offset), np.uint8)
-        count = self.disk.pread_into(self.files.file(start), memoryview(data), physical_offset - start)
+        count = self.disk.pread_into(self.files.file(start), data.data, physical_offset - start)
         return data[:count]
 
     def read_into(self, buffer: memoryview, physical_offset: int) -> None:
@@ -329,7 +329,7 @@ class CommitLog:
             data = self.read_array(position, min(SCAN_SIZE, end - position))
             if not len(data):
                 raise CorruptionError(self.files.path(self.segment_of(position)), position, "a segment", "no file")
-            self.write(position, memoryview(data))
+            self.write(position, data.data)
             position += len(data)
         if start < end:
             self._created = True  # names made by a writer that died may not be on the disk either

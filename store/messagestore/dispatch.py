@@ -7,7 +7,7 @@ is synced here. What was dispatched before is skipped, so dispatching a range of
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from messagestore import javahash, record, record_columns
 from messagestore.commit_log import Scanned
-from messagestore.consume_queue import UNIT_DTYPE, QueueFileReplaced
+from messagestore.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
 from messagestore.index_file import IndexFileReplaced
 from messagestore.layout import (
     SYS_FLAG_TRANSACTION_MASK,
@@ -96,9 +96,9 @@ class Dispatcher:
         ):
             pieces.setdefault((topic, queue_id), []).append((end - count, end))
         for (topic, queue_id), spans in pieces.items():
-            first = int(request.queue_offsets[spans[0][0]])
-            queue_units = units[slice(*spans[0])] if len(spans) == 1 else np.concatenate([units[a:b] for a, b in spans])
-            self._append(topic, queue_id, first, queue_units)
+            rows = np.arange(*spans[0]) if len(spans) == 1 else np.concatenate([np.arange(*span) for span in spans])
+            for first, part in _runs(request.queue_offsets[rows], units[rows]):
+                self._append(topic, queue_id, first, part)
 
     def _append(self, topic: str, queue_id: int, first: int, units: NDArray[np.void]) -> None:
         queue = self.files.queue(topic, queue_id)
@@ -188,7 +188,15 @@ class Dispatcher:
                 units["tags_code"] = request.tags_codes[keep]
                 queue = self.files.queue(topic, queue_id)
                 self.files.mark_written(topic, queue_id, queue)
-                queue.append(int(request.queue_offsets[keep][0]), units)
+                for first, part in _runs(request.queue_offsets[keep], units):
+                    queue.append(first, part)
+
+
+def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
+    """Units of one queue that follow one another, with the first one's number: one run, unless a topic was made again."""
+    breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
+    for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):
+        yield first, part
 
 
 def request_of(run: Scanned) -> DispatchRequest:
@@ -235,7 +243,7 @@ def _deliver_times(run: Scanned, starts: NDArray[np.int64], tags_codes: NDArray[
     """Tags codes of delayed messages: the time they are due. One by one: only a broker's own topic has them."""
     times = tags_codes.copy()
     for i, start in enumerate(starts.tolist()):
-        message = record.decode_message(run.data, start, verify=False)
+        message = record.decode_message(run.data.data, start, verify=False)
         level = message.system_properties.get("DELAY", "0")
         number = int(level) if level.isascii() and level.isdigit() else 0
         if number > 0:

@@ -100,8 +100,7 @@ RECORD_HEAD = Layout(
             84,
             "body_size",
             "i4",
-            "BODYLEN; the body follows, then TOPICLEN (1 byte in V1, 2 in V2), the topic, "
-            "PROPLEN (2 bytes) and the properties",
+            "BODYLEN; then the body, TOPICLEN (1 byte in V1, 2 in V2), topic, PROPLEN (2 bytes), properties",
         ),
     ],
 )

@@ -27,7 +27,7 @@ from messagestore.batch_journal import BatchJournal
 from messagestore.config import ASYNC_FLUSH
 from messagestore.consume_queue import QueueFileReplaced
 from messagestore.dispatch import Dispatcher, DispatchRequest
-from messagestore.errors import CorruptionError, MessageIllegalError, StoreError, StorePoisonedError, SyncFailedError
+from messagestore.errors import StoreClosedError, CorruptionError, MessageIllegalError, StoreError, StorePoisonedError, SyncFailedError
 from messagestore.index_file import IndexFileReplaced
 from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
 from messagestore.record_columns import EncodedRecords
@@ -86,6 +86,7 @@ class LogWriter:
 
     def __init__(self, files: StoreFiles, state: State, end: LogEnd, journal: BatchJournal) -> None:
         self.files = files
+        self.pid = os.getpid()
         self.log = files.commit_log
         self.journal = journal
         self.dispatcher = Dispatcher(files)
@@ -107,10 +108,17 @@ class LogWriter:
         Raises
         ------
         StorePoisonedError
+        StoreClosedError
+            In a forked child: the parent has the locks.
         """
+        if os.getpid() != self.pid:
+            raise StoreClosedError(
+                f"{self.files.paths.root}: was opened before a fork; a child opens the store itself"
+            )
         if self.poison_reason is not None:
             raise StorePoisonedError(
-                f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the disk, then "
+                f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
+                f"disk, then "
                 "close and open the store again: what was acknowledged is kept, the rest is checked"
             )
 
@@ -150,7 +158,9 @@ class LogWriter:
             )
 
     def begin(self, physical_offset: int, flush_disk_type: str) -> None:
-        """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be unfinished."""
+        """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be
+        unfinished.
+        """
         self.ensure_abort()
         if flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous:
             # Must be on the disk before the first ASYNC byte: without it a ConsumeQueue unit proves its record synced.
@@ -176,7 +186,9 @@ class LogWriter:
         if offset is None:
             offset = self.next_offsets[key] = self.checked_queue_end(topic, queue_id)
         if offset > MAX_QUEUE_OFFSET:
-            text = f"{topic}/{queue_id}: queue offset {offset}; allowed are at most {MAX_QUEUE_OFFSET}: use another queue"
+            text = (
+                f"{topic}/{queue_id}: queue offset {offset}; allowed are at most {MAX_QUEUE_OFFSET}: use another queue"
+            )
             raise MessageIllegalError(text, field="queue_offset", size=offset, limit=MAX_QUEUE_OFFSET)
         return offset
 
@@ -255,7 +267,7 @@ class LogWriter:
                 chunk.store_timestamp_position,
                 chunk.property_crc,
             )
-            data = memoryview(chunk.data)
+            data = chunk.data.data
             self.write_or_undo(physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
             self.write_or_undo(physical_offset, data[:HEAD_SEAL_SIZE])
             request = DispatchRequest(
@@ -328,7 +340,9 @@ class LogWriter:
             self.synced_end = end
 
     def group_sync(self) -> int:
-        """Sync everything appended so far for all who wait, without holding up appends; then publish it. The synced end."""
+        """Sync everything appended so far for all who wait, without holding up appends; then publish it. The synced
+        end.
+        """
         self.mutex.acquire()
         with self.sync_mutex:
             try:
@@ -361,10 +375,19 @@ class LogWriter:
                 puts, self.pending = self.pending[:count], self.pending[count:]
             if not puts:
                 return
-            self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
             visible = puts[-1].physical_offset + puts[-1].size
+            self.check_segments(puts[0].physical_offset, visible)
+            self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
             self.write_state(visible_end=visible, in_flight=visible)
             self.maybe_move_clean()
+
+    def check_segments(self, start: int, end: int) -> None:
+        """Poison when a segment that was written is no longer the file at its path."""
+        replaced = self.log.replaced(start, end)
+        if replaced is not None:
+            raise self.poison(
+                f"{replaced} was deleted or replaced while it was written (a broker started on this store?)"
+            )
 
     def dispatch_or_poison(self, requests: Callable[[], Iterable[DispatchRequest]], physical_offset: int) -> None:
         """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon.

@@ -7,6 +7,7 @@ never show a file of another size, nor an empty one.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re

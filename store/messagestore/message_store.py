@@ -334,7 +334,8 @@ class MessageStore(ReadOnlyStore):
         size = int(chunk.starts[-1])
         if size > config.max_message_size:
             raise MessageIllegalError(
-                f"batch: found {size} bytes of records; allowed are {config.max_message_size} (maxMessageSize); use append_batch",
+                f"batch: found {size} bytes of records; allowed are {config.max_message_size} (maxMessageSize); use "
+                f"append_batch",
                 field="batch",
                 size=size,
                 limit=config.max_message_size,
@@ -371,7 +372,8 @@ class MessageStore(ReadOnlyStore):
 
         Raises
         ------
-        BatchConflictError, VersionRegressionError, LostBatchesError, MessageIllegalError, StoreFullError, StorePoisonedError
+        BatchConflictError, VersionRegressionError, LostBatchesError, MessageIllegalError, StoreFullError,
+        StorePoisonedError
         """
         writer, config = self.writer, self.writer.files.config
         chunks, row = Chunks(), 0
@@ -448,7 +450,9 @@ class MessageStore(ReadOnlyStore):
         return config.write_queue_nums
 
     def close(self) -> None:
-        """Publish and sync what is pending, move the clean end, remove `abort`, let others in; a second time does nothing."""
+        """Publish and sync what is pending, move the clean end, remove `abort`, let others in; a second time does
+        nothing.
+        """
         if self._closed:
             return
         self._closed = True

@@ -142,7 +142,7 @@ def query_message(
     gaps.append((position, _MOST_MS))
     limit = visible.end if visible.end is not None else files.commit_log.files.max_offset
     for start, end in gaps:
-        hits.update(_scan_for_key(view, topic, key, start, min(end, limit)))
+        hits.update(_scan_for_key(view, key, start, min(end, limit)))
     found = []
     for physical_offset in sorted(hits):
         if not files.commit_log.min_offset <= physical_offset < limit:
@@ -155,7 +155,7 @@ def query_message(
     return found[-max_count:]
 
 
-def _scan_for_key(view: StoreView, topic: str, key: str, start: int, end: int) -> list[int]:
+def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
     """Physical offsets of records in a range whose bytes may hold the key (checked by the caller)."""
     if start >= end:
         return []

@@ -1,8 +1,10 @@
 """What state is a store in when a writer takes it over?
 
-Runs under both locks. Twice in a row, or after a crash inside it, it leaves the same bytes. `abort` says whose rules hold:
+Runs under both locks. Twice in a row, or after a crash inside it, it leaves the same bytes. `abort` says whose rules
+hold:
 
-    absent          no walk: the end is behind the last record a ConsumeQueue unit points to, plus valid records behind it
+    absent          no walk: the end is behind the last record a ConsumeQueue unit points to, plus valid records behind
+    it
     not ours        a broker crashed: walk from where its own recovery starts, or from C if that is higher
     ours            walk from C, if the log holds the anchor there; else from an earlier segment
 
@@ -25,7 +27,7 @@ from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import BatchRecord, read_batch
 from messagestore.dispatch import Dispatcher, request_of
 from messagestore.errors import CorruptionError
-from messagestore.layout import RECORD_HEAD
+from messagestore.layout import RECORD_HEAD, STATE_CLEAN
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter, proven_queue_end
 from messagestore.message import BATCH_TOPIC
 from messagestore.recovery_walk import Walk, Walker, later_sync_batch
@@ -107,6 +109,7 @@ class _Recovery:
         walk = self._walk()
         self._check_proofs(walk)
         # from here on the store is changed
+        self._begin(walk)
         self.files.sweep_temporary()
         self._save_torn(walk)
         self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
@@ -284,6 +287,17 @@ class _Recovery:
 
     # ---- changes
 
+    def _begin(self, walk: Walk) -> None:
+        """A recovery that dies half-way is noticed by writers that stayed attached: something is in flight."""
+        if self.state is not None:
+            state = replace(
+                self.state,
+                counter=self.state.counter + 1,
+                in_flight=walk.end.physical_offset,
+                flags=self.state.flags & ~STATE_CLEAN,
+            )
+            self.state = self.files.state_file.write(state)
+
     def _save_torn(self, walk: Walk) -> None:
         """Keep torn bytes that are in no replay."""
         end = walk.end.physical_offset
@@ -394,10 +408,9 @@ class _Recovery:
                 )
             files.state_file.write(state)
         writer = LogWriter(files, state, end, journal)
-        journal.check(
-            lambda app_id, entry: batch_is_there(writer, app_id, entry),
-            above=min(self.report.start, end.physical_offset),
-        )
+        # A broker may have cut the log anywhere; else nothing below the walk's start has changed.
+        above = min(self.report.start, end.physical_offset) if self.abort == files.abort_token else 0
+        journal.check(lambda app_id, entry: batch_is_there(writer, app_id, entry), above=above)
         for app_id, version in journal.dropped:
             self.report.notes.append(
                 f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal"

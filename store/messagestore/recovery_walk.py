@@ -177,12 +177,12 @@ class Walker:
                     self.walk.in_batch = True
                     self.walk.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
                     self.walk.next_offsets = {
-                        k: min(v, self._next_below(k, v, run, request, row)) for k, v in self.walk.next_offsets.items()
+                        k: min(v, self._next_below(k, v, request, row)) for k, v in self.walk.next_offsets.items()
                     }
                     return row
         return count
 
-    def _next_below(self, key: tuple[str, int], value: int, run: Scanned, request: DispatchRequest, row: int) -> int:
+    def _next_below(self, key: tuple[str, int], value: int, request: DispatchRequest, row: int) -> int:
         """A queue's next offset when the log ends before `row`."""
         first = 0
         for topic, queue_id, count in zip(
@@ -226,15 +226,21 @@ class Walker:
         return False
 
     def _check_sealed_batch(self, physical_offset: int) -> None:
-        """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn tail."""
+        """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn
+        tail.
+        """
         if not self.sync_proof or self.walk.stop.reason not in ("body_crc", "property_crc", "length", "position"):
             return
         data = self.log.read(physical_offset, self.files.config.max_message_size)
         size = record.total_size(data) if len(data) >= RECORD_HEAD.size else 0
-        begins = batch_record.BODY_BEGIN in data[: RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(batch_record.BODY_BEGIN)]
+        begins = (
+            batch_record.BODY_BEGIN in data[: RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(batch_record.BODY_BEGIN)]
+        )
         if begins or BATCH_TOPIC.encode() in data[max(0, size - _TAIL_SIZE) : max(0, size)]:
             path = self.log.files.path(self.log.segment_of(physical_offset))
-            raise ChecksumError(path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found)
+            raise ChecksumError(
+                path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found
+            )
 
 
 def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:
@@ -249,7 +255,9 @@ def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:
 
 
 def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
-    """A valid SYNC_FLUSH batch behind the end, not older than the last record: it proves that bytes at the end were lost."""
+    """A valid SYNC_FLUSH batch behind the end, not older than the last record: it proves that bytes at the end were
+    lost.
+    """
     log = files.commit_log
     needle = batch_record.BODY_BEGIN
     for segment in log.files.offsets:

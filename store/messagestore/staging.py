@@ -1,7 +1,8 @@
 """How do encoded records get from Spark's tasks to the one writer?
 
 Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
-length and CRC-32. The file has one row per chunk; the columns are those of `EncodedRecords` (FORMAT.md). Nothing is synced:
+length and CRC-32. The file has one row per chunk; the columns are those of `EncodedRecords` (FORMAT.md). Nothing is
+synced:
 a replay writes the files again, and what counts is what the writer copies into the log.
 
 The CRC is checked over the whole file before anything of a batch is written; chunks are then read one at a time.

@@ -166,7 +166,9 @@ class StoreFiles:
         return self.identity.store_id if self.identity else ""
 
     def load(self, *, index: bool = True) -> None:
-        """Look at the folders; sizes of files that exist win over configured ones. Readers need the index for keys only."""
+        """Look at the folders; sizes of files that exist win over configured ones. Readers need the index for keys
+        only.
+        """
         self.commit_log.load()
         if not self.commit_log.segment_size:
             self.commit_log.files.file_size = self.config.mapped_file_size_commit_log

@@ -3,8 +3,10 @@
     S                          E
     | BATCH record | data .... |     the first eight bytes of the BATCH record are written last
 
-Until these eight bytes are there the log ends at S for every reader of the format, so a kill leaves nothing to cut and a
-broker that takes over sees nothing. SYNC_FLUSH: one sync of every segment below E before them, one of S's segment after:
+Until these eight bytes are there the log ends at S for every reader of the format, so a kill leaves nothing to cut and
+a
+broker that takes over sees nothing. SYNC_FLUSH: one sync of every segment below E before them, one of S's segment
+after:
 the commit point. A BATCH record on the disk then proves that everything below its E is on the disk.
 
 A batch comes as chunks of encoded records; memory is bounded by the chunk, not by the batch.
@@ -12,115 +14,32 @@ A batch comes as chunks of encoded records; memory is bounded by the chunk, not 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from messagestore import batch_record, javahash, record, record_columns
 from messagestore.batch_journal import JournalEntry
-from messagestore.batch_record import (
-    CHUNK_SIZE,
-    SOURCE_NONE,
-    SOURCE_SPARK,
-    BatchRecord,
-    check_app_id,
-    read_batch,
-)
-from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH
+from messagestore.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
+from messagestore.batch_record import CHUNK_SIZE, SOURCE_SPARK, read_batch
+from messagestore.config import SYNC_FLUSH
 from messagestore.dispatch import DispatchRequest
 from messagestore.errors import (
     BatchConflictError,
-    ConfigError,
     LostBatchesError,
-    MessageIllegalError,
     StoreFullError,
     StorePoisonedError,
     SyncFailedError,
     VersionRegressionError,
 )
-from messagestore.layout import BLANK, HEAD_SEAL_SIZE
+from messagestore.layout import HEAD_SEAL_SIZE
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
-from messagestore.message import BATCH_TOPIC, check_queue_id, check_topic
-from messagestore.record_columns import EncodedRecords
-from messagestore.store_files import check_simple_topic
+from messagestore.message import BATCH_TOPIC
+
+__all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
 
 APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
-
-
-class ChunkSource(Protocol):
-    """Encoded records of a batch, in the order they go into the log; each chunk may be read several times."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int, *, with_data: bool) -> EncodedRecords:
-        """Chunk `index`; `data` may be empty without `with_data`, and is written to with it."""
-        ...
-
-
-class Chunks(list[EncodedRecords]):
-    """Chunks in memory."""
-
-    def read(self, index: int, *, with_data: bool) -> EncodedRecords:
-        """Chunk `index`."""
-        return self[index]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """Who appends a batch, and what to do when it was there before.
-
-    Parameters
-    ----------
-    app_id : str | None
-        None: a batch without exactly-once (it gets a random id and no journal entry).
-    version : int
-    version_source : str
-        "spark" for Spark's batch id, "user" for a version the user set.
-    query_id : str | None
-    flush_disk_type : str
-    on_replay_mismatch : str
-        A known version with other rows: "fail" or "skip".
-    on_version_regression : str
-        A version that is not known and not above the last: "fail" or "skip".
-    on_lost_batches : str
-        Versions are missing below this one: "fail" or "continue".
-    auto_create_topic : bool
-    write_queue_nums : int
-        Queues of a topic that is created.
-    """
-
-    app_id: str | None = None
-    version: int = 0
-    version_source: str = batch_record.SOURCE_USER
-    query_id: str | None = None
-    flush_disk_type: str = SYNC_FLUSH
-    on_replay_mismatch: str = "fail"
-    on_version_regression: str = "fail"
-    on_lost_batches: str = "fail"
-    auto_create_topic: bool = True
-    write_queue_nums: int = 8
-
-    def __post_init__(self) -> None:
-        allowed = {
-            "flush_disk_type": (SYNC_FLUSH, ASYNC_FLUSH),
-            "version_source": (SOURCE_SPARK, batch_record.SOURCE_USER),
-            "on_replay_mismatch": ("fail", "skip"),
-            "on_version_regression": ("fail", "skip"),
-            "on_lost_batches": ("fail", "continue"),
-        }
-        for key, values in allowed.items():
-            if getattr(self, key) not in values:
-                raise ConfigError(f"{key}: found {getattr(self, key)!r}; allowed is {' or '.join(values)}", key=key)
-        if self.app_id is not None:
-            check_app_id(self.app_id)
-            if not 0 <= self.version < 1 << 63:
-                raise ConfigError(
-                    f"txnVersion: found {self.version}; allowed is 0 to {(1 << 63) - 1}", key="txnVersion"
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +49,8 @@ class BatchResult:
     Parameters
     ----------
     status : str
-        "appended"; "known": it was there already, with the same rows; "skipped": it was there or older, with other rows,
+        "appended"; "known": it was there already, with the same rows; "skipped": it was there or older, with other
+        rows,
         and the request said to skip it.
     physical_offset, end : int
         Of the BATCH record that holds it (-1 when skipped).
@@ -142,190 +62,6 @@ class BatchResult:
     end: int
     row_count: int
     appended_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Piece:
-    """Rows of one chunk that lie together in the log."""
-
-    chunk: int
-    first_row: int
-    row_count: int
-    physical_offset: int
-
-
-@dataclass(slots=True)
-class _Summary:
-    size: int
-    row_count: int
-    run_topics: list[str]
-    run_queue_ids: list[int]
-    run_counts: list[int]
-
-
-class _Plan:
-    """Where everything of one batch goes."""
-
-    def __init__(self, writer: LogWriter, source: ChunkSource, request: BatchRequest) -> None:
-        self.writer = writer
-        self.source = source
-        self.row_count = 0
-        self.digest = 0
-        self.summaries: list[_Summary] = []
-        self.first_offsets: dict[tuple[str, int], int] = {}
-        self.counts: dict[tuple[str, int], int] = {}
-        for index in range(len(source)):
-            self._take(source.read(index, with_data=False))
-        self._check_topics(request)
-        for key in self.counts:
-            self.first_offsets[key] = writer.next_queue_offset(*key)
-        self.batch = BatchRecord(
-            app_id=request.app_id if request.app_id is not None else uuid.uuid4().hex,
-            version=request.version,
-            version_source=request.version_source if request.app_id is not None else SOURCE_NONE,
-            query_id=request.query_id,
-            store_id=writer.files.store_id,
-            physical_offset=0,
-            queue_offset=writer.next_queue_offset(BATCH_TOPIC, 0),
-            end=0,
-            flush_disk_type=request.flush_disk_type,
-            row_count=self.row_count,
-            ranges=self._ranges(),
-            crcs=(),
-            digest=self.digest,
-        )
-        self._place()
-
-    def _take(self, chunk: EncodedRecords) -> None:
-        queue_ids, counts = chunk.run_queue_ids.tolist(), chunk.run_counts.tolist()
-        for key, count in zip(zip(chunk.run_topics, queue_ids, strict=True), counts, strict=True):
-            self.counts[key] = self.counts.get(key, 0) + count
-        self.row_count += chunk.row_count
-        self.digest = (self.digest + chunk.row_hash_sum) % (1 << 64)
-        self.summaries.append(_Summary(int(chunk.starts[-1]), chunk.row_count, chunk.run_topics, queue_ids, counts))
-
-    def _check_topics(self, request: BatchRequest) -> None:
-        topics = self.writer.files.topics
-        most: dict[str, int] = {}
-        for topic, queue_id in self.counts:
-            most[topic] = max(most.get(topic, 0), queue_id)
-        missing = []
-        for topic, queue_id in most.items():
-            check_topic(topic)
-            check_simple_topic(self.writer.files, topic)
-            config = topics.get(topic)
-            if config is None and not request.auto_create_topic:
-                raise MessageIllegalError(
-                    f"topic {topic!r} is not in config/topics.json and autoCreateTopic is false; create it first",
-                    field="topic",
-                )
-            check_queue_id(queue_id, queue_count=config.write_queue_nums if config else request.write_queue_nums)
-            if config is None:
-                missing.append(topic)
-        for topic in missing:
-            topics.create(topic, request.write_queue_nums)
-        if missing:
-            topics.save()
-
-    def _ranges(self) -> dict[str, list[tuple[int, int, int]]]:
-        ranges: dict[str, list[tuple[int, int, int]]] = {}
-        for (topic, queue_id), count in sorted(self.counts.items()):
-            ranges.setdefault(topic, []).append((queue_id, self.first_offsets[(topic, queue_id)], count))
-        return ranges
-
-    def _place(self) -> None:
-        """S, the pieces and E. The size of the BATCH record depends on E only by the number of CRCs: widen until it fits."""
-        writer, log, config = self.writer, self.writer.log, self.writer.files.config
-        log_end = writer.end.physical_offset
-        most = sum(s.size for s in self.summaries)
-        while True:
-            self.body_size = batch_record.widest_body_size(self.batch, most)
-            widest = batch_record.encode(self.batch, self.body_size, config, writer.files.store_host, 0)
-            self.size = len(widest)
-            limit = log.segment_size - BLANK.size
-            if self.size > limit:
-                raise MessageIllegalError(
-                    f"the BATCH record of this batch needs {self.size} bytes, a segment has room for {limit}: it names "
-                    f"{len(self.counts)} queues; write fewer queues at once, or use larger segments (mappedFileSizeCommitLog)",
-                    field="batch",
-                    size=self.size,
-                    limit=limit,
-                )
-            start = log_end + log.left(log_end) if log.blank_needed(log_end, self.size) else log_end
-            self.pieces, end = self._pieces(start + self.size)
-            if end - start - self.size <= most:
-                break
-            most = end - start - self.size
-        self.batch = replace(self.batch, physical_offset=start, end=end, size=self.size)
-        self.last_record = (start, self.size)
-
-    def _pieces(self, position: int) -> tuple[list[_Piece], int]:
-        """Rows in order; a unit (one topic and queue, at most maxMessageSize) never crosses a segment's end."""
-        log = self.writer.log
-        pieces: list[_Piece] = []
-        for index, summary in enumerate(self.summaries):
-            if not summary.row_count:
-                continue
-            if not log.blank_needed(position, summary.size):
-                pieces.append(_Piece(index, 0, summary.row_count, position))
-                position += summary.size
-                continue
-            starts = self.source.read(index, with_data=False).starts
-            unit_ends = self._unit_ends(summary, starts)
-            row = 0
-            while row < summary.row_count:
-                room = log.left(position) - BLANK.size
-                fitting = int(np.searchsorted(starts[unit_ends], starts[row] + room, side="right"))
-                last = int(unit_ends[fitting - 1]) if fitting else 0
-                if last > row:
-                    pieces.append(_Piece(index, row, last - row, position))
-                    position += int(starts[last] - starts[row])
-                    row = last
-                if row < summary.row_count:
-                    position += log.left(position)
-        return pieces, position
-
-    def _unit_ends(self, summary: _Summary, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row numbers behind each unit of a chunk, ascending."""
-        limit = min(self.writer.files.config.max_message_size, self.writer.log.segment_size - BLANK.size)
-        ends: list[int] = []
-        row = 0
-        for count in summary.run_counts:
-            run_end = row + count
-            while row < run_end:
-                last = int(np.searchsorted(starts, starts[row] + limit, side="right")) - 1
-                row = min(max(last, row + 1), run_end)
-                ends.append(row)
-        sizes = np.diff(np.concatenate([[0], starts[ends]]))
-        room = self.writer.log.segment_size - BLANK.size
-        if len(sizes) and int(sizes.max()) > room:
-            raise MessageIllegalError(
-                f"a record of {int(sizes.max())} bytes does not fit into a segment, which has room for {room}",
-                field="body",
-                size=int(sizes.max()),
-                limit=room,
-            )
-        return np.array(ends, np.int64)
-
-    def rows(self) -> Iterator[tuple[_Piece, NDArray[np.int64]]]:
-        """Each piece with the queue offsets of its chunk's rows."""
-        next_offsets = dict(self.first_offsets)
-        chunk, offsets = -1, np.empty(0, np.int64)
-        for piece in self.pieces:
-            if piece.chunk != chunk:
-                chunk = piece.chunk
-                offsets = self._queue_offsets(self.summaries[chunk], next_offsets)
-            yield piece, offsets
-
-    @staticmethod
-    def _queue_offsets(summary: _Summary, next_offsets: dict[tuple[str, int], int]) -> NDArray[np.int64]:
-        bases = []
-        for topic, queue_id, count in zip(summary.run_topics, summary.run_queue_ids, summary.run_counts, strict=True):
-            bases.append(next_offsets[(topic, queue_id)])
-            next_offsets[(topic, queue_id)] += count
-        counts = np.array(summary.run_counts, np.int64)
-        within = np.arange(summary.row_count) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(np.array(bases, np.int64), counts) + within
 
 
 class _LogCrc:
@@ -384,7 +120,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         known = _check_journal(writer, source, request)
         if known is not None:
             return known
-        plan = _Plan(writer, source, request)
+        plan = BatchPlan(writer, source, request)
         _check_space(writer, plan)
         try:
             head, timestamp_ms = _write(writer, plan, request)
@@ -424,8 +160,10 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
         if request.on_version_regression == "skip":
             return BatchResult(SKIPPED, -1, -1, 0)
         raise VersionRegressionError(
-            f"app {app_id!r}: version {version} is not in the store, but version {last.version} (query {last.query_id}) is: the "
-            "query was restarted from another or an older checkpoint. Give it a new txnAppId, go on from the right checkpoint, or "
+            f"app {app_id!r}: version {version} is not in the store, but version {last.version} (query "
+            f"{last.query_id}) is: the "
+            "query was restarted from another or an older checkpoint. Give it a new txnAppId, go on from the right "
+            "checkpoint, or "
             "set onVersionRegression=skip to drop these rows",
             app_id=app_id,
             version=version,
@@ -434,8 +172,10 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
     spark = request.version_source == SOURCE_SPARK
     if spark and last is not None and version > expected and request.on_lost_batches == "fail":
         raise LostBatchesError(
-            f"app {app_id!r}: versions {expected} to {version - 1} are not in the store (ASYNC_FLUSH and a power cut, or a restored "
-            "copy): their rows are lost unless Spark writes them again. Rewind the query's checkpoint to the last version "
+            f"app {app_id!r}: versions {expected} to {version - 1} are not in the store (ASYNC_FLUSH and a power "
+            f"cut, or a restored "
+            "copy): their rows are lost unless Spark writes them again. Rewind the query's checkpoint to the last "
+            "version "
             f"{expected - 1}, or set onLostBatches=continue to go on without them",
             app_id=app_id,
             version=version,
@@ -473,28 +213,32 @@ def _known(entry: JournalEntry, app_id: str, source: ChunkSource, request: Batch
     if request.on_replay_mismatch == "skip":
         return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
     raise BatchConflictError(
-        f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest {entry.digest:016x}), and came "
-        f"again with {rows} rows (digest {digest:016x}). Causes: a checkpoint that was rolled back or lost its last offsets; two "
-        "queries or two writes under one txnAppId; columns such as uuid(), rand() or current_timestamp() that change on replay. "
+        f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest "
+        f"{entry.digest:016x}), and came "
+        f"again with {rows} rows (digest {digest:016x}). Causes: a checkpoint that was rolled back or lost its last "
+        f"offsets; two "
+        "queries or two writes under one txnAppId; columns such as uuid(), rand() or current_timestamp() that change "
+        "on replay. "
         "See `messagestore batches`; one app id per target; onReplayMismatch=skip drops the new rows",
         app_id=app_id,
         version=entry.version,
     )
 
 
-def _check_space(writer: LogWriter, plan: _Plan) -> None:
+def _check_space(writer: LogWriter, plan: BatchPlan) -> None:
     needed = plan.batch.end - writer.end.physical_offset + plan.row_count * 64
     free = writer.files.disk.free(writer.files.paths.root)
     if free < needed:
         raise StoreFullError(
-            f"{writer.files.paths.root}: this batch needs about {needed} bytes, {free} are free; nothing of it was written",
+            f"{writer.files.paths.root}: this batch needs about {needed} bytes, {free} are free; nothing of it was "
+            f"written",
             path=writer.files.paths.root,
             needed=needed,
             free=free,
         )
 
 
-def _write(writer: LogWriter, plan: _Plan, request: BatchRequest) -> tuple[bytes, int]:
+def _write(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> tuple[bytes, int]:
     """Data, then the BATCH record without its first eight bytes; these, and the store time."""
     log, batch, log_end = writer.log, plan.batch, writer.end.physical_offset
     writer.begin(batch.physical_offset, request.flush_disk_type)
@@ -519,9 +263,9 @@ def _write(writer: LogWriter, plan: _Plan, request: BatchRequest) -> tuple[bytes
             chunk.store_timestamp_position,
             chunk.property_crc,
         )
-        data = memoryview(chunk.data[begin:end])
-        crc.add(data)
-        log.write(piece.physical_offset, data)
+        rows_data = chunk.data[begin:end].data
+        crc.add(rows_data)
+        log.write(piece.physical_offset, rows_data)
         position += end - begin
         size = int(chunk.starts[rows.stop] - chunk.starts[rows.stop - 1])
         plan.last_record = (position - size, size)
@@ -545,7 +289,7 @@ def _blank(writer: LogWriter, position: int, crc: _LogCrc) -> int:
     return position + left
 
 
-def _commit(writer: LogWriter, plan: _Plan, head: bytes, request: BatchRequest) -> None:
+def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchRequest) -> None:
     """Sync the data, write the eight bytes, sync them."""
     sync = request.flush_disk_type == SYNC_FLUSH
     start = plan.batch.physical_offset
@@ -564,8 +308,10 @@ def _commit(writer: LogWriter, plan: _Plan, head: bytes, request: BatchRequest) 
         )
 
 
-def _publish(writer: LogWriter, plan: _Plan, timestamp_ms: int) -> None:
-    """Dispatch, then make the batch visible. The batch is in the log: what fails here is finished by the next recovery."""
+def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
+    """Dispatch, then make the batch visible. The batch is in the log: what fails here is finished by the next
+    recovery.
+    """
     batch = plan.batch
     writer.dispatch_or_poison(lambda: _requests(plan, timestamp_ms), batch.physical_offset)
     writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
@@ -577,7 +323,7 @@ def _publish(writer: LogWriter, plan: _Plan, timestamp_ms: int) -> None:
     writer.maybe_move_clean()
 
 
-def _requests(plan: _Plan, timestamp_ms: int) -> Iterator[DispatchRequest]:
+def _requests(plan: BatchPlan, timestamp_ms: int) -> Iterator[DispatchRequest]:
     batch = plan.batch
     one = np.ones(1, np.int32)
     yield DispatchRequest(

@@ -1,6 +1,7 @@
 """What may a reader see?
 
-`abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped to
+`abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped
+to
 units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the queues
 show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
 
@@ -22,7 +23,7 @@ from messagestore.config import StoreConfig
 from messagestore.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
 from messagestore.layout import FILLER_UNIT_SIZE
-from messagestore.log_writer import LogWriter, proven_queue_end
+from messagestore.log_writer import proven_queue_end
 from messagestore.mapped_file import Disk
 from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
@@ -61,8 +62,6 @@ class StoreView:
     config : StoreConfig
         Index slot and entry counts of a store without `spark/store.json`.
     disk : Disk
-    writer : LogWriter | None
-        The session this view belongs to: it sees all that the session published.
 
     Raises
     ------
@@ -77,7 +76,6 @@ class StoreView:
         root: str | os.PathLike[str],
         config: StoreConfig | None = None,
         disk: Disk | None = None,
-        writer: LogWriter | None = None,
     ) -> None:
         paths = Paths(root)
         disk = disk or Disk()
@@ -121,8 +119,8 @@ class StoreView:
                     hint="Run `messagestore recover` on the store: the log has everything.",
                 )
             same_boot = state.boot_hash == boot_hash()
-            end = state.visible_end if same_boot else state.clean_end
-            self.visible = Visible(end, state.counter, state.clean_end)
+            visible_end = state.visible_end if same_boot else state.clean_end
+            self.visible = Visible(visible_end, state.counter, state.clean_end)
         if self.visible != self._seen:
             end = self.visible.end
             if end is None or end > files.commit_log.files.max_offset:
@@ -230,7 +228,8 @@ class StoreView:
             units = self.units(topic, queue_id, position, min(end, position + max_rows))
             if not len(units):
                 raise StoreWentBackwardsError(
-                    f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the store restored"
+                    f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the "
+                    f"store restored"
                 )
             sizes = np.cumsum(units["size"].astype(np.int64))
             count = max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
@@ -305,7 +304,7 @@ class StoreView:
         span_starts, span_ends = physical_offsets[span_first], ends[span_last]
         span_positions = np.concatenate([[0], np.cumsum(span_ends - span_starts)])
         data = np.empty(int(span_positions[-1]), np.uint8)
-        view = memoryview(data)
+        view = data.data
         for begin, end, position in zip(
             span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False
         ):

@@ -261,7 +261,3 @@ def spread(count: int, most: int) -> Iterator[int]:
 
 
 no_thread_warnings = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-import messagestore.index_file as _x
-if not hasattr(_x.IndexService, "missing"):
-    _x.IndexService.missing = lambda self, h, o: o[:0]

@@ -64,7 +64,11 @@ def record_at(root: Path, physical_offset: int) -> bytes | None:
         found = reference.decode(data[:total])
     except (struct.error, UnicodeDecodeError, AssertionError):
         return None
-    if found["physical_offset"] != physical_offset or found["body"] and reference.body_crc(found["body"]) != found["body_crc"]:
+    if (
+        found["physical_offset"] != physical_offset
+        or (found["body"]
+        and reference.body_crc(found["body"]) != found["body_crc"])
+    ):
         return None
     return data[:total]
 
@@ -167,7 +171,13 @@ class Broker:
     def encoded(self, topic: str, body: bytes, queue_id: int, number: int, store_ms: int | None) -> bytes:
         now = self.now_ms if store_ms is None else store_ms
         return reference.encode(
-            topic=topic, body=body, queue_id=queue_id, queue_offset=number, physical_offset=self.end, store_ms=now, born_ms=now
+            topic=topic,
+            body=body,
+            queue_id=queue_id,
+            queue_offset=number,
+            physical_offset=self.end,
+            store_ms=now,
+            born_ms=now,
         )
 
     def unit(self, topic: str, queue_id: int, number: int, physical_offset: int, size: int) -> None:
@@ -202,7 +212,9 @@ def read_checkpoint(root: Path) -> tuple[int, int, int, int, int]:
     return struct.unpack_from(">qqqqq", (root / "checkpoint").read_bytes())
 
 
-def remake_queue(root: Path, topic: str, queue_id: int, wanted: list[tuple[int, int, int]], config: StoreConfig = SMALL) -> None:
+def remake_queue(
+    root: Path, topic: str, queue_id: int, wanted: list[tuple[int, int, int]], config: StoreConfig = SMALL
+) -> None:
     """A queue with these units and nothing else."""
     size = config.mapped_file_size_consume_queue
     folder = root / "consumequeue" / topic / str(queue_id)
@@ -242,7 +254,9 @@ class Process:
         self.root = root
         self.store = AttachedStore(os.path.realpath(root), config, disk or Disk())
 
-    def batch(self, app: str = APP, version: int = 0, rows: int = 5, flush: str = SYNC_FLUSH, **options: str) -> BatchResult:
+    def batch(
+        self, app: str = APP, version: int = 0, rows: int = 5, flush: str = SYNC_FLUSH, **options: str
+    ) -> BatchResult:
         """One commit, as Spark's sink makes it."""
         with self.store.writing(f"{app} {version}") as writer:
             return commit(writer, app, version, rows, flush, **options)

@@ -34,7 +34,12 @@ WORKLOADS: dict[str, list[Step]] = {
     "single put": [("open",), ("put", 10, "single", 0), ("put", 11, "single", 1), ("close",)],
     "put of a batch": [("open",), ("puts", 10, 5, "single", 0), ("puts", 20, 3, "single", 1), ("close",)],
     "batch": [("open",), ("batch", "app-1", 1, 20, SYNC_FLUSH), ("batch", "app-1", 2, 20, SYNC_FLUSH), ("close",)],
-    "async batch": [("open",), ("batch", "app-1", 1, 20, ASYNC_FLUSH), ("batch", "app-1", 2, 20, SYNC_FLUSH), ("close",)],
+    "async batch": [
+        ("open",),
+        ("batch", "app-1", 1, 20, ASYNC_FLUSH),
+        ("batch", "app-1", 2, 20, SYNC_FLUSH),
+        ("close",),
+    ],
     "empty batch": [("open",), ("batch", "app-1", 1, 0, SYNC_FLUSH), ("batch", "app-1", 2, 5, SYNC_FLUSH), ("close",)],
     "roll-over": [("open",), ("batch", "app-1", 1, 150, SYNC_FLUSH), ("put", 12, "single", 0), ("close",)],
     "roll-over by puts": [("open",), *(("big_put", 100 + i, 5000) for i in range(5)), ("close",)],
@@ -52,7 +57,11 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Promise]:
 
 def copy_of(promise: Promise) -> Promise:
     return Promise(
-        list(promise.puts), list(promise.maybe_puts), set(promise.batches), set(promise.maybe_batches), dict(promise.rows)
+        list(promise.puts),
+        list(promise.maybe_puts),
+        set(promise.batches),
+        set(promise.maybe_batches),
+        dict(promise.rows),
     )
 
 
@@ -76,7 +85,9 @@ def kill_everywhere(base: Path | None, promise: Promise, steps: list[Step], scra
 @pytest.mark.parametrize("half", [False, True], ids=["whole writes", "half writes"])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_kill_at_every_operation(name: str, half: bool, filled: tuple[Path, Promise], scratch: Path) -> None:
-    """A process that adds to a closed store dies at each of its operations; the next one finds all that was promised."""
+    """A process that adds to a closed store dies at each of its operations; the next one finds all that was
+    promised.
+    """
     base, promise = filled
     count = kill_everywhere(base, promise, WORKLOADS[name], scratch, half)
     assert count > 5

@@ -1,12 +1,14 @@
 """The sequences of two rounds of attacks on drafts of the protocol, one test each, against the protocol as it is.
 
-A broker's part is played by files (`crash.imitate.Broker`): `abort` with a pid, records and units written by hand, a tail
+A broker's part is played by files (`crash.imitate.Broker`): `abort` with a pid, records and units written by hand, a
+tail
 that was truncated and not zeroed. What needs more than files comes with other tests:
 
 | Finding | What of it is not here | Where |
 |---|---|---|
 | 2, 3, N14 | that a broker's own `load`, then `start`, meets our lock | interop (Java) |
-| 4, N11, N15 | that a broker's recovery ends at S, and appends there | interop (Java); here by a walk with Java's rules |
+| 4, N11, N15 | that a broker's recovery ends at S, and appends there | interop (Java); here by a walk with Java's
+rules |
 | 6, 7, 17 | what a broker makes of the checkpoint, of a missing `abort`, of a zero queue file | interop (Java) |
 | 15, N1, N2 | the bytes a broker really leaves behind a truncated log | interop (Java); here imitated |
 | 18 | which files a broker that starts by mistake deletes | interop (Java); here each kind is deleted |
@@ -800,7 +802,30 @@ def test_22_the_batch_record_itself_is_covered(root: Path, scratch: Path, proces
     p.batch(version=1)
     p.die()
     size = units(root, BATCH_TOPIC, 0)[-1][1]
-    for position in (0, 3, 4, 8, 12, 20, 28, 36, 40, 48, 56, 64, 72, 76, 84, 87, 88, 100, 300, size - 60, size - 20, size - 2):
+    for position in (
+        0,
+        3,
+        4,
+        8,
+        12,
+        20,
+        28,
+        36,
+        40,
+        48,
+        56,
+        64,
+        72,
+        76,
+        84,
+        87,
+        88,
+        100,
+        300,
+        size - 60,
+        size - 20,
+        size - 2,
+    ):
         flip_in_batch_record(root, scratch / "copy", position)
 
 

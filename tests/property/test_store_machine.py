@@ -38,9 +38,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(flush=st.sampled_from([SYNC_FLUSH, ASYNC_FLUSH]), index=st.booleans(), crc=st.booleans())
     def make(self, flush: str, index: bool, crc: bool) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="messagestore-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="messagestore-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        )
         self.root = self.folder / "s"
-        self.config: StoreConfig = SMALL.replace(flush_disk_type=flush, message_index_enable=index, enabled_append_prop_crc=crc)
+        self.config: StoreConfig = SMALL.replace(
+            flush_disk_type=flush, message_index_enable=index, enabled_append_prop_crc=crc
+        )
         self.model: dict[tuple[str, int], list[bytes]] = {}
         self.keys: dict[tuple[str, str], list[bytes]] = {}
         self.batches: dict[int, list[bytes]] = {}
@@ -58,13 +62,20 @@ class StoreMachine(RuleBasedStateMachine):
         if key is not None:
             self.keys.setdefault((topic, key), []).append(body)
 
-    @rule(topic=st.sampled_from(TOPICS), queue=st.integers(0, QUEUES - 1), body=BODY, key=st.sampled_from(["a", "b", None]))
+    @rule(
+        topic=st.sampled_from(TOPICS),
+        queue=st.integers(0, QUEUES - 1),
+        body=BODY,
+        key=st.sampled_from(["a", "b", None]),
+    )
     def put(self, topic: str, queue: int, body: bytes, key: str | None) -> None:
         result = self.writer().put_message(Message(topic, body, queue_id=queue, keys=[key] if key else ()))
         assert result.queue_offset == len(self.model.get((topic, queue), []))
         self.add(topic, queue, body, key)
 
-    @rule(topic=st.sampled_from(TOPICS), queue=st.integers(0, QUEUES - 1), bodies=st.lists(BODY, min_size=1, max_size=8))
+    @rule(
+        topic=st.sampled_from(TOPICS), queue=st.integers(0, QUEUES - 1), bodies=st.lists(BODY, min_size=1, max_size=8)
+    )
     def put_batch(self, topic: str, queue: int, bodies: list[bytes]) -> None:
         batch = MessageBatch.from_messages([Message(topic, body, queue_id=queue) for body in bodies])
         assert self.writer().put_messages(batch).queue_offset == len(self.model.get((topic, queue), []))
@@ -76,7 +87,10 @@ class StoreMachine(RuleBasedStateMachine):
         version = len(self.batches)
         flush = SYNC_FLUSH if sync else ASYNC_FLUSH
         request = BatchRequest("app", version, "spark", flush_disk_type=flush)
-        assert self.writer().append_batch(columns(bodies, topic=topic, queues=QUEUES, key="c"), request).status == "appended"
+        assert (
+            self.writer().append_batch(columns(bodies, topic=topic, queues=QUEUES, key="c"), request).status
+            == "appended"
+        )
         self.batches[version] = [topic.encode(), *bodies]
         for i, body in enumerate(bodies):
             self.add(topic, i % QUEUES, body, f"c{i}")
@@ -174,4 +188,6 @@ TestStoreMachine = StoreMachine.TestCase
 class TestStoreMachineDeep(StoreMachine.TestCase):  # type: ignore[misc, name-defined]
     """The same, longer and with other random numbers each time."""
 
-    settings = settings(max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+    settings = settings(
+        max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    )

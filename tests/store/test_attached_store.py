@@ -16,15 +16,17 @@ import pytest
 from crash.harness import die
 from messagestore import BatchRequest, CorruptionError, Message, MessageStore, StoreConfig, StoreLockedError
 from messagestore.attached_store import attached_store
+from messagestore.mapped_file import Disk
 from messagestore.record_columns import encode
 from messagestore.state import StateFile
-from messagestore.mapped_file import Disk
 from messagestore.transaction import Chunks, append_batch
 from messagestore.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
 spawn = multiprocessing.get_context("spawn")
-CONFIG = SMALL.replace(mapped_file_size_commit_log=1 << 18, max_index_num=20_000, lock_timeout="20s", clean_interval="1h")
+CONFIG = SMALL.replace(
+    mapped_file_size_commit_log=1 << 18, max_index_num=20_000, lock_timeout="20s", clean_interval="1h"
+)
 
 
 def append(root: Path, app: str, version: int, count: int = 10, config: StoreConfig = CONFIG) -> str:
@@ -45,7 +47,9 @@ def commits(root: str, app: str, count: int, pipe: Connection) -> None:
 
 
 def test_four_processes_take_turns(tmp_path: Path) -> None:
-    """Four processes, ten commits each on per-commit locks: all there, once, in order, and the store is closed cleanly."""
+    """Four processes, ten commits each on per-commit locks: all there, once, in order, and the store is closed
+    cleanly.
+    """
     root = tmp_path / "s"
     filled(root, 2, CONFIG)
     pipes, processes = [], []

@@ -13,7 +13,19 @@ from messagestore.mapped_file import Disk
 
 def batch(version: int, app: str = "app", source: str = "spark", queue_offset: int = 0) -> BatchRecord:
     return BatchRecord(
-        app, version, source, "q", "s", 100 + version, queue_offset, 200 + version, "SYNC_FLUSH", 3, {"t": [(0, 0, 3)]}, (), version
+        app,
+        version,
+        source,
+        "q",
+        "s",
+        100 + version,
+        queue_offset,
+        200 + version,
+        "SYNC_FLUSH",
+        3,
+        {"t": [(0, 0, 3)]},
+        (),
+        version,
     )
 
 
@@ -64,7 +76,9 @@ def test_check_drops_what_the_log_does_not_hold() -> None:
     assert journal.apps == {}
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"formatVersion":2}', b'{"formatVersion":1,"covered":0,"apps":{"a":[[1]]}}', b"\xff"])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"formatVersion":2}', b'{"formatVersion":1,"covered":0,"apps":{"a":[[1]]}}', b"\xff"]
+)
 def test_an_unreadable_file_is_an_empty_journal(text: bytes) -> None:
     """It is rebuilt from the log; it is never a reason not to open."""
     assert BatchJournal.from_json(text) == BatchJournal()

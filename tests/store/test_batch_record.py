@@ -44,7 +44,9 @@ def test_size_is_known_before_the_numbers(start: int, queue_offset: int, data: i
     """Whatever S, E and the CRCs turn out to be, the body fits into the size that was planned."""
     planned = widest_body_size(batch(digest=digest), data)
     crcs = tuple(range(-(-data // CHUNK_SIZE)))
-    real = batch(physical_offset=start, queue_offset=queue_offset, end=min(start + data, (1 << 63) - 1), crcs=crcs, digest=digest)
+    real = batch(
+        physical_offset=start, queue_offset=queue_offset, end=min(start + data, (1 << 63) - 1), crcs=crcs, digest=digest
+    )
     assert len(body(real, planned)) == planned
 
 

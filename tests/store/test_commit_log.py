@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagestore import CorruptionError, Message, StoreConfig
-from messagestore import record
+from messagestore import CorruptionError, Message, StoreConfig, record
 from messagestore.commit_log import CommitLog
 from messagestore.hosts import pack_host
 from messagestore.layout import MAGIC_BLANK
@@ -30,12 +29,14 @@ def log(tmp_path: Path) -> CommitLog:
 def put(log: CommitLog, position: int, body: bytes, queue_offset: int = 0) -> int:
     """Write one stamped record; its end."""
     data = record.encode_message(Message("t", body, queue_id=0), queue_id=0, store_host=HOST, limits=StoreConfig())
-    record.stamp_record(data, queue_offset=queue_offset, physical_offset=position, store_timestamp_ms=1000, property_crc=False)
+    record.stamp_record(
+        data, queue_offset=queue_offset, physical_offset=position, store_timestamp_ms=1000, property_crc=False
+    )
     log.write(position, data)
     return position + len(data)
 
 
-@pytest.mark.parametrize("left", range(0, 12))
+@pytest.mark.parametrize("left", range(12))
 def test_a_record_fits_with_eight_bytes_to_spare(log: CommitLog, left: int) -> None:
     """RocketMQ's rule L + 8 <= remaining, at each count of bytes to spare."""
     put(log, 0, b"x")
@@ -85,7 +86,7 @@ def test_blank_without_next_segment_is_the_end(log: CommitLog) -> None:
     """As Java: the log ends at a BLANK when no further file is there, and behind it when one is."""
     position = put(log, 0, b"x")
     log.write(position, log.blank(position))
-    assert not [run for run in log.scan(position)]
+    assert not list(log.scan(position))
     assert log.scan_offset == position
     log.files.create(SEGMENT)
     list(log.scan(position))

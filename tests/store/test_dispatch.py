@@ -24,7 +24,9 @@ def test_what_is_read_back_is_what_was_dispatched(tmp_path: Path) -> None:
         for run in store.writer.log.scan(0):
             request = request_of(run)
             row = 0
-            for topic, queue_id, count in zip(request.run_topics, request.run_queue_ids, request.run_counts, strict=True):
+            for topic, queue_id, count in zip(
+                request.run_topics, request.run_queue_ids, request.run_counts, strict=True
+            ):
                 units = store.writer.files.queue(topic, int(queue_id)).read(int(request.queue_offsets[row]), int(count))
                 assert np.array_equal(units["physical_offset"], request.physical_offsets[row : row + count])
                 assert np.array_equal(units["size"], request.sizes[row : row + count])
@@ -54,7 +56,9 @@ def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["consumequeue", "index"])
 def test_files_deleted_under_a_live_writer_are_made_again(tmp_path: Path, what: str) -> None:
-    """A broker started by mistake deletes files before it asks for the lock: queues and index are rebuilt from the log."""
+    """A broker started by mistake deletes files before it asks for the lock: queues and index are rebuilt from the
+    log.
+    """
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         store.append_batch(columns(bodies(30)), BatchRequest("app", 0))
         victims = [p for p in (tmp_path / "s" / what).rglob("*") if p.is_file()]

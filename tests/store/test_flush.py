@@ -38,7 +38,9 @@ def test_one_sync_for_all_who_wait(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
         store.put_message(Message("t", b"first", queue_id=0))
         disk.gate.clear()
-        threads = [threading.Thread(target=store.put_message, args=(Message("t", b"x", queue_id=0),)) for _ in range(10)]
+        threads = [
+            threading.Thread(target=store.put_message, args=(Message("t", b"x", queue_id=0),)) for _ in range(10)
+        ]
         before = len(disk.synced_s)
         for thread in threads:
             thread.start()
@@ -77,7 +79,9 @@ def test_async_syncs_in_its_rhythm(tmp_path: Path) -> None:
 
 
 def test_a_failed_sync_reaches_every_waiter(tmp_path: Path) -> None:
-    """No put that waited for the failed sync is acknowledged; nothing is synced again; reopening finds the store whole."""
+    """No put that waited for the failed sync is acknowledged; nothing is synced again; reopening finds the store
+    whole.
+    """
     disk = WatchedDisk()
     store = MessageStore.open(tmp_path / "s", SMALL, disk=disk)
     store.put_message(Message("t", b"good", queue_id=0))

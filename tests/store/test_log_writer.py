@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageIllegalError, MessageStore, StoreFullError, StorePoisonedError
+from messagestore import (
+    ASYNC_FLUSH,
+    BatchRequest,
+    Message,
+    MessageIllegalError,
+    MessageStore,
+    StoreFullError,
+    StorePoisonedError,
+)
 from messagestore import checkpoint as store_checkpoint
 from messagestore.log_writer import NOTHING_IN_FLIGHT
 from messagestore.mapped_file import Disk, File
@@ -24,7 +32,11 @@ class TracingDisk(Disk):
         self.full = False
 
     def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
-        name = Path(file.path).parent.name if Path(file.path).parent.name in ("commitlog", "index") else Path(file.path).name
+        name = (
+            Path(file.path).parent.name
+            if Path(file.path).parent.name in ("commitlog", "index")
+            else Path(file.path).name
+        )
         if self.full and name == "commitlog":
             raise StoreFullError(f"{file.path}: no room", path=file.path, needed=len(data), free=0)
         self.trace.append("head" if name == "commitlog" and len(data) == 8 else name)

@@ -41,11 +41,27 @@ def test_put_and_get(tmp_path: Path) -> None:
     )
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         result = store.put_message(message)
-        assert (result.status, result.queue_offset, result.physical_offset, result.is_ok) == (PutMessageStatus.PUT_OK, 0, 0, True)
+        assert (result.status, result.queue_offset, result.physical_offset, result.is_ok) == (
+            PutMessageStatus.PUT_OK,
+            0,
+            0,
+            True,
+        )
         found = store.get_message("flights", 3, 0)
-        assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (GetMessageStatus.FOUND, 1, 0, 1)
+        assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (
+            GetMessageStatus.FOUND,
+            1,
+            0,
+            1,
+        )
         back = found.messages[0]
-    assert (back.topic, back.queue_id, back.body, back.keys, back.tags) == ("flights", 3, b"hello", ("N14228", "UA1545"), "UA")
+    assert (back.topic, back.queue_id, back.body, back.keys, back.tags) == (
+        "flights",
+        3,
+        b"hello",
+        ("N14228", "UA1545"),
+        "UA",
+    )
     assert back.properties == {"origin": "EWR", "ziel": "Zürich"}
     assert (back.flag, back.born_timestamp_ms, back.born_host) == (7, 1_700_000_000_000, "10.1.2.3:4711")
     assert back.store_timestamp_ms == result.store_timestamp_ms
@@ -152,7 +168,9 @@ def test_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     times = iter([1000, 1000, 1000, 900, -5, 0])
     monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: next(times, 2000) * 1_000_000)
     with MessageStore.open(tmp_path / "s", SMALL) as store:
-        found = [store.put_message(Message("t", b"x", queue_id=0, born_timestamp_ms=1)).store_timestamp_ms for _ in range(5)]
+        found = [
+            store.put_message(Message("t", b"x", queue_id=0, born_timestamp_ms=1)).store_timestamp_ms for _ in range(5)
+        ]
     assert found[:-1] == sorted(found[:-1]) and found[0] == 1000 and found[-1] in (1000, 2000)
     assert min(found) == 1000
 
@@ -171,7 +189,9 @@ def test_batch_puts_lie_side_by_side(tmp_path: Path) -> None:
         assert len({m.store_timestamp_ms for m in messages}) == 1
         assert [m.body for m in store.query_message("t", "b12")] == [bodies(30)[12]]
         with pytest.raises(MessageIllegalError, match="append_batch"):
-            store.put_messages(MessageBatch.from_arrow(pa.record_batch({"body": pa.array([b"x" * 4000] * 3)}), topic="t"))
+            store.put_messages(
+                MessageBatch.from_arrow(pa.record_batch({"body": pa.array([b"x" * 4000] * 3)}), topic="t")
+            )
     assert verify(tmp_path / "s").ok
 
 

@@ -255,7 +255,14 @@ def test_recovery_twice_changes_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         MessageStore.open(root, SMALL)
         die(root)
-        trees.append({p: p.read_bytes() for folder in ("commitlog", "consumequeue", "index") for p in (root / folder).rglob("*") if p.is_file()})
+        trees.append(
+            {
+                p: p.read_bytes()
+                for folder in ("commitlog", "consumequeue", "index")
+                for p in (root / folder).rglob("*")
+                if p.is_file()
+            }
+        )
     assert trees[0] == trees[1]
 
 

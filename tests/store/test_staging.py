@@ -94,7 +94,7 @@ def test_an_altered_file_is_refused(tmp_path: Path, where: str) -> None:
 
 def test_an_unfinished_file_is_removed(tmp_path: Path) -> None:
     """A task that fails leaves nothing; a finished file stays for the writer."""
-    with pytest.raises(RuntimeError), StagingWriter(str(tmp_path)) as writer:
+    with pytest.raises(RuntimeError), StagingWriter(str(tmp_path)) as writer:  # noqa: PT012 - the failure is inside
         writer.write(chunk())
         raise RuntimeError("task failed")
     assert list(tmp_path.iterdir()) == []
@@ -122,7 +122,7 @@ class FullDisk(Disk):
 
 def test_a_full_disk_in_a_task(tmp_path: Path) -> None:
     """The task fails with the system's error and leaves nothing."""
-    with pytest.raises(OSError, match="No space"), StagingWriter(str(tmp_path), FullDisk()) as writer:
+    with pytest.raises(OSError, match="No space"), StagingWriter(str(tmp_path), FullDisk()) as writer:  # noqa: PT012
         writer.write(chunk())
         writer.finish()
     assert list(tmp_path.iterdir()) == []

@@ -84,7 +84,10 @@ def test_modes(tmp_path: Path) -> None:
 def test_nothing_of_ours_is_in_rocketmqs_folders(tmp_path: Path) -> None:
     """A stray file there stops a broker: names are 20 digits, sizes exact, and no temporary file is left."""
     root = filled(tmp_path / "s", 100)
-    for folder, size in (("commitlog", SMALL.mapped_file_size_commit_log), ("consumequeue", SMALL.mapped_file_size_consume_queue)):
+    for folder, size in (
+        ("commitlog", SMALL.mapped_file_size_commit_log),
+        ("consumequeue", SMALL.mapped_file_size_consume_queue),
+    ):
         files = [p for p in (root / folder).rglob("*") if p.is_file()]
         assert files
         assert all(len(p.name) == 20 and p.name.isdigit() and p.stat().st_size == size for p in files)
@@ -97,7 +100,8 @@ def test_few_descriptors(tmp_path: Path) -> None:
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 from messagestore import Message, MessageStore, StoreConfig
-config = StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2000, max_hash_slot_num=64, max_index_num=2000)
+config = StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2000, max_hash_slot_num=64,
+max_index_num=2000)
 with MessageStore.open({str(tmp_path / "s")!r}, config) as store:
     store.create_topic("t", 300)
     for i in range(900):
@@ -120,7 +124,6 @@ def test_links_are_not_followed(tmp_path: Path, victim: str) -> None:
     path.rename(outside)
     path.symlink_to(outside)
     before = outside.read_bytes()
-    with pytest.raises((NotAStoreError, CorruptionError, RuntimeError)):
-        with MessageStore.open(root, SMALL) as store:
-            store.put_message(Message("t", b"x", queue_id=0))
+    with pytest.raises((NotAStoreError, CorruptionError, RuntimeError)), MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
     assert outside.read_bytes() == before

@@ -88,7 +88,9 @@ def test_a_gap_in_sparks_batch_ids_is_lost_batches(tmp_path: Path) -> None:
             store.append_batch(columns(bodies(4)), request(5))
         assert store.append_batch(columns(bodies(4)), request(5, on_lost_batches="continue")).status == "appended"
         store.append_batch(columns(bodies(4)), request(20260101, app="daily", source="user"))
-        assert store.append_batch(columns(bodies(4)), request(20260103, app="daily", source="user")).status == "appended"
+        assert (
+            store.append_batch(columns(bodies(4)), request(20260103, app="daily", source="user")).status == "appended"
+        )
 
 
 def test_empty_batches_count(tmp_path: Path) -> None:
@@ -131,7 +133,9 @@ def test_the_batch_record_says_what_is_in_the_batch(tmp_path: Path) -> None:
     data=st.data(),
 )
 def test_batches_over_segments(tmp_path: Path, sizes: list[int], queues: int, before: int, data: st.DataObject) -> None:
-    """Batches of any shape at any alignment, over many segments, in several chunks: whole, in order, and the files hold."""
+    """Batches of any shape at any alignment, over many segments, in several chunks: whole, in order, and the files
+    hold.
+    """
     root = Path(tempfile.mkdtemp(dir=tmp_path)) / "s"
     rows = [f"{i:06d}".encode() + bytes([65 + i % 26]) * (size - 6) for i, size in enumerate(sizes)]
     cut = data.draw(st.integers(0, len(rows)))
@@ -174,7 +178,9 @@ class CountingDisk(Disk):
 def test_two_syncs_a_batch(tmp_path: Path, queues: int) -> None:
     """One for the segment, one for the head, however many queues there are."""
     disk = CountingDisk()
-    config = StoreConfig(mapped_file_size_commit_log=1 << 22, max_hash_slot_num=64, max_index_num=5000, clean_interval="1h")
+    config = StoreConfig(
+        mapped_file_size_commit_log=1 << 22, max_hash_slot_num=64, max_index_num=5000, clean_interval="1h"
+    )
     with MessageStore.open(tmp_path / "s", config, disk=disk) as store:
         store.create_topic("t", 300)
         store.append_batch(columns(bodies(600), queues=queues), request(0))

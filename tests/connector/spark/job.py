@@ -14,7 +14,7 @@ import warnings
 
 from pyspark.sql import SparkSession
 
-from conftest import SESSION
+from spark_runs import SESSION
 
 
 def session(master: str) -> SparkSession:

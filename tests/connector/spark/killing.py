@@ -1,7 +1,7 @@
 """The data source under test, with kill points: a process kills itself, or another, at a named place, once.
 
 The plan is a file (MESSAGESTORE_KILL_PLAN) with one line, `<place> <victim> <batch id>`; whoever gets there takes it
-away first, so the kill happens once. Victims: `self`, or a process id.
+away first, so the kill happens once. Victims: `self`, `executor`, or process ids with commas between them.
 """
 
 from __future__ import annotations
@@ -27,12 +27,24 @@ def at(place: str, batch_id: object) -> None:
         os.rename(path, path + ".done")
     except (OSError, ValueError):
         return
-    victims = [os.getpid()] if victim == "self" else [int(pid) for pid in victim.split(",")]
-    if victim == "parent":
-        victims = [os.getppid()]
-    for pid in victims:
+    for pid in victims_of(victim):
         os.kill(pid, signal.SIGKILL)
     time.sleep(60)
+
+
+def victims_of(victim: str) -> list[int]:
+    """Process ids. An executor is the JVM above the daemon above this worker; with it goes the daemon's group."""
+    if victim == "self":
+        return [os.getpid()]
+    if victim == "executor":
+        daemon = os.getppid()
+        return [parent_of(daemon), daemon, os.getpid()]
+    return [int(pid) for pid in victim.split(",")]
+
+
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        return int(stat.read().rpartition(")")[2].split()[1])
 
 
 class KillingWriter(sink.StreamWriter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import bodies, fill, run_job
+from spark_runs import bodies, fill, run_job
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "remote"])

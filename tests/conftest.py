@@ -1,0 +1,14 @@
+"""Two ways to run the random tests: `quick`, the same cases every time, and `deep`, many new ones.
+
+    make test ARGS="tests/property --hypothesis-profile=deep"
+
+Neither has a deadline: a test that is slow on a busy machine is not wrong.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("quick", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quick")

@@ -1,0 +1,74 @@
+"""kill -9 of tasks, of the commit process, of executors and of the driver: each row is in the store once afterwards."""
+
+from __future__ import annotations
+
+import pytest
+from spark_runs import bodies, fill, run_job
+
+COUNT = 1000
+
+
+def stream(spark, root: str, checkpoint: str) -> None:
+    import job
+    import killing
+
+    spark.dataSource.register(killing.KillingSource)
+    job.copy(spark, root, checkpoint, "killing")
+
+
+@pytest.mark.parametrize("place", ["task", "staged-half", "staged"])
+def test_a_killed_task_is_tried_again(spark, kill_plan, root, tmp_path, place: str):
+    """Spark starts the task again in the same query; what the first attempt staged is ignored."""
+    fill(root, COUNT)
+    kill_plan.write_text(f"{place} self 1")
+    stream(spark, root, str(tmp_path / "checkpoint"))
+    assert not kill_plan.exists()
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+@pytest.mark.parametrize("place", ["commit", "locked", "data", "sealed", "published", "returned"])
+def test_a_killed_commit_is_made_good_on_restart(spark, kill_plan, root, tmp_path, place: str):
+    """The query fails, Spark calls abort in another process, the query is started again and writes the batch again:
+    before the commit point it is new, behind it it is known."""
+    fill(root, COUNT)
+    kill_plan.write_text(f"{place} self 1")
+    try:
+        stream(spark, root, str(tmp_path / "checkpoint"))
+    except Exception as error:
+        assert "StreamingQueryException" in type(error).__name__, error
+    assert not kill_plan.exists()
+    stream(spark, root, str(tmp_path / "checkpoint"))
+    found = bodies(root, "copy")
+    assert found == bodies(root, "flights")
+    assert set(found.values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["task", "locked", "sealed", "returned"])
+def test_a_killed_driver_starts_again(tmp_path, place: str):
+    """The JVM and all its children are killed at once; the job is started anew on the same checkpoint."""
+    root, plan = str(tmp_path / "store"), tmp_path / "plan"
+    fill(root, COUNT)
+    plan.write_text(f"{place} JVM 1")
+    args = ("job.py", "local[2]", root, tmp_path / "checkpoint", "killing")
+    first = run_job(*args, MESSAGESTORE_KILL_PLAN=str(plan))
+    assert '"done"' not in first.stdout
+    assert not plan.exists(), first.stderr[-4000:]
+    second = run_job(*args, MESSAGESTORE_KILL_PLAN=str(plan))
+    assert '"done"' in second.stdout, second.stderr[-4000:]
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+@pytest.mark.slow
+def test_a_killed_executor_is_replaced(tmp_path):
+    """The executor's JVM dies with its workers in the middle of a task; another executor runs the task again."""
+    root, plan = str(tmp_path / "store"), tmp_path / "plan"
+    fill(root, COUNT)
+    plan.write_text("staged-half executor 1")
+    done = run_job(
+        *("job.py", "local-cluster[2,1,1024]", root, tmp_path / "checkpoint", "killing"),
+        MESSAGESTORE_KILL_PLAN=str(plan),
+    )
+    assert not plan.exists(), done.stderr[-4000:]
+    assert '"done"' in done.stdout, done.stderr[-4000:]
+    assert bodies(root, "copy") == bodies(root, "flights")

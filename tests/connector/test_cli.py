@@ -1,0 +1,774 @@
+"""The command line, as a person and as a script meet it: what is printed, where, and with which exit code."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from messagestore import BatchRequest, Message, MessageStore
+from pyspark_messagestore import cli_output
+from pyspark_messagestore.cli import app
+from small import SMALL, bodies, columns, filled
+
+CONFIG = "mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxHashSlotNum=64\nmaxIndexNum=200\n"
+TIMEOUT_S = 60
+
+
+def run(*arguments: object, code: int = 0, given: bytes | str | None = None) -> Result:
+    """Run a command in this process; it must end with this exit code."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
+    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+def lines(result: Result) -> list[str]:
+    return result.stdout.splitlines()
+
+
+def objects(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in lines(result)]
+
+
+def error(*arguments: object, code: int) -> str:
+    """The one line of a command that cannot be done."""
+    result = run(*arguments, code=code)
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("messagestore: ")
+    return result.stderr
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start a command as a process of its own."""
+    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """What a process wrote, once it has ended."""
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == code, (process.returncode, stderr)
+    return stdout, stderr
+
+
+def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    """The next lines of a process that goes on."""
+    assert process.stdout is not None
+    found = [process.stdout.readline() for _ in range(count)]
+    assert all(found), process.poll()
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "store.properties"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with 10 messages in topic t, queues 0 and 1."""
+    return filled(tmp_path / "store", 10)
+
+
+@pytest.fixture
+def follower(root: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start("tail", root, "--follow", "--json")
+    yield process
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+# ---- help and errors
+
+
+def test_help_names_every_command() -> None:
+    """A person in a hurry sees what there is."""
+    text = run("--help").stdout
+    for command in ("status", "dump", "verify", "recover", "put", "get", "tail"):
+        assert f" {command} " in text
+        assert "ROOT" in run(command, "--help").stdout
+    assert "messagestore 0." in run("--version").stdout
+
+
+@pytest.mark.parametrize("command", [["status"], ["dump"], ["verify"], ["recover"], ["get", "t"], ["tail"]])
+def test_a_missing_store_is_one_line(tmp_path: Path, command: list[str]) -> None:
+    """A mistyped path: no store, no traceback, and nothing is made there."""
+    missing = tmp_path / "nowhere"
+    text = error(command[0], missing, *command[1:], code=2)
+    assert f"{missing}: found no message store" in text
+    assert not missing.exists()
+
+
+def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
+    """file: is taken, anything else refused."""
+    assert len(lines(run("get", root.as_uri(), "t"))) == 10
+    assert "a store is a folder of this machine" in error("get", "s3://bucket/store", "t", code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["get", "ROOT", "other"], "topic 'other' is not in the store; its topics: t"),
+        (["get", "ROOT", "t", "7"], "has no queue 7; its queues are 0, 1"),
+        (["get", "ROOT", "t", "--offset", "soon"], "allowed is a number, earliest or latest"),
+        (["tail", "ROOT", "other"], "topic 'other' is not in the store"),
+        (["dump", "ROOT", "--from", "5"], "at 5 no record begins"),
+        (["put", "ROOT", "a topic", "x"], "found 'a topic'"),
+        (["put", "ROOT", "t"], "give one of BODY, --file FILE and --lines"),
+        (["put", "ROOT", "t", "x", "--lines"], "give one of BODY, --file FILE and --lines"),
+        (["put", "ROOT", "t", "--lines", "--count", "3"], "--count repeats one message"),
+        (["put", "ROOT", "t", "x", "--property", "a"], "allowed is NAME=VALUE"),
+        (["put", "ROOT", "t", "x", "--property", "TAGS=b"], "TAGS"),
+        (["put", "ROOT", "t", "x", "--key", "a b"], "a b"),
+        (["put", "ROOT", "t", "x", "--queue", "99"], "allowed is 0 to 7"),
+        (["put", "ROOT", "t", "--file", "ROOT/none"], "No such file"),
+        (["put", "ROOT", "t", "x", "--wait", "soon"], "lockTimeout"),
+        (["put", "ROOT", "t", "x", "--store-config", "ROOT/lock"], "no such setting"),
+    ],
+)
+def test_a_user_error_is_one_line(root: Path, arguments: list[str], words: str) -> None:
+    """Each says what was found and what is allowed."""
+    (root / "lock").write_text("someKey=1")
+    assert words in error(*(argument.replace("ROOT", str(root)) for argument in arguments), code=2)
+
+
+def test_wrong_usage_is_2(root: Path) -> None:
+    """Options that are not there, and values out of range."""
+    for arguments in (["get", root], ["put", root, "t", "x", "--cout", "3"], ["put", root, "t", "x", "--count", "0"]):
+        run(*arguments, code=2)
+    run("tail", root, "--from", "yesterday", code=2)
+
+
+def test_a_folder_with_something_else_stays_as_it_is(tmp_path: Path) -> None:
+    """`put` makes a store in an empty folder only."""
+    (tmp_path / "letter.txt").write_text("x")
+    assert "a store is made in a missing or empty folder only" in error("put", tmp_path, "t", "x", code=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_one_line(tmp_path: Path) -> None:
+    """The system's error, with the path."""
+    (tmp_path / "locked").mkdir(mode=0o500)
+    assert "Permission denied" in error("put", tmp_path / "locked" / "store", "t", "x", code=2)
+
+
+# ---- put and get
+
+
+def test_what_is_put_is_got(tmp_path: Path, config: Path) -> None:
+    """Keys, tag and properties; the store is made with the sizes of the file."""
+    root = tmp_path / "store"
+    result = run(
+        "put", root, "flights", "hello", "--queue", 3, "--key", "N1", "--key", "N2", "--tags", "UA",
+        "--property", "from=EWR", "--property", "note=a=b", "--store-config", config,
+    )  # fmt: skip
+    assert lines(result)[0].startswith("PUT_OK  flights/3 @0  at 0, ")
+    assert f"made a new store in {root}" in result.stderr
+    assert json.loads((root / "spark" / "store.json").read_text())["mappedFileSizeCommitLog"] == 16384
+    (line,) = lines(run("get", root, "flights", 3))
+    assert line.startswith("flights/3 @0  2")
+    assert line.endswith("Z  tags=UA  keys=N1,N2  {from=EWR, note=a=b}  |  hello")
+    (found,) = objects(run("get", root, "flights", "--json"))
+    assert found["body"] == "hello"
+    assert found["keys"] == ["N1", "N2"]
+    assert found["tags"] == "UA"
+    assert found["properties"] == {"from": "EWR", "note": "a=b"}
+    assert (found["topic"], found["queueId"], found["queueOffset"], found["physicalOffset"]) == ("flights", 3, 0, 0)
+    assert run("verify", root).stdout.endswith("no fault found\n")
+
+
+def test_lines_of_standard_input_are_messages(root: Path) -> None:
+    """Each line one, empty ones too; the last needs no end."""
+    result = run("put", root, "t", "--lines", "--queue", 0, "--json", given=b"one\n\n\xff\xfe\nlast")
+    assert [put["queueOffset"] for put in objects(result)] == [5, 6, 7, 8]
+    found = objects(run("get", root, "t", 0, "--offset", 5, "--json"))
+    assert [message["body"] for message in found] == ["one", "", None, "last"]
+    assert base64.b64decode(found[2]["bodyBase64"]) == b"\xff\xfe"
+
+
+def test_a_file_is_a_body(root: Path, tmp_path: Path) -> None:
+    """Byte by byte, from a file and from standard input."""
+    data = bytes(range(256))
+    (tmp_path / "body").write_bytes(data)
+    run("put", root, "t", "--file", tmp_path / "body", "--queue", 0)
+    run("put", root, "t", "--file", "-", "--queue", 0, given=data)
+    found = objects(run("get", root, "t", 0, "--offset", 5, "--json"))
+    assert [base64.b64decode(message["bodyBase64"]) for message in found] == [data, data]
+    assert lines(run("get", root, "t", 0, "--offset", 5))[0].endswith("|  0x" + data.hex())
+
+
+def test_count_repeats_a_message(root: Path) -> None:
+    """For trials; ASYNC_FLUSH too."""
+    results = objects(run("put", root, "t", "again", "--count", 20, "--flush", "ASYNC_FLUSH", "--queue", 1, "--json"))
+    assert [put["queueOffset"] for put in results] == list(range(5, 25))
+    assert {put["status"] for put in results} == {"PUT_OK"}
+    run("put", root, "t", "x", "--flush", "LATER", code=2)
+
+
+def test_get_shows_each_queue(root: Path) -> None:
+    """All queues without one, from an offset, the first ones and the last ones."""
+
+    def offsets(*arguments: object) -> list[tuple[int, int]]:
+        return [(m["queueId"], m["queueOffset"]) for m in objects(run("get", root, "t", *arguments, "--json"))]
+
+    assert offsets() == [(q, i) for q in (0, 1) for i in range(5)]
+    assert offsets(1) == [(1, i) for i in range(5)]
+    assert offsets("--count", 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert offsets("--count", 2, "--offset", "latest") == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    assert offsets(0, "--offset", 4) == [(0, 4)]
+    assert offsets(0, "--offset", "earliest", "--count", 1) == [(0, 0)]
+
+
+def test_more_than_a_page_is_got(root: Path) -> None:
+    """Pages of the store do not show."""
+    run("put", root, "t", "x", "--queue", 0, "--count", 100)
+    assert len(lines(run("get", root, "t", 0, "--count", 90))) == 90
+    assert len(lines(run("get", root, "t", 0))) == 32
+
+
+def test_nothing_there_is_1(root: Path) -> None:
+    """The line says what there is."""
+    result = run("get", root, "t", 0, "--offset", 5, code=1)
+    assert result.stderr == "t/0: no message at 5; there are 0 to 4\n"
+    assert "no record found" in run("dump", root, "--topic", "other", code=1).stderr
+
+
+def test_bytes_of_messages_are_not_trusted(tmp_path: Path) -> None:
+    """Escape sequences, line ends, bidirectional controls, rich's markup: all shown, none of it acted upon."""
+    root = tmp_path / "store"
+    nasty = "\x1b]0;owned\x07\x1b[31m red\r\n\u202etxt.exe\u2028 [bold]x[/bold] :smile: \x7f\u0085 ä\U0001f600"
+    shown = r"\x1b]0;owned\x07\x1b[31m red\r\n\u202etxt.exe\u2028 [bold]x[/bold] :smile: \x7f\x85 ä" + "\U0001f600"
+    with MessageStore.open(root, SMALL) as store:
+        message = Message(
+            "t", nasty.encode(), queue_id=0, keys=["k\x1b[1m"], tags="t\x1bag", properties={"n\x07": "v\r"}
+        )
+        store.put_message(message)
+    for command in (["get", root, "t"], ["dump", root], ["tail", root]):
+        (line,) = lines(run(*command))
+        assert line.endswith(f"tags=t\\x1bag  keys=k\\x1b[1m  {{n\\x07=v\\r}}  |  {shown}")
+        (line,) = lines(run(*command, "--json"))
+        assert line.isascii()
+        assert line.isprintable()
+        assert json.loads(line)["body"] == nasty
+
+
+def test_error_lines_are_escaped(root: Path) -> None:
+    """An argument comes back in the message, not on the terminal."""
+    assert r"\x1b" in error("get", root, "\x1b[31m", code=2)
+    assert "\x1b" not in error("put", root, "\x1b[31m", "x", code=2)
+
+
+def test_a_long_body_is_cut_on_a_terminal(tmp_path: Path) -> None:
+    """Whole into a pipe; on a terminal the first part, with its size."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        for body in (b"x" * 3000, "ä".encode() * 1500, b"\xff" * 3000):
+            store.put_message(Message("t", body, queue_id=0))
+    assert lines(run("get", root, "t"))[0].endswith("|  " + "x" * 3000)
+    shown = on_terminal("get", root, "t")
+    assert "x" * 500 + "... (3000 bytes; --json shows all)" in shown
+    assert "ä" * 500 + "... (3000 bytes; --json shows all)" in shown
+    assert "0x" + "ff" * 249 + "... (3000 bytes; --json shows all)" in shown
+
+
+def on_terminal(*arguments: object, code: int = 0) -> str:
+    """What a command writes to a terminal, line ends of the terminal taken out."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        found += data
+    os.close(ours)
+    assert process.wait(TIMEOUT_S) == code, found
+    return found.decode().replace("\r\n", "\n")
+
+
+# ---- dump
+
+
+def test_dump_shows_the_log_in_order(root: Path) -> None:
+    """Physical offsets go up; from one of them on, of one topic, so many."""
+    run("put", root, "other", "x")
+    found = objects(run("dump", root, "--json"))
+    places = [message["physicalOffset"] for message in found]
+    assert places == sorted(places)
+    assert [m["topic"] for m in found] == ["t"] * 10 + ["other"]
+    assert [m["physicalOffset"] for m in objects(run("dump", root, "--from", places[4], "--json"))] == places[4:]
+    assert len(lines(run("dump", root, "--topic", "other"))) == 1
+    assert len(lines(run("dump", root, "--count", 3))) == 3
+    assert lines(run("dump", root))[3].split()[:4] == [str(places[3]), str(found[3]["size"]), "B", "t/1"]
+
+
+def test_dump_goes_over_segments(tmp_path: Path) -> None:
+    """Also when it begins at the BLANK record of one."""
+    root = filled(tmp_path / "store", 300)
+    found = objects(run("dump", root, "--json"))
+    assert len(found) == 300
+    before = max(i for i, m in enumerate(found) if m["physicalOffset"] < 16384)
+    blank = found[before]["physicalOffset"] + found[before]["size"]
+    assert objects(run("dump", root, "--from", blank, "--json")) == found[before + 1 :]
+
+
+def test_dump_shows_heads(root: Path) -> None:
+    """88 bytes of hex for a record with IPv4 hosts, as on the disk."""
+    disk = (root / "commitlog" / ("0" * 20)).read_bytes()
+    first, *hex_lines = lines(run("dump", root, "--raw", "--count", 1))
+    assert first.split()[0] == "0"
+    assert bytes.fromhex("".join("".join(line.split()[1:]) for line in hex_lines)) == disk[:88]
+    assert objects(run("dump", root, "--raw", "--count", 1, "--json"))[0]["head"] == disk[:88].hex()
+
+
+def test_dump_stops_at_damage(root: Path) -> None:
+    """What comes before is shown, the place is named, and the exit code says that a fault was found."""
+    place = objects(run("dump", root, "--json"))[5]["physicalOffset"]
+    flip(root / "commitlog" / ("0" * 20), place + 90)
+    result = run("dump", root, code=1)
+    assert len(lines(result)) == 5
+    assert f"offset {place}: expected BODYCRC" in result.stderr
+
+
+def flip(path: Path, position: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+# ---- status
+
+
+def test_status_of_a_closed_store(root: Path) -> None:
+    """Everything a person asks first."""
+    text = run("status", root).stdout
+    for words in (
+        f"store     {root}",
+        "held by   nobody",
+        "left      closed cleanly",
+        "1 segment of 16.0 KiB",
+        "messages  10 in 1 topic",
+        "t              10  0: 0-5  1: 0-5",
+    ):
+        assert words in text
+    (found,) = objects(run("status", root, "--json"))
+    assert found["storeId"] == json.loads((root / "spark" / "store.json").read_text())["storeId"]
+    assert found["heldBy"] == {"broker": None, "brokerPid": None, "writer": None, "attached": False}
+    assert found["abort"] == {"present": False, "ours": False, "content": None}
+    assert found["state"]["visibleEnd"] == found["state"]["cleanEnd"] == found["commitLog"]["maxOffset"]
+    assert found["state"]["clean"] is True
+    assert found["messages"] == 10
+    assert found["topics"][0]["queues"] == {
+        "0": {"minOffset": 0, "maxOffset": 5},
+        "1": {"minOffset": 0, "maxOffset": 5},
+    }
+    assert 0 < found["commitLog"]["bytesOnDisk"] <= 16384
+
+
+def test_status_names_the_writer(root: Path) -> None:
+    """While a session holds the store: its pid, and `abort`."""
+    with MessageStore.open(root) as store:
+        store.append_batch(columns(bodies(4)), BatchRequest(app_id="app-7", version=3))
+        (found,) = objects(run("status", root, "--json"))
+        assert f"pid {os.getpid()} on " in found["heldBy"]["writer"]
+        assert found["heldBy"]["attached"] is True
+        assert found["abort"]["ours"] is True
+        assert (found["batches"], found["lastBatch"]["app"], found["lastBatch"]["version"]) == (1, "app-7", 3)
+        assert found["messages"] == 14
+        text = run("status", root).stdout
+        assert "held by   a writer, pid " in text
+        assert "left      open" in text
+        assert "batches   1, the last: app-7 version 3, 4 rows" in text
+
+
+def test_status_of_a_broker_store(root: Path) -> None:
+    """No `spark`, a lock as a broker holds it, its pid in the line; nothing needs a configuration."""
+    shutil.rmtree(root / "spark")
+    (root / "abort").write_text("4711")
+    with open(root / "lock", "r+b") as lock:
+        ready, done = os.pipe(), os.pipe()
+        broker = os.fork()  # POSIX locks belong to a process: ours would not be in our own way
+        if broker == 0:
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1)
+            os.write(ready[1], b"x")
+            os.read(done[0], 1)
+            os._exit(0)
+        os.read(ready[0], 1)
+        try:
+            (found,) = objects(run("status", root, "--json"))
+            assert found["heldBy"]["brokerPid"] == broker
+            assert f"a RocketMQ broker, pid {broker}" in run("status", root).stdout
+            assert len(lines(run("get", root, "t"))) == 10
+            assert len(lines(run("dump", root))) == 10
+            assert len(lines(run("tail", root))) == 10
+            assert f"pid {broker}" in error("put", root, "t", "x", code=3)
+            assert f"pid {broker}" in error("recover", root, code=3)
+        finally:
+            os.write(done[1], b"x")
+            os.waitpid(broker, 0)
+            for fd in (*ready, *done):
+                os.close(fd)
+    text = run("status", root).stdout
+    assert "by a broker that was killed" in text
+    assert "none: this project has not written it" in text
+    assert sorted(path.name for path in root.iterdir() if path.name == "spark") == []
+
+
+def test_status_shows_what_it_can(root: Path) -> None:
+    """One damaged queue: the rest is shown, the fault named, exit code 1."""
+    os.truncate(root / "consumequeue" / "t" / "1" / ("0" * 20), 33)
+    result = run("status", root, code=1)
+    assert "messages  5 in 1 topic" in result.stdout
+    assert "a multiple of 20 bytes" in result.stderr
+
+
+# ---- verify
+
+
+def test_verify_of_a_whole_store(root: Path) -> None:
+    """A line of counts, and that there is no fault."""
+    assert lines(run("verify", root))[0].endswith("10 records, 10 units, 10 keys, 0 batches")
+    (found,) = objects(run("verify", root, "--json"))
+    assert (found["ok"], found["record_count"], found["findings"]) == (True, 10, [])
+
+
+def test_verify_lists_every_fault(root: Path) -> None:
+    """File, offset, expected, found; exit code 1."""
+    place = objects(run("dump", root, "--json"))[5]["physicalOffset"]
+    flip(root / "commitlog" / ("0" * 20), place + 90)
+    flip(root / "consumequeue" / "t" / "0" / ("0" * 20), 11)
+    result = run("verify", root, code=1)
+    assert lines(result)[-1] == "2 faults"
+    rows = [line.split("  ") for line in lines(result)]
+    assert any(row[0] == "commitlog/" + "0" * 20 and str(place) in row for row in rows)
+    (found,) = objects(run("verify", root, "--json", code=1))
+    assert [finding["path"] for finding in found["findings"]] == [
+        str(root / "commitlog" / ("0" * 20)),
+        str(root / "consumequeue" / "t" / "0" / ("0" * 20)),
+    ]
+
+
+def test_verify_of_a_broker_store_takes_a_configuration(root: Path, config: Path) -> None:
+    """Index files do not say how large their parts are."""
+    shutil.rmtree(root / "spark")
+    assert "maxHashSlotNum 5000000" in run("verify", root, code=1).stdout
+    assert "no fault found" in run("verify", root, "--store-config", config).stdout
+
+
+def test_verify_on_a_terminal_shows_how_far_it_is(root: Path) -> None:
+    """A bar that goes away; the result stays."""
+    shown = on_terminal("verify", root)
+    assert "checking" in shown
+    assert "no fault found" in shown
+    flip(root / "commitlog" / ("0" * 20), 90)
+    assert "1 fault\n" in on_terminal("verify", root, code=1)
+
+
+# ---- processes
+
+
+def test_a_killed_put_is_recovered(tmp_path: Path, config: Path) -> None:
+    """SIGKILL amid puts: all that was acknowledged is there after `recover`, whole, and the store is closed."""
+    root = tmp_path / "store"
+    process = start("put", root, "t", "payload", "--count", 100_000, "--key", "k", "--json", "--store-config", config)
+    acknowledged = [json.loads(text) for text in read_lines(process, 200)]
+    process.send_signal(signal.SIGKILL)
+    rest, _ = finish(process, -signal.SIGKILL)
+    acknowledged += [json.loads(text) for text in rest.splitlines() if text.endswith("}")]
+    assert "by a writer that was killed" in run("status", root).stdout
+    assert "was killed" in run("verify", root).stdout
+    (report,) = objects(run("recover", root, "--json"))
+    assert report["reason"] == "a writer crashed"
+    assert report["closed"] is True
+    assert not (root / "abort").exists()
+    assert report["end"] >= acknowledged[-1]["physicalOffset"] + acknowledged[-1]["size"]
+    there = {(m["topic"], m["queueId"], m["queueOffset"]): m for m in objects(run("dump", root, "--json"))}
+    for put in acknowledged:
+        message = there[(put["topic"], put["queueId"], put["queueOffset"])]
+        assert message["physicalOffset"] == put["physicalOffset"]
+        assert message["body"] == "payload"
+    assert len(objects(run("get", root, "t", "--count", 100_000, "--json"))) == len(there)
+    assert "no fault found" in run("verify", root).stdout
+    text = run("recover", root).stdout
+    assert "found        clean" in text
+    assert "a Java broker can take over" in text
+
+
+def test_two_writers_take_turns(root: Path) -> None:
+    """The second waits as long as it is told, then says who holds the store: exit code 3."""
+    first = start("put", root, "t", "--lines", stdin=subprocess.PIPE)
+    assert first.stdin is not None
+    try:
+        first.stdin.write("one\n")
+        first.stdin.flush()
+        while run("status", root, "--json").stdout.find('"writer": "pid') < 0:
+            assert first.poll() is None
+            time.sleep(0.05)
+        second = start("put", root, "t", "two", "--wait", "200ms")
+        _, words = finish(second, 3)
+        assert f"locked by pid {first.pid}" in words
+        assert len(words.splitlines()) == 1
+        assert len(lines(run("get", root, "t"))) >= 10, "reading waits for nobody"
+        assert "no fault found" in run("verify", root).stdout
+    finally:
+        first.stdin.close()
+        first.stdin = None
+        finish(first)
+    assert lines(run("tail", root, "--count", 1))[0].endswith("|  one")
+
+
+def test_recover_beside_an_attached_writer_says_so(root: Path) -> None:
+    """The other one is between two commits: `abort` stays, and a broker must wait."""
+    code = (
+        "import sys, time; from messagestore.spi import attached_store\n"
+        "with attached_store(sys.argv[1]).writing('query'): pass\n"
+        "print('attached', flush=True); time.sleep(600)\n"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True)
+    try:
+        read_lines(other, 1)
+        assert "a writer is attached and keeps brokers out" in run("status", root).stdout
+        run("put", root, "t", "x")
+        assert "do not start a broker yet" in run("recover", root).stdout
+    finally:
+        other.kill()
+        other.communicate()
+    assert "a Java broker can take over" in run("recover", root).stdout
+
+
+def test_recover_reports_what_it_cut(root: Path) -> None:
+    """Torn bytes behind the end of a store whose writer died."""
+    with MessageStore.open(root) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
+        copy = root.parent / "killed"
+        shutil.copytree(root, copy)
+        end = store.writer.end.physical_offset
+    with open(copy / "commitlog" / ("0" * 20), "r+b") as file:
+        file.seek(end)
+        file.write(b"\0\0\0\x99torn")
+    text = run("recover", copy).stdout
+    assert "found        a writer crashed" in text
+    assert "cut off      5 bytes, kept in " in text or "cut off      8 bytes, kept in " in text
+    assert "walked       11 records from 0 on" in text or "walked       1 record from " in text
+
+
+def test_recover_refuses_damage(root: Path) -> None:
+    """What was proven to be on the disk is never cut: exit code 1, and the place."""
+    with MessageStore.open(root) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
+        store.writer.move_clean()
+        store.put_message(Message("t", b"y", queue_id=0))
+        place = store.put_message(Message("t", b"z", queue_id=1)).physical_offset
+        copy = root.parent / "killed"
+        shutil.copytree(root, copy)
+    flip(copy / "commitlog" / ("0" * 20), place + 88)
+    before = (copy / "commitlog" / ("0" * 20)).read_bytes()
+    assert f"offset {place}: expected BODYCRC" in error("recover", copy, code=1)
+    assert (copy / "commitlog" / ("0" * 20)).read_bytes() == before
+
+
+# ---- tail
+
+
+def test_tail_shows_the_last_in_order(root: Path) -> None:
+    """Over all queues, in the order of the log."""
+
+    def places(*arguments: object) -> list[int]:
+        return [m["physicalOffset"] for m in objects(run("tail", root, *arguments, "--json"))]
+
+    everything = [m["physicalOffset"] for m in objects(run("dump", root, "--json"))]
+    assert places() == everything
+    assert places("--count", 3) == everything[-3:]
+    assert places("--from", "earliest", "--count", 4) == everything[:4]
+    run("put", root, "other", "x", "--count", 15)
+    everything = [m["physicalOffset"] for m in objects(run("dump", root, "--json"))]
+    assert places() == everything[-10:]
+    assert places("t") == everything[:10]
+    assert places("t", "other", "--count", 18) == everything[-18:]
+    assert places("--from", "earliest") == everything
+    assert places("--from", "earliest", "--follow", "--count", 25) == everything
+
+
+def test_tail_of_an_empty_store_is_1(tmp_path: Path) -> None:
+    """Nothing where something was asked for."""
+    MessageStore.open(tmp_path / "store", SMALL).close()
+    assert "no message found" in run("tail", tmp_path / "store", code=1).stderr
+
+
+def wait_until_followed(root: Path, follower: subprocess.Popen[str]) -> None:
+    """Put until the follower shows something: then it has begun."""
+    assert follower.stdout is not None
+    while not select.select([follower.stdout], [], [], 0.2)[0]:
+        assert follower.poll() is None
+        with MessageStore.open(root) as store:
+            store.put_message(Message("begin", b"", queue_id=0))
+
+
+def test_tail_follows_a_live_store(root: Path, follower: subprocess.Popen[str]) -> None:
+    """Puts and batches of other processes, new topics too, each once and in order; Ctrl-C ends it with 0."""
+    wait_until_followed(root, follower)
+    with MessageStore.open(root) as store:
+        for body in bodies(20):
+            store.put_message(Message("t", body, queue_id=1))
+        store.append_batch(columns(bodies(30), topic="new"), BatchRequest(app_id="app", version=0))
+    run("put", root, "t", "the last")
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["body"] != "the last":
+        found += [json.loads(text) for text in read_lines(follower, 1)]
+    follower.send_signal(signal.SIGINT)
+    rest, words = finish(follower, 0)
+    assert (rest, words) == ("", "")
+    assert [m["body"] for m in found if m["topic"] == "t"] == [b.decode() for b in bodies(20)] + ["the last"]
+    late = [m["body"] for m in found if m["topic"] == "new"]
+    assert set(late) <= {b.decode() for b in bodies(30)}, "a topic that is new is looked for once a second"
+    assert len(late) == len(set(late))
+    begun = [m["queueOffset"] for m in found if m["topic"] == "begin"]
+    assert begun == list(range(begun[0], begun[0] + len(begun)))
+
+
+def test_tail_follows_a_topic_that_is_not_there_yet(root: Path) -> None:
+    """It says so, and shows the first message when it comes."""
+    process = start("tail", root, "later", "--follow", "--count", 2)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "not there yet: later\n"
+    run("put", root, "t", "not this")
+    run("put", root, "later", "--lines", given="first\nsecond\n")
+    stdout, _ = finish(process)
+    assert [line.rsplit("|  ")[1] for line in stdout.splitlines()] == ["first", "second"]
+
+
+def test_tail_follows_through_a_killed_writer(root: Path, follower: subprocess.Popen[str], tmp_path: Path) -> None:
+    """The writer dies, the next one recovers and goes on: nothing is shown twice, nothing acknowledged is left out."""
+    wait_until_followed(root, follower)
+    writer = start("put", root, "t", "--queue", 0, "a", "--count", 100_000, "--json")
+    acknowledged = [json.loads(text)["queueOffset"] for text in read_lines(writer, 50)]
+    writer.kill()
+    rest, _ = finish(writer, -signal.SIGKILL)
+    acknowledged += [json.loads(text)["queueOffset"] for text in rest.splitlines() if text.endswith("}")]
+    run("put", root, "t", "--queue", 0, "end")
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["body"] != "end":
+        found += [m for m in map(json.loads, read_lines(follower, 1)) if m["topic"] == "t"]
+    offsets = [m["queueOffset"] for m in found]
+    assert offsets == list(range(5, 5 + len(offsets)))
+    assert set(acknowledged) <= set(offsets)
+
+
+def test_tail_follows_a_broker(root: Path, tmp_path: Path) -> None:
+    """No `spark`, no state: what the queues show. A broker is played by files that are copied into place."""
+    with MessageStore.open(root) as store:
+        for body in bodies(5, start=100):
+            store.put_message(Message("t", body, queue_id=0))
+    after = tmp_path / "after"
+    shutil.copytree(root, after)
+    for path in (root, after):
+        shutil.rmtree(path / "spark")
+        (path / "abort").write_text("4711")
+    units = root / "consumequeue" / "t" / "0" / ("0" * 20)
+    with open(units, "r+b") as file:
+        file.seek(5 * 20)
+        file.write(bytes(5 * 20))
+    process = start("tail", root, "--from", "earliest", "--follow", "--count", 15, "--json")
+    found = read_lines(process, 10)
+    data = (after / "consumequeue" / "t" / "0" / ("0" * 20)).read_bytes()
+    for unit in range(5, 10):
+        with open(units, "r+b") as file:
+            file.seek(unit * 20)
+            file.write(data[unit * 20 : unit * 20 + 20])
+    rest, _ = finish(process)
+    found += rest.splitlines()
+    assert [json.loads(m)["body"] for m in found[10:]] == [b.decode() for b in bodies(5, start=100)]
+    assert not (root / "spark").exists()
+
+
+def test_a_pipe_that_closes_ends_a_command_quietly(tmp_path: Path) -> None:
+    """`messagestore dump ROOT | head -1`."""
+    root = filled(tmp_path / "store", 2000)
+    process = start("dump", root)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, words = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, words) == (0, "")
+
+
+def test_a_terminal_without_utf_8_shows_escapes(root: Path) -> None:
+    """Latin letters only: the rest is escaped rather than an error."""
+    run("put", root, "t", "grüße \u4f60", "--queue", 0)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    stdout, _ = finish(start("get", root, "t", 0, "--offset", 5, env=environment))
+    assert stdout.endswith("|  gr\\xfc\\xdfe \\u4f60\n")
+
+
+def test_reading_leaves_the_store_as_it_is(root: Path) -> None:
+    """Not a byte, not a file, not a time."""
+
+    def state() -> list[tuple[str, bytes, int]]:
+        return [(str(p), p.read_bytes(), p.stat().st_mtime_ns) for p in sorted(root.rglob("*")) if p.is_file()]
+
+    before = state()
+    for arguments in (["status"], ["dump"], ["verify"], ["get", "t"], ["tail"]):
+        run(arguments[0], root, *arguments[1:])
+    assert state() == before
+
+
+def test_the_command_runs_without_spark() -> None:
+    """Neither pyspark nor the data source is imported."""
+    code = "import sys; import pyspark_messagestore.cli; print([m for m in sys.modules if 'spark' in m])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "pyspark_messagestore.datasource" not in found
+    assert "'pyspark'" not in found
+
+
+# ---- words
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (1 << 60, "1048576.0 TiB")],
+)
+def test_sizes(size: int, words: str) -> None:
+    """Units of 1 024."""
+    assert cli_output.size_words(size) == words
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 62, -(1 << 63)])
+def test_times_that_are_none(value: int) -> None:
+    """A record may say anything."""
+    assert cli_output.time_words(value) == str(value)
+
+
+def test_a_body_cut_within_a_character_is_text() -> None:
+    """Not hex because of where the cut fell."""
+    body = "a".encode() + "€".encode() * 100
+    assert cli_output.shown_bytes(body, 10) == "a" + "€" * 9 + "... (301 bytes; --json shows all)"
+    assert cli_output.shown_bytes(b"\xff" + b"a" * 100, 10).startswith("0xff6161")

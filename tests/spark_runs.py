@@ -1,0 +1,94 @@
+"""What the tests of the connector need to run Spark, and to look into stores without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HERE = ROOT / "tests" / "connector" / "spark"
+SESSION = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def why_not() -> str | None:
+    """Why Spark cannot run here, or None."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed (extra `spark`)"
+    java = os.path.join(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
+    if not java:
+        return "no Java found: install a JRE 17 or newer, or set JAVA_HOME"
+    modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=False)
+    if "jdk.incubator.vector" not in modules.stdout:
+        return f"{java} has no module jdk.incubator.vector: a full JRE 17 or newer is needed"
+    return None
+
+
+def environment() -> dict[str, str]:
+    """For this process and for children: Spark's workers are this Python, and find the tests' own modules."""
+    paths = [str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+
+
+def run_job(name: str, *args: object, timeout_s: float = 240, **env: str) -> subprocess.CompletedProcess[str]:
+    """A script of this folder in a process of its own."""
+    return subprocess.run(
+        [sys.executable, str(HERE / name), *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env={**os.environ, **environment(), **env},
+        cwd=ROOT,
+    )
+
+
+def bodies(root: str, topic: str) -> Counter[str]:
+    """The bodies of a topic, read without Spark; each queue must be whole and in order."""
+    from messagestore import MessageStore
+
+    found: Counter[str] = Counter()
+    with MessageStore.open_read_only(root) as store:
+        for queue_id in store.topics().get(topic, []):
+            number = 0
+            for batch in store.read(topic, queue_id, 0):
+                assert batch.column("queue_offset").to_pylist() == list(range(number, number + batch.num_rows))
+                number += batch.num_rows
+                found.update(body.decode() for body in batch.column("body").to_pylist())
+    return found
+
+
+def fill(root: str, count: int, topic: str = "flights", **config: object) -> None:
+    """A store with `count` messages, made without Spark."""
+    import pyarrow as pa
+
+    from messagestore import MessageColumns, MessageStore, StoreConfig
+
+    small = {"mapped_file_size_commit_log": 1 << 22, "max_hash_slot_num": 1000, "max_index_num": 4000, **config}
+    with MessageStore.open(root, StoreConfig(**small)) as store:
+        store.create_topic(topic, 4)
+        batch = pa.record_batch(
+            {
+                "body": [f"{i}" for i in range(count)],
+                "keys": [[f"k{i % 17}"] for i in range(count)],
+                "queue_id": pa.array([i % 4 for i in range(count)], pa.int32()),
+            }
+        )
+        store.append_batch(MessageColumns.from_arrow(batch, topic=topic))
