@@ -28,7 +28,7 @@ $(BIN)/python:
 # The constraints are given through the environment so that they also hold where pip builds a package.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	  $(BIN)/python -m pip install --quiet --no-input --editable '.[dev,compression,spark]'
+	  $(BIN)/python -m pip install --quiet --no-input --editable '.[dev,compression]'
 	@touch $@
 
 test: setup

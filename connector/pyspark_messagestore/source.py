@@ -97,6 +97,7 @@ class Follower:
         self.refused: StreamOffset | None = None
         self._ends: Queues = {}
         self._visible: Visible | None = None
+        self._quiet: tuple[int, int] | None = None
         self._looked_s = 0.0
         self._queue_ids: dict[str, list[int]] = {}
 
@@ -104,14 +105,17 @@ class Follower:
 
     def ends(self) -> Queues:
         """Queue -> number of the first message that cannot be seen yet. Microseconds when nothing changed."""
+        if self._quiet is not None and self.view.quiet() == self._quiet:
+            return self._ends
         visible = self.view.refresh()
         if visible == self._visible and visible.end is not None:
             return self._ends
+        self._quiet = self.view.quiet() if visible.end is None else None
         now_s = time.monotonic()
-        if visible.end is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S:
+        if visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S:
             self._looked_s = now_s
             self._queue_ids = {topic: self.view.queue_ids(topic) for topic in self.options.subscribe}
-        ends = {(topic, q): self.view.max_offset(topic, q) for topic, ids in self._queue_ids.items() for q in ids}
+        ends = self.view.max_offsets((topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids)
         if ends != self._ends:  # the same object while nothing changed: see StreamReader.latestOffset
             self._ends = ends
         self._visible = self.view.visible

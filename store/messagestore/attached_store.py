@@ -23,13 +23,16 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from messagestore.config import StoreConfig
 from messagestore.errors import ConfigError, StoreError, StoreLockedError
 from messagestore.flush import FlushService
+from messagestore.layout import STATE_POISONED
 from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
 from messagestore.recovery import RecoveryReport, catch_up, recover
+from messagestore.state import StateFile
 from messagestore.store_files import Identity, Paths, StoreFiles, create_identity, make_folders, refuse_foreign_forms
 from messagestore.writer_lock import Attachment, WriterLock, attach
 
@@ -150,15 +153,13 @@ class AttachedStore:
             if self._lock is None:
                 self._lock = WriterLock(self.paths.writer_lock)
             if not self._lock.held:
-                self._lock.acquire(
-                    self.config.lock_timeout_s if timeout_s is None else timeout_s, description=description
-                )
+                self._take_lock(self.config.lock_timeout_s if timeout_s is None else timeout_s, description)
                 if self.writer is None or not catch_up(self.writer):
                     self._recover()
             assert self.writer is not None
             self.writer.check_usable()
             if self.flush is None or not self.flush.alive:
-                self.flush = FlushService(self.writer)
+                self.flush = FlushService(self.writer, self._remember_poison)
         except BaseException:
             if not self._sessions:
                 self._release_lock()
@@ -192,9 +193,33 @@ class AttachedStore:
                 self._drop()
             self._watch()
 
+    def _take_lock(self, timeout_s: float, description: str) -> None:
+        assert self._lock is not None
+        self._lock.acquire(timeout_s, description=description)
+        if self.writer is not None:
+            self.writer.locked = True
+
     def _release_lock(self) -> None:
         if self._lock is not None and self._lock.held:
+            if self.writer is not None:
+                with self.writer.mutex:  # its flush thread goes on, and must not write `state` any more
+                    self.writer.locked = False
             self._lock.release()
+
+    def _remember_poison(self) -> None:
+        """The flush thread failed while the lock was not ours: say so in `state` in turn, through a lock of its own.
+
+        Another writer may have synced its own batch behind what was lost here; the next one writes all of it again.
+        """
+        lock = WriterLock(self.paths.writer_lock)
+        try:
+            lock.acquire(self.config.lock_timeout_s, description="a failed sync")
+            file = StateFile(self.disk, self.paths.state)
+            state = file.read()
+            if state is not None and not state.poisoned:
+                file.write(replace(state, counter=state.counter + 1, flags=state.flags | STATE_POISONED))
+        finally:
+            lock.close()
 
     # ---- going away
 
@@ -243,7 +268,7 @@ class AttachedStore:
             return
         if not lock.held:
             try:
-                lock.acquire(_BRIEFLY_S, description="detach")
+                self._take_lock(_BRIEFLY_S, "detach")
             except StoreLockedError:
                 return  # whoever holds it is attached, and tidies up after itself
             if not catch_up(writer):
@@ -266,13 +291,13 @@ class AttachedStore:
         if self.writer is not None:
             self.writer.files.close()
             self.writer = None
+        if self._attachment is not None:  # before the lock: who gets it next must not find us attached
+            self._attachment.detach()
+            self._attachment = None
         if self._lock is not None:
             self._release_lock()
             self._lock.close()
             self._lock = None
-        if self._attachment is not None:
-            self._attachment.detach()
-            self._attachment = None
 
 
 def _detach_all() -> None:

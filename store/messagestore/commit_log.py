@@ -255,6 +255,10 @@ class CommitLog:
         ]
         return SyncPlan(self.disk, folders, files)
 
+    def note_names(self) -> None:
+        """Another writer may have made segments: their names are synced with the next flush."""
+        self._created = True
+
     def sync(self, start: int, end: int) -> None:
         """Make everything in `start..end` durable: the folder if a segment was made, then each segment once."""
         self.sync_plan(start, end).run()

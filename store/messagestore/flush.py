@@ -8,8 +8,10 @@ everything every `flushCommitLogThoroughInterval`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 
 from messagestore.errors import StoreError
 from messagestore.log_writer import LogWriter
@@ -22,11 +24,18 @@ _STOP_TIMEOUT_S = 30.0
 class FlushService:
     """The flush thread of one writer.
 
+    Parameters
+    ----------
+    writer : LogWriter
+    remember_poison : callable
+        Called when a flush failed while the writer lock was not held.
+
     Threads: `wait` and `wake` from any thread, not while holding the writer's mutex.
     """
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: LogWriter, remember_poison: Callable[[], None] = lambda: None) -> None:
         self.writer = writer
+        self._remember_poison = remember_poison
         self._changed = threading.Condition()
         self._requested = 0
         self._flushed = writer.synced_end
@@ -97,6 +106,9 @@ class FlushService:
             except (StoreError, OSError) as error:
                 self.writer.poison(f"the flush thread failed ({error})")
                 self._wake_all()
+                if not self.writer.locked:
+                    with contextlib.suppress(StoreError, OSError):  # the disk is failing
+                        self._remember_poison()
                 return
             except BaseException as error:
                 self.writer.poison_reason = f"the flush thread died ({error!r})"

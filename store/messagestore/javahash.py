@@ -225,9 +225,9 @@ def index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.abs(hashes) & np.int32(0x7FFFFFFF)
 
 
-def queue_of_hash(hashes: NDArray[np.int32], queue_count: int) -> NDArray[np.int32]:
-    """The queue of each sharding key's hash: abs, 0 for -2147483648, modulo the number of queues."""
-    return index_hashes(hashes) % np.int32(queue_count)
+def queue_of_hash(hashes: NDArray[np.int32], queue_count: int | np.int32 | NDArray[np.int32]) -> NDArray[np.int32]:
+    """The queue of each sharding key's hash: abs, 0 for -2147483648, modulo the number of queues (one, or one a row)."""
+    return index_hashes(hashes) % np.asarray(queue_count, np.int32)
 
 
 def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -87,6 +87,8 @@ class LogWriter:
     def __init__(self, files: StoreFiles, state: State, end: LogEnd, journal: BatchJournal) -> None:
         self.files = files
         self.pid = os.getpid()
+        self.locked = True
+        """Whether the writer lock is held: `state` is written under it only."""
         self.log = files.commit_log
         self.journal = journal
         self.dispatcher = Dispatcher(files)
@@ -125,7 +127,7 @@ class LogWriter:
     def poison(self, reason: str) -> StorePoisonedError:
         """Stop all writing; say so in `state` as far as that works; the error to raise."""
         self.poison_reason = self.poison_reason or reason
-        if not self.state.poisoned:
+        if not self.state.poisoned and self.locked:
             with contextlib.suppress(
                 OSError
             ):  # the disk is failing; what is in flight makes the next writer recover as well
@@ -152,10 +154,16 @@ class LogWriter:
         A broker that finds it rebuilds what is missing; without it, it trusts what it finds.
         """
         files = self.files
-        if not files.abort_is_ours:
+        if files.abort_is_ours:
+            return
+        try:
             files.disk.replace(
                 files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
             )
+        except OSError as error:
+            if files.abort_is_ours:  # it is there, and may not be there after a power cut
+                raise self.poison(f"a sync failed ({error})") from error
+            raise
 
     def begin(self, physical_offset: int, flush_disk_type: str) -> None:
         """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be
@@ -195,7 +203,7 @@ class LogWriter:
     def checked_queue_end(self, topic: str, queue_id: int) -> int:
         """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
         queue = self.files.queue(topic, queue_id)
-        offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset)
+        offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset, crc=False)
         if queue.end(hint=offset) > offset:
             queue.truncate(offset)
         return offset
@@ -218,7 +226,7 @@ class LogWriter:
         StoreFullError
             Nothing of it is in the log.
         """
-        with self.mutex:
+        with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
@@ -247,7 +255,7 @@ class LogWriter:
 
         The first eight bytes are written last, so a kill leaves all of it or nothing.
         """
-        with self.mutex:
+        with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
@@ -316,6 +324,21 @@ class LogWriter:
         except OSError as error:
             raise self.poison(f"an append failed and could not be undone ({error})") from error
 
+    @contextlib.contextmanager
+    def unbroken(self, what: str, *, failures: bool = False) -> Iterator[None]:
+        """An interrupt in here, and with `failures` any error, poisons: only recovery can tell what was done."""
+        try:
+            yield
+        except StorePoisonedError:
+            raise
+        except Exception as error:
+            if failures:
+                raise self.poison(f"{what} ({error})") from error
+            raise
+        except BaseException as error:
+            self.poison(f"{what} ({error!r})")
+            raise
+
     # ---- publishing
 
     def sync_to_end(self) -> None:
@@ -376,9 +399,10 @@ class LogWriter:
             if not puts:
                 return
             visible = puts[-1].physical_offset + puts[-1].size
-            self.check_segments(puts[0].physical_offset, visible)
-            self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
-            self.write_state(visible_end=visible, in_flight=visible)
+            with self.unbroken("records are in the log, but could not be published", failures=True):
+                self.check_segments(puts[0].physical_offset, visible)
+                self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
+                self.write_state(visible_end=visible, in_flight=visible)
             self.maybe_move_clean()
 
     def check_segments(self, start: int, end: int) -> None:
@@ -477,26 +501,34 @@ class LogWriter:
         store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))
 
 
-def proven_queue_end(files: StoreFiles, topic: str, queue_id: int, log_end: int, hint: int = 0) -> int:
+def proven_queue_end(
+    files: StoreFiles, topic: str, queue_id: int, log_end: int, hint: int = 0, *, crc: bool = True
+) -> int:
     """Number of the first unit of a queue that the log below `log_end` does not prove.
 
     Units are a prefix of proven ones, then zeros, or what a crashed broker left behind its queue's end.
+
+    Parameters
+    ----------
+    crc : bool
+        The record's CRCs must agree: a broker that crashed may have left a torn one. False where that cannot be: a bit
+        that flipped in a record is damage, to be reported when it is read, and does not make the queue end before it.
     """
     queue = files.queue(topic, queue_id)
     end = queue.end(hint=hint, limit=log_end)
-    if end == 0 or _proves(files, topic, queue_id, end - 1, log_end):
+    if end == 0 or _proves(files, topic, queue_id, end - 1, log_end, crc):
         return end
     low, high = queue.first_file_queue_offset, end - 1
     while low < high:
         middle = (low + high) // 2
-        if _proves(files, topic, queue_id, middle, log_end):
+        if _proves(files, topic, queue_id, middle, log_end, crc):
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log_end: int) -> bool:
+def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log_end: int, crc: bool) -> bool:
     units = files.queue(topic, queue_id).read(queue_offset, 1)
     if not len(units):
         return False
@@ -505,6 +537,10 @@ def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log
         return True  # below the first segment (or filler): nothing can be read back
     if physical_offset + size > log_end:
         return False
+    if not crc:
+        head = files.commit_log.head(physical_offset)
+        wanted = (size, queue_id, queue_offset)
+        return head is not None and tuple(int(head[f]) for f in ("total_size", "queue_id", "queue_offset")) == wanted
     data = files.commit_log.record_bytes(physical_offset)
     if data is None or len(data) != size:
         return False

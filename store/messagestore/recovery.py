@@ -142,6 +142,9 @@ class _Recovery:
         end = self._anchored(state)
         if end is None or any(self.log.read(state.clean_end, 8)):
             return None
+        times = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
+        if {times.physic_timestamp_ms, times.logics_timestamp_ms} != {end.last_store_timestamp_ms}:
+            return None  # a broker wrote: it may have cut the log below C first, and never zeroes
         later = [s for s in self.log.files.offsets if s > state.clean_end]
         return None if any(any(self.log.read(s, 8)) for s in later) else end
 
@@ -211,7 +214,7 @@ class _Recovery:
         last_position, last_size = 0, 0
         for topic, queue_ids in self.files.queue_names().items():
             for queue_id in queue_ids:
-                end = proven_queue_end(self.files, topic, queue_id, self.log.files.max_offset)
+                end = proven_queue_end(self.files, topic, queue_id, self.log.files.max_offset, crc=False)
                 if end:
                     unit = self.files.queue(topic, queue_id).read(end - 1, 1)[0]
                     if int(unit["physical_offset"]) >= max(last_position, self.log.min_offset):
@@ -364,7 +367,7 @@ class _Recovery:
         queue = self.files.queue(topic, queue_id)
         end = walk.next_offsets.get((topic, queue_id))
         if end is None:
-            end = proven_queue_end(self.files, topic, queue_id, walk.end.physical_offset)
+            end = proven_queue_end(self.files, topic, queue_id, walk.end.physical_offset, crc=False)
         before = len(queue.dirty), queue.files.offsets.copy()
         queue.truncate(end)
         if (len(queue.dirty), queue.files.offsets) == before:
@@ -452,6 +455,11 @@ def catch_up(writer: LogWriter) -> bool:
 
     Follows record heads from the cached end to V; a BATCH record gives its E: jump.
     """
+    with writer.mutex:  # the flush thread may be at work
+        return _catch_up(writer)
+
+
+def _catch_up(writer: LogWriter) -> bool:
     files, log = writer.files, writer.log
     state = files.state_file.read()
     if state is None or state.in_flight != NOTHING_IN_FLIGHT or state.poisoned or writer.poison_reason is not None:
@@ -460,8 +468,10 @@ def catch_up(writer: LogWriter) -> bool:
         return False
     if state.counter == writer.state.counter:
         return not any(log.read(writer.end.physical_offset, 8))
+    files.others_wrote |= state.clean_end < state.visible_end
     files.forget_queues()
     log.load()
+    log.note_names()
     if files.index is not None:
         files.index.load()
     files.topics.load()

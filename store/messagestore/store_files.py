@@ -159,6 +159,8 @@ class StoreFiles:
         self.state_file = StateFile(disk, paths.state)
         self._queues: OrderedDict[tuple[str, int], ConsumeQueue] = OrderedDict()
         self._written: dict[tuple[str, int], ConsumeQueue] = {}
+        self.others_wrote = False
+        """Another process wrote queues and index above the clean end: what it did not sync is not known here."""
 
     @property
     def store_id(self) -> str:
@@ -232,7 +234,7 @@ class StoreFiles:
     def sync_derived(self) -> None:
         """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""
         dirty = sum(len(queue.dirty) + len(queue.dirty_folders) for queue in self._written.values())
-        if dirty > _MANY_FILES:
+        if dirty > _MANY_FILES or self.others_wrote:
             self.disk.syncfs(self.disk.open(self.paths.identity))
             for queue in self._written.values():
                 queue.mark_synced()
@@ -244,6 +246,7 @@ class StoreFiles:
             if self.disk.is_folder(folder):
                 self.disk.fsync_dir(folder)
         self._written.clear()
+        self.others_wrote = False
 
     def read_abort(self) -> str | None:
         """Content of `abort`, None when it is absent."""

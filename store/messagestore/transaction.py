@@ -119,6 +119,8 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         writer.finish()
         known = _check_journal(writer, source, request)
         if known is not None:
+            if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
+                writer.sync_to_end()  # it was appended in ASYNC_FLUSH, and is acknowledged as synced now
             return known
         plan = BatchPlan(writer, source, request)
         _check_space(writer, plan)
@@ -135,8 +137,9 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         except BaseException as error:
             writer.poison(f"an append was interrupted ({error!r})")
             raise
-        _commit(writer, plan, head, request)
-        _publish(writer, plan, timestamp_ms)
+        with writer.unbroken("a batch could not be published", failures=True):
+            _commit(writer, plan, head, request)
+            _publish(writer, plan, timestamp_ms)
         return BatchResult(
             APPENDED,
             plan.batch.physical_offset,
@@ -185,8 +188,8 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
 
 def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
     """An entry counts only if its BATCH record is read back, or lies below the first segment."""
-    for entry in (writer.journal.find(app_id, version), writer.journal.last(app_id)):
-        if entry is not None and not batch_is_there(writer, app_id, entry):
+    for find in (lambda: writer.journal.find(app_id, version), lambda: writer.journal.last(app_id)):
+        while (entry := find()) is not None and not batch_is_there(writer, app_id, entry):
             writer.journal.drop(app_id, entry.version)
 
 
@@ -301,11 +304,7 @@ def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchReque
         raise writer.poison(f"the head of a BATCH record could not be written ({error})") from error
     if sync:
         writer.sync_log(plan.batch.end, segment=start)
-    replaced = writer.log.replaced(start, plan.batch.end)
-    if replaced is not None:
-        raise writer.poison(
-            f"{replaced} was deleted or replaced while it was written (a broker started on this store?)"
-        )
+    writer.check_segments(start, plan.batch.end)
 
 
 def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:

@@ -111,7 +111,7 @@ class _Verifier:
         report.start = self.log.min_offset
         report.end = self._walk(report.start, rules.limit)
         whole = report.end >= rules.limit
-        if rules.abort is None and whole:
+        if rules.abort is None and rules.all_units and whole:
             self._walk_behind()
         if rules.zeros_behind and whole:
             self._check_zeros()

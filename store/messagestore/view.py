@@ -11,7 +11,7 @@ A V that was written in another boot counts only up to C, until a writer has rec
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ class Visible:
     end : int | None
         Physical offset; None: what the queues show (a broker's store).
     counter : int
-        `state`'s counter at that moment; -1 under a broker's rules.
+        `state`'s counter at that moment; -1 without one.
     clean_end : int
         C: what survives a power cut.
     """
@@ -107,7 +107,8 @@ class StoreView:
         if files.identity is None:
             files.identity = Identity.read(files.disk, files.paths.identity)
         if not files.abort_is_ours:
-            self.visible = Visible(None, -1, 0)
+            state = files.state_file.read()
+            self.visible = Visible(None, state.counter if state is not None else -1, 0)
         else:
             state = files.state_file.read()
             if state is None:
@@ -129,6 +130,18 @@ class StoreView:
                 self._ends.clear()  # a writer of ours took over: what was taken on trust is clamped now
             self._seen = self.visible
         return self.visible
+
+    def quiet(self) -> tuple[int, int] | None:
+        """A token that is another one after any writer was at work; None while one may be.
+
+        Every writer makes `abort` before its first byte, which changes the root folder, and one of ours changes `state`.
+        Two system calls; take it before what it stands for is read.
+        """
+        files = self.files
+        if files.read_abort() is not None:
+            return None
+        state = files.state_file.read()
+        return os.stat(files.paths.root).st_mtime_ns, -1 if state is None else state.counter
 
     # ---- queues
 
@@ -175,12 +188,28 @@ class StoreView:
         self._ends[key] = end
         return end
 
+    def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The max offsets of many queues at one moment: of a Spark batch all of them show everything, or nothing.
+
+        Under a broker's rules the queues are read one after the other; a writer of ours that came meanwhile, or came and
+        went, shows in `abort` or in `state`'s counter: they are read again.
+        """
+        keys = list(queues)
+        while True:
+            visible = self.refresh()
+            ends = {key: self.max_offset(*key) for key in keys}
+            if self.visible == visible and (visible.end is not None or self.refresh() == visible):
+                return ends
+
     def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
+        if (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
+            return hint  # nothing came: one read
         log = self.files.commit_log
-        end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint)
+        torn = self.files.read_abort() is not None  # a broker that crashed may have left a torn record
+        end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
         if end <= hint:
             log.load()  # a new segment may be there
-            end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint)
+            end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
         return end
 
     def min_offset(self, topic: str, queue_id: int) -> int:

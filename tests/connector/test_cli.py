@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 from messagestore import BatchRequest, Message, MessageStore
 from pyspark_messagestore import cli_output
 from pyspark_messagestore.cli import app
-from small import SMALL, bodies, columns, filled
+from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
 CONFIG = "mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxHashSlotNum=64\nmaxIndexNum=200\n"
 TIMEOUT_S = 60
@@ -57,7 +57,7 @@ def error(*arguments: object, code: int) -> str:
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Start a command as a process of its own."""
     command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **{"text": True, **options})
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
@@ -376,7 +376,7 @@ def test_status_of_a_closed_store(root: Path) -> None:
         "left      closed cleanly",
         "1 segment of 16.0 KiB",
         "messages  10 in 1 topic",
-        "t              10  0: 0-5  1: 0-5",
+        "t            10  0: 0-5  1: 0-5",
     ):
         assert words in text
     (found,) = objects(run("status", root, "--json"))
@@ -429,6 +429,7 @@ def test_status_of_a_broker_store(root: Path) -> None:
             assert len(lines(run("get", root, "t"))) == 10
             assert len(lines(run("dump", root))) == 10
             assert len(lines(run("tail", root))) == 10
+            assert not (root / "spark").exists()
             assert f"pid {broker}" in error("put", root, "t", "x", code=3)
             assert f"pid {broker}" in error("recover", root, code=3)
         finally:
@@ -439,7 +440,6 @@ def test_status_of_a_broker_store(root: Path) -> None:
     text = run("status", root).stdout
     assert "by a broker that was killed" in text
     assert "none: this project has not written it" in text
-    assert sorted(path.name for path in root.iterdir() if path.name == "spark") == []
 
 
 def test_status_shows_what_it_can(root: Path) -> None:
@@ -447,7 +447,7 @@ def test_status_shows_what_it_can(root: Path) -> None:
     os.truncate(root / "consumequeue" / "t" / "1" / ("0" * 20), 33)
     result = run("status", root, code=1)
     assert "messages  5 in 1 topic" in result.stdout
-    assert "a multiple of 20 bytes" in result.stderr
+    assert "expected a file of 320 bytes, found 33 bytes" in result.stderr
 
 
 # ---- verify
@@ -576,8 +576,8 @@ def test_recover_reports_what_it_cut(root: Path) -> None:
         file.write(b"\0\0\0\x99torn")
     text = run("recover", copy).stdout
     assert "found        a writer crashed" in text
-    assert "cut off      5 bytes, kept in " in text or "cut off      8 bytes, kept in " in text
-    assert "walked       11 records from 0 on" in text or "walked       1 record from " in text
+    assert "walked       1 record from " in text
+    assert "cut off      5 bytes, kept in " in text
 
 
 def test_recover_refuses_damage(root: Path) -> None:
@@ -711,7 +711,7 @@ def test_tail_follows_a_broker(root: Path, tmp_path: Path) -> None:
 
 def test_a_pipe_that_closes_ends_a_command_quietly(tmp_path: Path) -> None:
     """`messagestore dump ROOT | head -1`."""
-    root = filled(tmp_path / "store", 2000)
+    root = filled(tmp_path / "store", 2000, SMALL_ASYNC)
     process = start("dump", root)
     assert process.stdout is not None
     process.stdout.readline()
@@ -724,9 +724,9 @@ def test_a_pipe_that_closes_ends_a_command_quietly(tmp_path: Path) -> None:
 def test_a_terminal_without_utf_8_shows_escapes(root: Path) -> None:
     """Latin letters only: the rest is escaped rather than an error."""
     run("put", root, "t", "grüße \u4f60", "--queue", 0)
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    stdout, _ = finish(start("get", root, "t", 0, "--offset", 5, env=environment))
-    assert stdout.endswith("|  gr\\xfc\\xdfe \\u4f60\n")
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    stdout, _ = finish(start("get", root, "t", 0, "--offset", 5, env=environment, encoding="latin-1"))
+    assert stdout.endswith("|  grüße \\u4f60\n")
 
 
 def test_reading_leaves_the_store_as_it_is(root: Path) -> None:
@@ -769,6 +769,6 @@ def test_times_that_are_none(value: int) -> None:
 
 def test_a_body_cut_within_a_character_is_text() -> None:
     """Not hex because of where the cut fell."""
-    body = "a".encode() + "€".encode() * 100
+    body = b"a" + "€".encode() * 100
     assert cli_output.shown_bytes(body, 10) == "a" + "€" * 9 + "... (301 bytes; --json shows all)"
     assert cli_output.shown_bytes(b"\xff" + b"a" * 100, 10).startswith("0xff6161")

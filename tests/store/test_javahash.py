@@ -44,7 +44,10 @@ def test_the_smallest_hash_has_no_abs() -> None:
     assert javahash.java_hash("orders#d1kjgwz") == -(2**31)
     assert javahash.index_hash("orders", "d1kjgwz") == 0
     assert javahash.index_hashes(np.array([-(2**31), -5, 7], np.int32)).tolist() == [0, 5, 7]
-    assert javahash.queue_of_hash(np.array([-(2**31), -5, 7], np.int32), 4).tolist() == [0, 1, 3]
+    hashes = np.array([-(2**31), -5, 7], np.int32)
+    assert javahash.queue_of_hash(hashes, 4).tolist() == [0, 1, 3]
+    assert javahash.queue_of_hash(hashes, np.array([1, 2, 3], np.int32)).tolist() == [0, 1, 1]
+    assert javahash.queue_of_hash(hashes, 4).dtype == np.int32
 
 
 @given(strategies.any_text)

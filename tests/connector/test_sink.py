@@ -1,0 +1,255 @@
+"""The sink without Spark: tasks, commit and abort called as Spark calls them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from messagestore import (
+    BatchConflictError,
+    ChecksumError,
+    ConfigError,
+    CorruptionError,
+    LostBatchesError,
+    MessageIllegalError,
+    MessageStore,
+    NotAStoreError,
+    VersionRegressionError,
+)
+from messagestore.spi import attached_store
+from pyspark_messagestore import sink as sink_module
+from pyspark_messagestore.columns import prepare
+from pyspark_messagestore.options import sink_options
+from pyspark_messagestore.sink import BatchWriter, MessageStoreSink, Sink, StreamWriter, gathered
+
+KINDS = [("body", "string"), ("keys", "array<string>")]
+
+
+@pytest.fixture
+def root(tmp_path: Path):
+    path = tmp_path / "store"
+    yield str(path)
+    attached_store(path).detach()
+
+
+@pytest.fixture
+def context(monkeypatch):
+    """Spark's TaskContext, as the sink sees it."""
+    state = SimpleNamespace(partition=0, properties={"sql.streaming.queryId": "q1", "streaming.sql.batchId": "0"})
+    task = SimpleNamespace(partitionId=lambda: state.partition, getLocalProperty=lambda name: state.properties.get(name))
+    monkeypatch.setattr(sink_module.TaskContext, "get", staticmethod(lambda: task))
+    return state
+
+
+def planned(root: str, **options: str) -> Sink:
+    small = Path(root).parent / "small.properties"
+    small.write_text("mappedFileSizeCommitLog=65536\nmaxHashSlotNum=100\nmaxIndexNum=400\n")
+    parsed = sink_options({"path": root, "topic": "t", "storeConfig": str(small), **options})
+    return Sink.plan(parsed, prepare(KINDS, "t"))
+
+
+def rows(*bodies: str) -> pa.RecordBatch:
+    return pa.record_batch({"body": list(bodies), "keys": pa.array([[b] for b in bodies], pa.list_(pa.string()))})
+
+
+def staged(sink: Sink, context, batch_id: int, *partitions: pa.RecordBatch) -> list:
+    """What the tasks of a micro-batch leave, as it arrives at the driver."""
+    context.properties["streaming.sql.batchId"] = str(batch_id)
+    messages = []
+    for partition, batch in enumerate(partitions):
+        context.partition = partition
+        messages.append(pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sink)).stage(iter([batch])))))
+    return messages
+
+
+def contents(root: str) -> list[str]:
+    with MessageStore.open_read_only(root) as store:
+        found = []
+        for queue_id in store.topics().get("t", []):
+            for batch in store.read("t", queue_id, 0, columns=["body"]):
+                found += [body.decode() for body in batch.column("body").to_pylist()]
+        return sorted(found)
+
+
+def left(root: str) -> list[str]:
+    return os.listdir(Path(root) / "spark" / "staging")
+
+
+def test_a_batch_and_its_replay(root, context) -> None:
+    """The same rows in other partitions are known; nothing is written twice, and staging is empty afterwards."""
+    writer = StreamWriter(planned(root))
+    writer.commit(staged(writer.sink, context, 0, rows("a", "b"), rows("c")), 0)
+    assert contents(root) == ["a", "b", "c"]
+    writer.commit(staged(writer.sink, context, 0, rows("c", "a"), rows("b"), rows()), 0)
+    assert contents(root) == ["a", "b", "c"]
+    assert left(root) == []
+
+
+def test_other_rows_under_a_known_batch(root, context) -> None:
+    writer = StreamWriter(planned(root))
+    writer.commit(staged(writer.sink, context, 0, rows("a")), 0)
+    with pytest.raises(BatchConflictError):
+        writer.commit(staged(writer.sink, context, 0, rows("b")), 0)
+    skipping = StreamWriter(planned(root, onReplayMismatch="skip"))
+    skipping.commit(staged(skipping.sink, context, 0, rows("b")), 0)
+    assert contents(root) == ["a"]
+
+
+def test_older_and_missing_batches(root, context) -> None:
+    """Spark's batch ids are consecutive: a gap and a step back are errors, unless the user says otherwise."""
+    writer = StreamWriter(planned(root))
+    writer.commit(staged(writer.sink, context, 5, rows("a")), 5)
+    with pytest.raises(VersionRegressionError):
+        writer.commit(staged(writer.sink, context, 3, rows("b")), 3)
+    with pytest.raises(LostBatchesError):
+        writer.commit(staged(writer.sink, context, 8, rows("c")), 8)
+    lenient = StreamWriter(planned(root, onLostBatches="continue", onVersionRegression="skip"))
+    lenient.commit(staged(lenient.sink, context, 3, rows("b")), 3)
+    lenient.commit(staged(lenient.sink, context, 8, rows("c")), 8)
+    assert contents(root) == ["a", "c"]
+
+
+def test_an_empty_batch_is_remembered(root, context) -> None:
+    """No rows, no staging file, but a BATCH record: the next batch is not taken for a gap."""
+    writer = StreamWriter(planned(root))
+    for batch_id in range(3):
+        messages = staged(writer.sink, context, batch_id, rows())
+        assert messages[0].path == ""
+        writer.commit(messages, batch_id)
+    assert contents(root) == []
+
+
+def test_abort_after_a_commit_that_went_through(root, context) -> None:
+    """Spark calls abort after a commit that died behind its commit point; what is in the log stays."""
+    writer = StreamWriter(planned(root))
+    messages = staged(writer.sink, context, 0, rows("a"))
+    writer.commit(messages, 0)
+    StreamWriter(planned(root)).abort([*messages, None], 0)
+    assert contents(root) == ["a"]
+
+
+def test_abort_deletes_what_was_staged(root, context) -> None:
+    writer = StreamWriter(planned(root))
+    messages = staged(writer.sink, context, 0, rows("a"), rows("b"))
+    assert len(left(root)) == 2
+    writer.abort([messages[0], None], 0)
+    writer.abort([*messages], 0)
+    writer.abort([None], 0)
+    assert left(root) == []
+    assert contents(root) == []
+
+
+def test_orphans_are_swept(root, context) -> None:
+    """What a killed task left goes after stagingTtl; what is young stays."""
+    writer = StreamWriter(planned(root, stagingTtl="1h"))
+    orphans = staged(writer.sink, context, 0, rows("old"), rows("young"))
+    old_s = time.time() - 7200
+    os.utime(orphans[0].path, (old_s, old_s))
+    sink_module._last_sweep_s.clear()
+    writer.commit(staged(writer.sink, context, 0, rows("a")), 0)
+    assert left(root) == [os.path.basename(orphans[1].path)]
+
+
+@pytest.mark.parametrize("damage", ["gone", "altered", "cut"])
+def test_staging_files_that_are_not_what_was_written(root, context, damage: str) -> None:
+    """Refused before the first byte."""
+    writer = StreamWriter(planned(root))
+    messages = staged(writer.sink, context, 0, rows("a", "b"))
+    path = Path(messages[0].path)
+    if damage == "gone":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data if damage == "altered" else data[:-1])
+    with pytest.raises((CorruptionError, ChecksumError), match=path.name):
+        writer.commit(messages, 0)
+    assert contents(root) == []
+
+
+def test_messages_of_others_are_refused(root, context) -> None:
+    """Of another batch, store or query, twice, or missing."""
+    writer = StreamWriter(planned(root))
+    good = staged(writer.sink, context, 0, rows("a"), rows("b"))
+    for change in ({"batch_id": "1"}, {"store_id": "x"}, {"query_id": "q2"}, {"partition_id": 0}):
+        other = pickle.loads(pickle.dumps(good[1]))
+        for name, value in change.items():
+            setattr(other, name, value)
+        with pytest.raises(CorruptionError):
+            writer.commit([good[0], other], 0)
+    with pytest.raises(CorruptionError, match="1 tasks left no message"):
+        writer.commit([good[0], None], 0)
+    assert contents(root) == []
+
+
+def test_a_bad_row_is_named(root, context) -> None:
+    """Partition and row; no file is left, and nothing is in the log."""
+    sink = planned(root, maxMessageSize="100")
+    context.partition = 3
+    with pytest.raises(MessageIllegalError, match="partition 3, row 70001: body") as caught:
+        sink.stage(iter([rows(*["x"] * 40_000), rows(*["x"] * 30_001, "y" * 101)]))
+    assert str(caught.value).endswith("nothing of this batch was written")
+    assert left(root) == []
+
+
+def test_a_task_that_sees_another_store(root, context) -> None:
+    """Each host must see the driver's disk."""
+    sink = planned(root)
+    elsewhere = Sink(sink.options, sink.config, sink.mapping, "0" * 32)
+    with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
+        elsewhere.stage(iter([rows("a")]))
+
+
+def test_batch_writes(root, context) -> None:
+    """Without an app id: no exactly-once, and refused in foreachBatch; with one, known again."""
+    context.properties = {}
+    BatchWriter(planned(root)).commit(staged_batch(planned(root), context, rows("a")))
+    BatchWriter(planned(root)).commit(staged_batch(planned(root), context, rows("a")))
+    assert contents(root) == ["a", "a"]
+    for _ in range(2):
+        sink = planned(root, txnAppId="app", txnVersion="7")
+        BatchWriter(sink).commit(staged_batch(sink, context, rows("b")))
+    assert contents(root) == ["a", "a", "b"]
+    context.properties = {"sql.streaming.queryId": "q"}
+    with pytest.raises(ConfigError, match="option txnAppId: is missing in foreachBatch"):
+        BatchWriter(planned(root)).write(iter([rows("c")]))
+
+
+def staged_batch(sink: Sink, context, batch: pa.RecordBatch) -> list:
+    context.partition = 0
+    return [BatchWriter(sink).write(iter([batch]))]
+
+
+def test_topics_and_queues(root, context) -> None:
+    """A topic is made with writeQueueNums queues; not without autoCreateTopic."""
+    strict = StreamWriter(planned(root, autoCreateTopic="false"))
+    with pytest.raises(MessageIllegalError, match="autoCreateTopic"):
+        strict.commit(staged(strict.sink, context, 0, rows("a")), 0)
+    wide = StreamWriter(planned(root, writeQueueNums="3"))
+    wide.commit(staged(wide.sink, context, 0, rows(*map(str, range(50)))), 0)
+    with MessageStore.open_read_only(root) as store:
+        assert store.topics()["t"] == [0, 1, 2]
+
+
+def test_batches_are_gathered() -> None:
+    """Spark's batches of 10 000 rows go into chunks of about 64k; empty ones vanish."""
+    sizes = [10_000] * 20 + [0] + [5]
+    parts = list(gathered(iter([pa.record_batch({"a": pa.nulls(n, pa.int8())}) for n in sizes])))
+    assert [part.num_rows for part in parts] == [60_000, 60_000, 60_000, 20_005]
+    assert list(gathered(iter([]))) == []
+
+
+def test_the_foreach_batch_sink_can_be_sent(root) -> None:
+    """On Connect it is pickled; options are taken in either spelling."""
+    made = pickle.loads(pickle.dumps(MessageStoreSink(root, app_id="a", flush_disk_type="ASYNC_FLUSH", autoCreateTopic=True)))
+    assert made.options == {"flushDiskType": "ASYNC_FLUSH", "autoCreateTopic": "true"}
+    with pytest.raises(ConfigError, match="app_id"):
+        MessageStoreSink(root, app_id="")

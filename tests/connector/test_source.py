@@ -1,0 +1,240 @@
+"""The source without Spark: offsets, ranges and rows asked for as Spark asks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from messagestore import (
+    ConfigError,
+    MessageColumns,
+    MessageStore,
+    NotAStoreError,
+    OffsetOutOfRangeError,
+    StoreConfig,
+    StoreWentBackwardsError,
+    UnknownTopicError,
+)
+from pyspark_messagestore.options import source_options
+from pyspark_messagestore.schema import Projection
+from pyspark_messagestore.source import BatchReader, StreamReader
+
+SMALL = StoreConfig(mapped_file_size_commit_log=1 << 16, max_hash_slot_num=100, max_index_num=400)
+BODY = Projection.of(StructType().add("queueId", "integer").add("queueOffset", "long").add("body", "binary"))
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    path = str(tmp_path / "store")
+    add(path, 100)
+    return path
+
+
+def add(root: str, count: int, topic: str = "t", queues: int = 4, size: int = 10) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic(topic, queues)
+        batch = pa.record_batch(
+            {
+                "body": [f"{i}".ljust(size) for i in range(count)],
+                "queue_id": pa.array([i % queues for i in range(count)], pa.int32()),
+            }
+        )
+        store.append_batch(MessageColumns.from_arrow(batch, topic=topic))
+
+
+def stream(root: str, **options: str) -> StreamReader:
+    return StreamReader(source_options({"path": root, "subscribe": "t", **options}), BODY)
+
+
+def again(offset: dict) -> dict:
+    """As it comes back from Spark."""
+    return json.loads(json.dumps(offset))
+
+
+def rows(reader, partitions) -> list[tuple[int, int]]:
+    found = []
+    for partition in partitions:
+        copy = pickle.loads(pickle.dumps(reader))
+        for batch in copy.read(pickle.loads(pickle.dumps(partition))):
+            found += zip(batch["queueId"].to_pylist(), batch["queueOffset"].to_pylist(), strict=True)
+    return found
+
+
+def test_from_the_beginning_to_the_end(root) -> None:
+    """Each message once, in order per queue; then nothing new, and the same text."""
+    reader = stream(root, startingOffsets="earliest")
+    start = again(reader.initialOffset())
+    end = again(reader.latestOffset(start, ALL))
+    found = rows(reader, reader.partitions(start, end))
+    assert found == [(q, n) for q in range(4) for n in range(25)]
+    assert json.dumps(reader.latestOffset(end, ALL)) == json.dumps(end)
+    assert reader.partitions(end, end) == []
+
+
+def test_what_comes_later_is_found(root) -> None:
+    """New messages, and a queue that had none before, begin where the last batch ended."""
+    reader = stream(root)
+    start = again(reader.initialOffset())
+    assert reader.latestOffset(start, ALL) == start
+    add(root, 12, queues=4)
+    with MessageStore.open(root, SMALL) as store:
+        batch = pa.record_batch({"body": ["new queue"], "queue_id": pa.array([3], pa.int32())})
+        store.create_topic("u", 8)
+        store.append_batch(MessageColumns.from_arrow(batch, topic="u"))
+    end = again(reader.latestOffset(start, ALL))
+    assert rows(reader, reader.partitions(start, end)) == [(q, n) for q in range(4) for n in range(25, 28)]
+
+
+def test_limits_are_exact(root) -> None:
+    reader = stream(root, startingOffsets="earliest", maxOffsetsPerTrigger="30")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30)
+    offset, sizes = again(reader.initialOffset()), []
+    while True:
+        end = again(reader.latestOffset(offset, limit))
+        if end == offset:
+            break
+        sizes.append(len(rows(reader, reader.partitions(offset, end))))
+        offset = end
+    assert sizes == [30, 30, 30, 10]
+
+
+def test_available_now_ends(root) -> None:
+    """What comes after the query began is left for the next one."""
+    reader = stream(root, startingOffsets="earliest")
+    start = again(reader.initialOffset())
+    reader.prepareForTriggerAvailableNow()
+    add(root, 8)
+    end = again(reader.latestOffset(start, ALL))
+    assert len(rows(reader, reader.partitions(start, end))) == 100
+    assert reader.latestOffset(end, ALL) == end
+
+
+def test_a_restarted_query_goes_on(root) -> None:
+    """The record at the checkpoint is read again and is the same; the same ranges give the same rows."""
+    first = stream(root, startingOffsets="earliest", maxOffsetsPerTrigger="30")
+    start = again(first.initialOffset())
+    end = again(first.latestOffset(start, ReadMaxRows(30)))
+    planned = rows(first, first.partitions(start, end))
+    second = stream(root)
+    assert rows(second, second.partitions(start, end)) == planned
+    add(root, 4)
+    assert len(rows(second, second.partitions(end, second.latestOffset(end, ALL)))) == 74
+
+
+def test_a_store_that_was_made_again(root) -> None:
+    """Another store, or another log under the same id, is never taken for the one that was read."""
+    first = stream(root)
+    start = again(first.initialOffset())
+    shutil.rmtree(root)
+    add(root, 100)
+    with pytest.raises(StoreWentBackwardsError, match="the checkpoint is of store"):
+        stream(root).latestOffset(start, ALL)
+    forged = {**start, "storeId": again(stream(root).initialOffset())["storeId"]}
+    with pytest.raises(StoreWentBackwardsError, match="failOnDataLoss=false"):
+        stream(root).latestOffset(forged, ALL)
+    lenient = stream(root, failOnDataLoss="false")
+    add(root, 8)
+    end = again(lenient.latestOffset(forged, ALL))
+    assert len(rows(lenient, lenient.partitions(forged, end))) >= 8
+
+
+def test_messages_gone_by_retention(root) -> None:
+    """The first segments are deleted: an error that counts what is lost, or a gap."""
+    add(root, 2000, size=100)
+    reader = stream(root, startingOffsets='{"t": {"*": 0}}')
+    start = again(reader.initialOffset())
+    segments = sorted((Path(root) / "commitlog").iterdir())
+    for segment in segments[:2]:
+        segment.unlink()
+    with pytest.raises(OffsetOutOfRangeError, match="messages are gone"):
+        stream(root).latestOffset(start, ALL)
+    lenient = stream(root, failOnDataLoss="false")
+    end = again(lenient.latestOffset(start, ALL))
+    found = rows(lenient, lenient.partitions(start, end))
+    assert 0 < len(found) < 2100
+    assert {q for q, _ in found} == {0, 1, 2, 3}
+
+
+def test_starting_offsets(root) -> None:
+    asked = '{"t": {"0": 20, "1": -2, "*": -1}}'
+    reader = stream(root, startingOffsets=asked)
+    assert reader.initialOffset()["queues"] == {"t": {"0": 20, "1": 0, "2": 25, "3": 25}}
+    for wrong, match in [
+        ('{"t": {"0": 1}}', "queue 1 of t is not listed"),
+        ('{"t": {"9": 1, "*": -1}}', "queue 9 of t is not there"),
+        ('{"u": {"*": -1}}', "topic"),
+    ]:
+        with pytest.raises(ConfigError, match=match):
+            stream(root, startingOffsets=wrong).initialOffset()
+    with pytest.raises(OffsetOutOfRangeError, match="offset 99 was asked for"):
+        stream(root, startingOffsets='{"t": {"*": 99}}').initialOffset()
+    assert stream(root, startingOffsets='{"t": {"*": 99}}', failOnDataLoss="false").initialOffset()["queues"]["t"]["0"] == 25
+
+
+def test_several_topics(root) -> None:
+    add(root, 10, topic="u", queues=2)
+    reader = stream(root, subscribe="t,u", startingOffsets="earliest")
+    start = again(reader.initialOffset())
+    end = again(reader.latestOffset(start, ALL))
+    assert list(end["queues"]) == ["t", "u"]
+    assert len(rows(reader, reader.partitions(start, end))) == 110
+
+
+def test_a_missing_topic_lists_those_there_are(root) -> None:
+    with pytest.raises(UnknownTopicError, match="topic 'x' is not in the store; its topics: .*t"):
+        stream(root, subscribe="x").initialOffset()
+    with pytest.raises(UnknownTopicError):
+        BatchReader(source_options({"path": root, "subscribe": "x"}), BODY).partitions()
+
+
+def test_no_store(tmp_path) -> None:
+    """The source never makes one."""
+    with pytest.raises(NotAStoreError, match="found no message store"):
+        stream(str(tmp_path / "nothing")).initialOffset()
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_batch_reads(root) -> None:
+    reader = BatchReader(source_options({"path": root, "subscribe": "t", "minPartitions": "7"}), BODY)
+    partitions = reader.partitions()
+    assert len(partitions) >= 7
+    assert sorted(rows(reader, partitions)) == [(q, n) for q in range(4) for n in range(25)]
+
+
+def test_a_task_that_sees_another_store(root, tmp_path) -> None:
+    """Each host must see the driver's disk."""
+    reader = BatchReader(source_options({"path": root, "subscribe": "t"}), BODY)
+    partition = reader.partitions()[0]
+    other = str(tmp_path / "other")
+    add(other, 1)
+    moved = BatchReader(source_options({"path": other, "subscribe": "t"}), BODY)
+    with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
+        list(moved.read(partition))
+    absent = BatchReader(source_options({"path": str(tmp_path / "x"), "subscribe": "t"}), BODY)
+    with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
+        list(absent.read(partition))
+
+
+def test_an_idle_query_costs_microseconds(root) -> None:
+    """Spark asks ninety times a second. (Far above the goal of 100 us, so that a busy machine does not fail it.)"""
+    with MessageStore.open(root, SMALL):
+        reader = stream(root)
+        start = again(reader.initialOffset())
+        reader.latestOffset(start, ALL)
+        begin_s = time.perf_counter()
+        for _ in range(100):
+            assert reader.latestOffset(dict(start), ALL) == start
+        assert (time.perf_counter() - begin_s) / 100 < 0.002
