@@ -11,6 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from messagestore.batch_record import SOURCE_NONE, BatchRecord
 from messagestore.mapped_file import Disk
@@ -40,9 +41,13 @@ class BatchJournal:
     ----------
     covered : int
         Queue offset in the BATCH topic up to which batches are taken in.
+    checkpoint_crc : int | None
+        CRC-32 of the store checkpoint's fields as they were when the journal was written. Another one in the file means
+        that a broker has written since. None: not known.
     """
 
     covered: int = 0
+    checkpoint_crc: int | None = None
     apps: dict[str, OrderedDict[int, JournalEntry]] = field(default_factory=dict)
     dropped: list[tuple[str, int]] = field(default_factory=list)
     """(app id, version) of entries whose BATCH record is not in the log any more; for the report."""
@@ -104,7 +109,10 @@ class BatchJournal:
             ]
             for app_id, versions in sorted(self.apps.items())
         }
-        fields = {"formatVersion": FORMAT_VERSION, "covered": self.covered, "apps": apps}
+        fields: dict[str, Any] = {"formatVersion": FORMAT_VERSION, "covered": self.covered}
+        if self.checkpoint_crc is not None:
+            fields["checkpointCrc"] = self.checkpoint_crc
+        fields["apps"] = apps
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
@@ -114,7 +122,8 @@ class BatchJournal:
             fields = json.loads(text)
             if fields["formatVersion"] != FORMAT_VERSION:
                 return cls()
-            journal = cls(covered=int(fields["covered"]))
+            crc = fields.get("checkpointCrc")
+            journal = cls(covered=int(fields["covered"]), checkpoint_crc=None if crc is None else int(crc))
             for app_id, rows in fields["apps"].items():
                 journal.apps[app_id] = OrderedDict(
                     (

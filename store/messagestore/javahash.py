@@ -226,7 +226,7 @@ def index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def queue_of_hash(hashes: NDArray[np.int32], queue_count: int | np.int32 | NDArray[np.int32]) -> NDArray[np.int32]:
-    """The queue of each sharding key's hash: abs, 0 for -2147483648, modulo the number of queues (one, or one a row)."""
+    """The queue of each sharding key's hash: abs, 0 for -2147483648, modulo the queue count (one, or one a row)."""
     return index_hashes(hashes) % np.asarray(queue_count, np.int32)
 
 

@@ -444,8 +444,8 @@ class LogWriter:
             if self.poison_reason is not None:
                 return
             if self.pending:
-                if not self.state.asynchronous:
-                    self.sync_to_end()
+                if self.files.config.flush_disk_type != ASYNC_FLUSH:
+                    self.sync_to_end()  # visible only when durable
                 self.drain()
             if self.state.in_flight != NOTHING_IN_FLIGHT:
                 self.write_state(in_flight=NOTHING_IN_FLIGHT)
@@ -498,6 +498,7 @@ class LogWriter:
             index_timestamp_ms=files.index.end_timestamp_ms if files.index is not None else old.index_timestamp_ms,
             confirm_physical_offset=end.last_position,
         )
+        self.journal.checkpoint_crc = record.crc32(new.to_bytes())
         store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))
 
 

@@ -142,11 +142,17 @@ class _Recovery:
         end = self._anchored(state)
         if end is None or any(self.log.read(state.clean_end, 8)):
             return None
-        times = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
-        if {times.physic_timestamp_ms, times.logics_timestamp_ms} != {end.last_store_timestamp_ms}:
+        if self._checkpoint_is_ours() is not True:
             return None  # a broker wrote: it may have cut the log below C first, and never zeroes
         later = [s for s in self.log.files.offsets if s > state.clean_end]
         return None if any(any(self.log.read(s, 8)) for s in later) else end
+
+    def _checkpoint_is_ours(self) -> bool | None:
+        """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not known."""
+        files = self.files
+        written = BatchJournal.read(files.disk, files.paths.journal).checkpoint_crc
+        found = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
+        return None if written is None else written == record.crc32(found)
 
     def _anchored(self, state: State) -> LogEnd | None:
         """The log's end at C, when the record before it is there as `state` has it."""
@@ -255,8 +261,12 @@ class _Recovery:
         path = self.log.files.path(self.log.segment_of(end))
         ours = self.abort == self.files.abort_token
         expected, found = walk.stop.expected or "a record", walk.stop.found or "none"
-        if state is not None and end < state.clean_end and (ours or self._anchored(state) is not None):
-            raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
+        if state is not None and end < state.clean_end:
+            if ours or (self.abort is None and self._checkpoint_is_ours() is not False):
+                raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
+            self.report.notes.append(
+                f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on there"
+            )
         if not ours or state is None:
             return
         batch = later_sync_batch(self.files, walk.end)

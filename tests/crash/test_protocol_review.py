@@ -531,8 +531,12 @@ def test_11_a_journal_entry_without_its_batch_does_not_count(root: Path, process
     p = process(root)
     assert p.batch(version=1).status == "appended"
     assert p.store.report is not None
-    assert any(repr(APP) in note and "version 1" in note for note in p.store.report.notes)
+    notes = p.store.report.notes
+    assert any(repr(APP) in note and "version 1" in note for note in notes)
+    assert any("a broker cut it" in note for note in notes)
     assert rows_seen(root) == {0: 5, 1: 5}
+    kept, _ = walk(root)
+    assert [r["body"] for r in kept if r["topic"] == "java"] == [b"j0"], "the log cannot be walked through"
 
 
 def test_12_another_partitioning_is_the_same_batch(root: Path) -> None:
@@ -1062,6 +1066,20 @@ def test_n2_rot_in_what_we_closed_is_said_not_cut(root: Path, process: Start, ro
     q = process(root)
     q.batch(version=1, rows=rows)
     assert units(root, f"topic-{APP}", 0)[: len(before)] == before
+
+
+@pytest.mark.parametrize("position", [0, 4, 28])
+def test_n2_a_head_that_rots_in_what_we_closed_is_not_cut(root: Path, process: Start, position: int) -> None:
+    """N2: TOTALSIZE, magic or place of the last record rot after a clean close: refused, and not taken for the log's end."""
+    filled(root, process)
+    last = walk(root)[0][-1]
+    flip(root, last["physical_offset"] + position + 3)
+    before = tree_hash(root)
+    for _ in range(2):
+        with pytest.raises(CorruptionError) as error:
+            reopened(root)
+        assert error.value.physical_offset == last["physical_offset"]
+        assert tree_hash(root) == before
 
 
 def test_n3_a_broker_in_another_pid_namespace(root: Path, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,3 +163,15 @@ def test_async_flag_is_set_by_puts_too(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "s", SMALL.replace(flush_disk_type=ASYNC_FLUSH)) as store:
         store.put_message(Message("t", b"x", queue_id=0))
         assert store.writer.state.asynchronous
+
+
+def test_puts_that_wait_are_synced_before_they_are_visible(tmp_path: Path) -> None:
+    """Also when an ASYNC batch was appended before: a SYNC session's puts are published after their sync only."""
+    disk = TracingDisk()
+    with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
+        store.append_batch(columns(bodies(2)), BatchRequest("app", 0, flush_disk_type=ASYNC_FLUSH))
+        store._attached.flush.stop()  # type: ignore[union-attr]
+        store.put_message(Message("t", b"waits", queue_id=0, wait_store_msg_ok=False))
+        disk.trace.clear()
+        store.append_batch(columns(bodies(2)), BatchRequest("app", 1))
+        assert disk.trace[0] == "sync commitlog"

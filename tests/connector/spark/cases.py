@@ -1,0 +1,179 @@
+"""Bad input, and what the user must be told: run on classic Spark and on Connect.
+
+    python cases.py FOLDER        all of them on Connect; one line of JSON each
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from spark_runs import bodies, fill
+
+Case = Callable[[object, str], None]
+CASES: dict[str, tuple[Case, str]] = {}
+"""Name -> what to do with a session and a store of 100 messages in topic `flights`, and the last line of the error."""
+
+
+def case(expected: str) -> Callable[[Case], Case]:
+    def register(function: Case) -> Case:
+        CASES[function.__name__] = (function, expected)
+        return function
+
+    return register
+
+
+def stream_in(df, root: str, **options: str) -> None:
+    writer = df.writeStream.format("messagestore").option("checkpointLocation", root + "-checkpoint")
+    writer.options(**{"topic": "flights", **options}).trigger(availableNow=True).start(root).awaitTermination()
+
+
+def read(spark, root: str, **options: str):
+    return spark.read.format("messagestore").options(**{"subscribe": "flights", **options}).load(root)
+
+
+def read_stream(spark, root: str, **options: str):
+    given = {"subscribe": "flights", "startingOffsets": "earliest", **options}
+    return spark.readStream.format("messagestore").options(**given).load(root)
+
+
+def write(df, root: str, **options: str) -> None:
+    df.write.format("messagestore").mode("append").options(**{"topic": "flights", **options}).save(root)
+
+
+@case(r"ConfigError: option startingOffset: no such option; did you mean startingOffsets\?")
+def unknown_option(spark, root):
+    read(spark, root, startingOffset="earliest").count()
+
+
+@case(r"ConfigError: option flushDiskType: found 'FAST'; allowed is SYNC_FLUSH or ASYNC_FLUSH")
+def wrong_option(spark, root):
+    write(spark.range(1).selectExpr("'x' body"), root, flushDiskType="FAST")
+
+
+@case(r"ConfigError: option consumerGroup: is not built yet in this release; leave it out")
+def option_to_come(spark, root):
+    read(spark, root, consumerGroup="g").count()
+
+
+@case(r"UnknownTopicError: topic 'fights' is not in the store; its topics: .*flights")
+def missing_topic(spark, root):
+    read(spark, root, subscribe="fights").count()
+
+
+@case(r"UnknownTopicError: topic 'fights' is not in the store; its topics: .*flights")
+def missing_topic_of_a_stream(spark, root):
+    stream_in(read_stream(spark, root, subscribe="fights").select("body"), root, topic="copy")
+
+
+@case(r"ConfigError: column body: found type bigint; allowed is binary or string")
+def wrong_column_type(spark, root):
+    write(spark.range(1).selectExpr("id body"), root)
+
+
+@case(r"ConfigError: column price: no such column; the sink takes .*; drop it, or put it in one")
+def unknown_column(spark, root):
+    write(spark.range(1).selectExpr("'x' body", "1 price"), root)
+
+
+@case(r"MessageIllegalError: partition 1, row 99999: body: .*null.*; nothing of this batch was written")
+def null_body(spark, root):
+    df = spark.range(0, 200_000, 1, 2).selectExpr("if(id = 199999, null, 'x') body", "array('k') keys")
+    write(df, root)
+
+
+@case(r"MessageIllegalError: partition 0, row 12345: body: .*2001.*2000.*; nothing of this batch was written")
+def oversized_body(spark, root):
+    df = spark.range(0, 100_000, 1, 1).selectExpr("if(id = 12345, repeat('x', 2001), 'x') body")
+    write(df, root, maxMessageSize="2000")
+
+
+@case(r"MessageIllegalError: partition 0, row 3: .*key.*; nothing of this batch was written")
+def key_with_a_blank(spark, root):
+    write(spark.range(0, 10, 1, 1).selectExpr("'x' body", "array(if(id = 3, 'a b', 'c')) keys"), root)
+
+
+@case(r"ConfigError: mode overwrite: a message log only grows.*")
+def overwrite(spark, root):
+    df = spark.range(1).selectExpr("'x' body")
+    df.write.format("messagestore").mode("overwrite").option("topic", "flights").save(root)
+
+
+@case(r"ConfigError: outputMode complete: a message log only grows.*")
+def complete_mode(spark, root):
+    df = read_stream(spark, root).groupBy("queueId").count().selectExpr("cast(count as string) body")
+    writer = df.writeStream.format("messagestore").outputMode("complete").option("topic", "counts")
+    writer.option("checkpointLocation", root + "-c").trigger(availableNow=True).start(root).awaitTermination()
+
+
+@case(r"StoreLockedError: .*held by .*broker.*nothing of this batch was written")
+def held_by_a_broker(spark, root):
+    code = (
+        "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); print('held', flush=True);"
+        "time.sleep(120)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, root + "/lock"], stdout=subprocess.PIPE, text=True) as broker:
+        try:
+            assert broker.stdout.readline()
+            write(spark.range(1).selectExpr("'x' body"), root)
+        finally:
+            broker.kill()
+
+
+@case(r"BatchConflictError: app 'mine': version 0 is in the store with 5 rows .*, and came again with 6 rows .*")
+def second_query_with_the_same_app_id(spark, root):
+    for rows in (5, 6):
+        write(spark.range(rows).selectExpr("'x' body"), root, topic="other", txnAppId="mine", txnVersion="0")
+
+
+@case(r"NotAStoreError: .* found no message store .*; give the store's root folder")
+def not_a_store(spark, root):
+    read(spark, os.path.dirname(root)).count()
+
+
+@case(r"ConfigError: schema: column body: found type string; allowed is binary")
+def wrong_schema(spark, root):
+    spark.read.format("messagestore").schema("body string").option("subscribe", "flights").load(root).count()
+
+
+def told(spark, root: str, name: str) -> tuple[str, bool]:
+    """The last line of Python's trace in the error a case ends with, and whether the store is as it was."""
+    fill(root, 100)
+    before = bodies(root, "flights")
+    function, _ = CASES[name]
+    text = "no error"
+    try:
+        function(spark, root)
+    except Exception as error:
+        text = str(error)
+    return last_line(text), bodies(root, "flights") == before
+
+
+def last_line(text: str) -> str:
+    """What stands at the end of Python's trace, before Spark's own words."""
+    found = [line for line in text.splitlines() if re.match(r"\s*(\S+: )*(messagestore\.\S*\.)?\w*Error: ", line)]
+    return found[-1].strip() if found else text[-2000:]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    for name in CASES:
+        print("CASE", json.dumps([name, *told(spark, str(Path(sys.argv[1]) / name / "store"), name)]), flush=True)
+    import connect_checks
+
+    connect_checks.run(spark, Path(sys.argv[1]) / "checks")
+    print('{"done": true}')
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Each error's last line stands alone, on classic Spark and on Connect; nothing of the batch is in the log."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+import spark_runs
+
+sys.path.insert(0, str(spark_runs.HERE))
+cases = pytest.importorskip("cases")
+connect_checks = pytest.importorskip("connect_checks")
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_classic(spark, root, name: str) -> None:
+    line, untouched = cases.told(spark, root, name)
+    assert re.search(cases.CASES[name][1] + "$", line), line
+    assert untouched
+
+
+@pytest.mark.parametrize("name", list(connect_checks.CHECKS))
+def test_checks_on_classic(spark, tmp_path, name: str) -> None:
+    connect_checks.CHECKS[name](spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def on_connect(tmp_path_factory) -> str:
+    """All cases and checks on Connect, in one process."""
+    done = spark_runs.run_job("cases.py", tmp_path_factory.mktemp("connect"), timeout_s=400)
+    return done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", list(cases.CASES))
+def test_connect(on_connect: str, name: str) -> None:
+    found = [json.loads(line[5:]) for line in on_connect.splitlines() if line.startswith("CASE ")]
+    told = {case: (line, untouched) for case, line, untouched in found}
+    assert name in told, on_connect[-3000:]
+    line, untouched = told[name]
+    assert re.search(cases.CASES[name][1] + "$", line), line
+    assert untouched
+
+
+@pytest.mark.parametrize("name", list(connect_checks.CHECKS))
+def test_checks_on_connect(on_connect: str, name: str) -> None:
+    assert f"CHECK {name}" in on_connect, on_connect[-3000:]

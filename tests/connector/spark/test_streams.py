@@ -1,0 +1,121 @@
+"""Streams of a classic session: replays, limits, lost data, projections."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from spark_runs import bodies, fill
+
+
+def read(spark, root: str, **options: str):
+    given = {"subscribe": "flights", "startingOffsets": "earliest", **options}
+    return spark.readStream.format("messagestore").options(**given).load(root)
+
+
+def copy(spark, root: str, checkpoint: Path, **options: str):
+    query = (
+        read(spark, root, **options)
+        .select("body", "keys")
+        .writeStream.format("messagestore")
+        .option("topic", "copy")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start(root)
+    )
+    query.awaitTermination()
+    return query
+
+
+def forget(checkpoint: Path, *names: str) -> None:
+    """Delete entries of Spark's checkpoint, and their checksums."""
+    for name in names:
+        path = checkpoint / name
+        path.unlink()
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_batch_that_spark_runs_again_is_there_once(spark, root, tmp_path) -> None:
+    """commits/N is gone, as after a crash: Spark runs batch N again, and the store knows it."""
+    fill(root, 900)
+    checkpoint = tmp_path / "checkpoint"
+    copy(spark, root, checkpoint, maxOffsetsPerTrigger="300")
+    forget(checkpoint, "commits/2")
+    copy(spark, root, checkpoint, maxOffsetsPerTrigger="300", minPartitions="5")
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+def test_a_batch_that_comes_again_with_other_rows_is_a_conflict(spark, root, tmp_path) -> None:
+    """The checkpoint is rolled back by one batch and the batch is planned larger: every other sink loses these rows."""
+    fill(root, 600)
+    checkpoint = tmp_path / "checkpoint"
+    copy(spark, root, checkpoint, maxOffsetsPerTrigger="300")
+    forget(checkpoint, "commits/1", "offsets/1")
+    fill(root, 100)
+    with pytest.raises(Exception, match="BatchConflictError: app '.*': version 1 is in the store with 300 rows"):
+        copy(spark, root, checkpoint)
+    assert sum(bodies(root, "copy").values()) == 600
+
+
+def test_limits_are_exact_and_the_query_ends(spark, root, tmp_path) -> None:
+    """AvailableNow with maxOffsetsPerTrigger: micro-batches of exactly so many rows, then the rest, then the end."""
+    fill(root, 1000)
+    query = copy(spark, root, tmp_path / "checkpoint", maxOffsetsPerTrigger="300")
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [300, 300, 300, 100]
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+def test_several_topics_and_a_projection(spark, root, tmp_path) -> None:
+    """Two topics in one stream; the schema asked for is all that is read."""
+    fill(root, 100)
+    fill(root, 50, topic="trains")
+    df = spark.readStream.format("messagestore").schema("topic string, queueOffset long")
+    df = df.option("subscribe", "flights,trains").option("startingOffsets", "earliest").load(root)
+    assert df.columns == ["topic", "queueOffset"]
+    query = df.writeStream.format("memory").queryName("several").trigger(availableNow=True).start()
+    query.awaitTermination()
+    found = {row["topic"]: row["count"] for row in spark.table("several").groupBy("topic").count().collect()}
+    assert found == {"flights": 100, "trains": 50}
+
+
+def test_lost_data(spark, root, tmp_path) -> None:
+    """Segments deleted below the checkpoint: an error, and with failOnDataLoss=false a gap."""
+    fill(root, 200, mapped_file_size_commit_log=8192)
+    checkpoint = tmp_path / "checkpoint"
+    first = read(spark, root, maxOffsetsPerTrigger="10").select("body")
+    query = first.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    while not query.recentProgress:
+        query.awaitTermination(0.2)
+    query.stop()
+    for segment in sorted((Path(root) / "commitlog").iterdir())[:2]:
+        segment.unlink()
+
+    def again(**options: str):
+        df = read(spark, root, **options).select("body")
+        writer = df.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        query = writer.start()
+        query.awaitTermination()
+        return query
+
+    saved = tmp_path / "saved"
+    shutil.copytree(checkpoint, saved)
+    with pytest.raises(Exception, match="OffsetOutOfRangeError: flights/.* messages are gone"):
+        again()
+    shutil.rmtree(checkpoint)
+    shutil.copytree(saved, checkpoint)
+    rows = sum(p["numInputRows"] for p in again(failOnDataLoss="false").recentProgress)
+    assert 0 < rows < 190
+
+
+def test_registered_by_hand(spark, root, tmp_path) -> None:
+    """`spark.dataSource.register`, SQL tables, and a path with `file:`."""
+    from pyspark_messagestore import MessageStoreDataSource
+
+    spark.dataSource.register(MessageStoreDataSource)
+    fill(root, 30)
+    spark.sql(f"CREATE TABLE flights_log USING messagestore OPTIONS (path 'file:{root}', subscribe 'flights')")
+    try:
+        assert spark.sql("SELECT count(*) AS n FROM flights_log").collect()[0]["n"] == 30
+    finally:
+        spark.sql("DROP TABLE flights_log")
