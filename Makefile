@@ -5,7 +5,7 @@
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store benchmarks           make bench ARGS=--quick
-#   make docs        regenerate the tables of store/FORMAT.md
+#   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
 ARGS   ?=
@@ -48,6 +48,7 @@ bench: setup
 # runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup
 	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.layout store/FORMAT.md
+	$(BIN)/python -m pyspark_messagestore.options connector/README.md
 
 clean:
 	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""`python -m benchmarks store`: which figures are taken?"""
+"""`python -m benchmarks store` (or `sink`, `source`): which figures are taken?"""
 
 from __future__ import annotations
 
@@ -26,15 +26,32 @@ STORE: dict[str, Callable[[Settings], None]] = {
 }
 
 
+SUITES: dict[str, tuple[str, list[str]]] = {
+    "store": ("the store alone, without Spark", list(STORE)),
+    "sink": ("Spark writes", ["sink"]),
+    "source": ("Spark reads", ["source"]),
+}
+
+
+def group(name: str) -> Callable[[Settings], None]:
+    """A group of figures; Spark is imported when it is asked for."""
+    if name in STORE:
+        return STORE[name]
+    from benchmarks import spark_streams
+
+    return {"sink": spark_streams.run_sink, "source": spark_streams.run_source}[name]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     suites = parser.add_subparsers(dest="suite", required=True)
-    store = suites.add_parser("store", help="the store alone, without Spark")
-    store.add_argument("--quick", action="store_true", help="100 000 rows and few rounds: does everything run?")
-    store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
-    store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 2)")
-    store.add_argument("--only", nargs="+", choices=list(STORE), default=list(STORE), help="some groups of figures")
-    store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
+    for suite, (words, groups) in SUITES.items():
+        store = suites.add_parser(suite, help=words)
+        store.add_argument("--quick", action="store_true", help="100 000 rows and few rounds: does everything run?")
+        store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
+        store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 2)")
+        store.add_argument("--only", nargs="+", choices=groups, default=groups, help="some groups of figures")
+        store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
     arguments = parser.parse_args()
     print(
         f"Python {platform.python_version()}, numpy {np.__version__}, pyarrow {pa.__version__}, "
@@ -43,7 +60,7 @@ def main() -> None:
     )
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="messagestore-bench-", dir=arguments.folder) as folder:
-            STORE[name](
+            group(name)(
                 Settings(
                     folder=Path(folder),
                     rows=arguments.rows or (100_000 if arguments.quick else 1_000_000),

@@ -11,7 +11,7 @@ the command line is in ``pyspark_messagestore.cli``.
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DefaultSource", "MessageStoreDataSource", "MessageStoreSink", "__version__"]  # noqa: F822 # given by __getattr__
+__all__ = ["DefaultSource", "MessageStoreDataSource", "MessageStoreSink", "__version__"]  # given by __getattr__
 
 _HOMES = {"DefaultSource": "datasource", "MessageStoreDataSource": "datasource", "MessageStoreSink": "sink"}
 

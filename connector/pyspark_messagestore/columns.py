@@ -46,9 +46,22 @@ ACCEPTED: dict[str, tuple[str, tuple[str, ...], str]] = {
 """Name of a column in lower case -> the store's name, the types it may have as Spark writes them, and these in words.
 Of two columns for one field RocketMQ's name, which stands first, wins."""
 
+_KNOWN = (
+    "body (value), topic, tags, keys (key), properties (headers), queueId (partition), shardingKey, bornTimestamp, flag"
+)
+
 ASSIGNED = frozenset(
     {
-        *("queueoffset", "storetimestamp", "msgid", "offsetmsgid", "commitlogoffset", "storesize", "sysflag", "bodycrc"),
+        *(
+            "queueoffset",
+            "storetimestamp",
+            "msgid",
+            "offsetmsgid",
+            "commitlogoffset",
+            "storesize",
+            "sysflag",
+            "bodycrc",
+        ),
         *("reconsumetimes", "bornhost", "storehost", "preparedtransactionoffset", "systemproperties", "brokername"),
         *("offset", "timestamp", "timestamptype"),
     }
@@ -93,8 +106,9 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
         if name.lower() in ASSIGNED:
             continue
         if name.lower() not in ACCEPTED:
-            known = "body (value), topic, tags, keys (key), properties (headers), queueId (partition), shardingKey, bornTimestamp, flag"
-            raise ConfigError(f"column {name}: no such column; the sink takes {known}; drop it, or put it in one", key=name)
+            raise ConfigError(
+                f"column {name}: no such column; the sink takes {_KNOWN}; drop it, or put it in one", key=name
+            )
         stored, kinds, allowed = ACCEPTED[name.lower()]
         if kind not in kinds:
             raise ConfigError(f"column {name}: found type {kind}; allowed is {allowed}", key=name, value=kind)
@@ -102,7 +116,9 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
         if stored not in found or rank < found[stored][0]:
             found[stored] = (rank, index)
     if "body" not in found:
-        raise ConfigError("column body (or value): is missing; give the messages' bytes as binary or string", key="body")
+        raise ConfigError(
+            "column body (or value): is missing; give the messages' bytes as binary or string", key="body"
+        )
     if "topic" not in found and topic is None:
         raise ConfigError("topic: found neither the option topic nor a column topic; give one of them", key="topic")
     return Mapping(tuple(index for _, index in found.values()), tuple(found))

@@ -10,6 +10,7 @@ Pure functions on numbers: nothing here opens a store.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -160,7 +161,7 @@ def pieces(ranges: list[Range], rows: int) -> list[list[Range]]:
     for each in ranges:
         count = -(-each.count // rows)
         bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
-        parts += [Range(each.topic, each.queue_id, *pair) for pair in zip(bounds, bounds[1:], strict=False)]
+        parts += [Range(each.topic, each.queue_id, *pair) for pair in itertools.pairwise(bounds)]
     result: list[list[Range]] = []
     filled = rows
     for part in parts:

@@ -26,8 +26,17 @@ EVERY_QUEUE = -1
 """As queue id in `startingOffsets`: all queues of the topic that are not listed (`"*"`)."""
 
 _SPARK_KEYS = frozenset(
-    {"checkpointlocation", "path", "paths", "owner", "location", "provider", "comment", "external",
-    "is_managed_location"}
+    {
+        "checkpointlocation",
+        "path",
+        "paths",
+        "owner",
+        "location",
+        "provider",
+        "comment",
+        "external",
+        "is_managed_location",
+    }
 )
 """Keys that Spark itself puts among the options; all but `path` mean nothing to the store."""
 _SPARK_PREFIXES = ("option.", "spark.", "__")
@@ -179,7 +188,9 @@ OPTIONS: tuple[Option, ...] = (
         "At most so many messages a micro-batch, exactly; shared among the queues in proportion to what they hold. "
         "Streams only.",
     ),
-    Option(SOURCE, "minPartitions", _whole(1, 100_000), None, "At least so many Spark partitions, where there are rows."),
+    Option(
+        SOURCE, "minPartitions", _whole(1, 100_000), None, "At least so many Spark partitions, where there are rows."
+    ),
     Option(
         SOURCE,
         "failOnDataLoss",
@@ -187,9 +198,12 @@ OPTIONS: tuple[Option, ...] = (
         "true",
         "`false`: messages that are gone (retention, a log that was cut) are skipped and counted, not an error.",
     ),
-    Option(SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (),
-    "required"),
-    Option(SINK, "topic", _TOPIC, None, "The topic of all rows; it wins over a column `topic`. One of the two is needed."),
+    Option(
+        SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (), "required"
+    ),
+    Option(
+        SINK, "topic", _TOPIC, None, "The topic of all rows; it wins over a column `topic`. One of the two is needed."
+    ),
     Option(SINK, "autoCreateTopic", _BOOLEAN, "true", "`false`: a topic that `config/topics.json` lacks is an error."),
     Option(SINK, "writeQueueNums", _whole(1, 65536), "8", "Queues of a topic that is created."),
     Option(
@@ -247,7 +261,9 @@ OPTIONS: tuple[Option, ...] = (
         "Batches between the last in the store and this one are missing: `continue` goes on without them.",
     ),
     Option(SINK, "maxMessageSize", _whole(10, 1 << 30), "4194304", "Bytes of a body; a record may have 65 536 more."),
-    Option(SINK, "lockTimeout", _DURATION, "30s", "How long a commit waits for another writer; then an error names it."),
+    Option(
+        SINK, "lockTimeout", _DURATION, "30s", "How long a commit waits for another writer; then an error names it."
+    ),
     Option(SINK, "stagingTtl", _DURATION, "24h", "Staging files that nobody wrote to for so long are deleted."),
     Option(
         SINK,
@@ -258,8 +274,9 @@ OPTIONS: tuple[Option, ...] = (
         "slots.",
     ),
     *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
-    *_later(SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp",
-    "endingOffsetsByTimestamp"),
+    *_later(
+        SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"
+    ),
     *_later(SOURCE, "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
     *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys", "consumerGroup", "group"),
     *_later(SOURCE, "rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
@@ -268,7 +285,9 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def _by_name(side: str) -> dict[str, Option]:
-    return {name.lower(): option for option in OPTIONS if option.side == side for name in (option.name, *option.aliases)}
+    return {
+        name.lower(): option for option in OPTIONS if option.side == side for name in (option.name, *option.aliases)
+    }
 
 
 _NAMES = {side: _by_name(side) for side in (SOURCE, SINK)}
@@ -393,6 +412,9 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
                 value=value,
             )
         given[option.name] = (key, value)
+    for key, value in options.items():
+        if key.lower() == "location":  # where Spark's SQL puts the path of a table
+            given.setdefault("path", (key, value))
     values: dict[str, Any] = {}
     for option in OPTIONS:
         if option.side == side and option.kind is not None:
@@ -401,7 +423,7 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> Any:
-    key, text = given.get(option.name, (option.name, option.default))
+    _key, text = given.get(option.name, (option.name, option.default))
     if text is None:
         if option.shown == "required":
             also = f" (or {', '.join(option.aliases)})" if option.aliases else ""
@@ -475,7 +497,8 @@ for _kind, _side in ((SourceOptions, SOURCE), (SinkOptions, SINK)):
 
 
 if __name__ == "__main__":
+    import sys
     from pathlib import Path
 
-    readme = Path(__file__).parent.parent / "README.md"
+    readme = Path(sys.argv[1])
     readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")

@@ -257,7 +257,9 @@ class Sink:
         elif len({m.query_id for m in staged}) > 1:
             wrong = "the messages are of several queries"
         if wrong:
-            raise CorruptionError(self.options.path, 0, "one message of each task of this batch", wrong, hint="Try again.")
+            raise CorruptionError(
+                self.options.path, 0, "one message of each task of this batch", wrong, hint="Try again."
+            )
         return staged
 
     def _request(self, staged: list[StagedMessage], batch_id: int | None) -> BatchRequest:
@@ -267,7 +269,9 @@ class Sink:
         if batch_id is not None:
             app_id = app_id or query_id
             if app_id is None:
-                raise ConfigError("option txnAppId: Spark gave no query id to the tasks; give a txnAppId", key="txnAppId")
+                raise ConfigError(
+                    "option txnAppId: Spark gave no query id to the tasks; give a txnAppId", key="txnAppId"
+                )
         version = options.txn_version if options.txn_version is not None else batch_id
         return BatchRequest(
             app_id=app_id,
@@ -331,8 +335,10 @@ def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError
     """The same error, with the partition beside the row."""
     place = f"partition {partition_id}" + (f", row {error.row}" if error.row is not None else "")
     named = MessageIllegalError(
-        f"{place}: {error.reason}; nothing of this batch was written", field=error.field, size=error.size,
-        limit=error.limit
+        f"{place}: {error.reason}; nothing of this batch was written",
+        field=error.field,
+        size=error.size,
+        limit=error.limit,
     )
     named.row = error.row
     return named

@@ -33,6 +33,8 @@ BATCH_ROWS = 65_536
 _LOOK_INTERVAL_S = 1.0
 """How often new queues are looked for in a store whose writer does not tell when it changed (a Java broker)."""
 
+_SYSTEM_PREFIX = "rmq_sys_"
+
 _log = logging.getLogger(__name__)
 
 
@@ -132,7 +134,7 @@ class Follower:
         known = set(self.view.topics()) | set(self.view.files.topics.names)
         for topic in self.options.subscribe:
             if topic not in known:
-                raise UnknownTopicError(topic, known)
+                raise UnknownTopicError(topic, (name for name in known if not name.startswith(_SYSTEM_PREFIX)))
 
     def begin(self, topic: str, queue_id: int) -> int:
         """Number of the first message of a queue that is still there."""
@@ -223,7 +225,11 @@ class Follower:
             )
         last, log = start.last, self.view.files.commit_log
         fault = ""
-        if last is not None and last.position >= log.min_offset and log.crc(last.position, last.position + last.size) != last.crc:
+        if (
+            last is not None
+            and last.position >= log.min_offset
+            and log.crc(last.position, last.position + last.size) != last.crc
+        ):
             fault = f"the record at physical offset {last.position} is not the one this query has read"
         unknown = False
         for (topic, queue_id), offset in start.queues.items():
@@ -235,7 +241,10 @@ class Follower:
                 continue
             end = int(units["physical_offset"][0]) + int(units["size"][0])
             if units["size"][0] != FILLER_UNIT_SIZE and end > start.physical_offset:
-                fault = fault or f"{topic}/{queue_id} was made again: message {offset - 1} is another than this query has read"
+                fault = (
+                    fault
+                    or f"{topic}/{queue_id} was made again: message {offset - 1} is another than this query has read"
+                )
         if not fault:
             return not unknown
         if self.options.fail_on_data_loss:

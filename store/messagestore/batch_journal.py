@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from messagestore.batch_record import SOURCE_NONE, BatchRecord
@@ -18,11 +18,13 @@ from messagestore.mapped_file import Disk
 
 FORMAT_VERSION = 1
 KEPT_VERSIONS = 1000
+PARTIAL = -1
+"""Row count of a batch that a power cut and then a broker left only a part of."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One batch of an app: where its BATCH record is, and its digest."""
+    """One batch of an app: where its BATCH record is, and its digest. `row_count` -1: only a part of it is there."""
 
     version: int
     version_source: str
@@ -94,6 +96,16 @@ class BatchJournal:
             for entry in list(self.apps[app_id].values()):
                 if entry.physical_offset >= above and not is_there(app_id, entry):
                     self.drop(app_id, entry.version)
+
+    def mark_partial(self, is_partial: Callable[[JournalEntry], bool]) -> list[tuple[str, int]]:
+        """Remember batches of which only a part is in the log; (app id, version) of those that are new."""
+        found = []
+        for app_id, versions in self.apps.items():
+            for entry in list(versions.values()):
+                if entry.row_count >= 0 and is_partial(entry):
+                    versions[entry.version] = replace(entry, row_count=PARTIAL)
+                    found.append((app_id, entry.version))
+        return found
 
     def extend(self, batches: Iterable[BatchRecord]) -> None:
         """Take in batches in the order of the log."""

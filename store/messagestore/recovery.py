@@ -23,14 +23,15 @@ from typing import Any
 
 from messagestore import checkpoint as store_checkpoint
 from messagestore import record
-from messagestore.batch_journal import BatchJournal
+from messagestore.batch_journal import BatchJournal, JournalEntry
 from messagestore.batch_record import BatchRecord, read_batch
+from messagestore.config import ASYNC_FLUSH
 from messagestore.dispatch import Dispatcher, request_of
 from messagestore.errors import CorruptionError
 from messagestore.layout import RECORD_HEAD, STATE_CLEAN
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter, proven_queue_end
 from messagestore.message import BATCH_TOPIC
-from messagestore.recovery_walk import Walk, Walker, later_sync_batch
+from messagestore.recovery_walk import Walk, Walker, bad_chunk, later_sync_batch
 from messagestore.state import State, boot_hash
 from messagestore.store_files import StoreFiles
 from messagestore.transaction import batch_is_there
@@ -208,7 +209,7 @@ class _Recovery:
             before, trust = LogEnd(self.log.min_offset, 0, 0, 0), False
         self.report.start = before.physical_offset
         synced_only = ours and state is not None and not state.asynchronous
-        return Walker(files, before, trust_queues=trust, sync_proof=synced_only).run()
+        return Walker(files, before, trust_queues=trust, sync_proof=synced_only, broker=not ours).run()
 
     def _derived_missing(self) -> bool:
         """Whether somebody deleted all queues, or all index files, of a store that had them."""
@@ -391,7 +392,21 @@ class _Recovery:
         count = files.queue(BATCH_TOPIC, 0).end(limit=walk.end.physical_offset)
         journal.covered = min(journal.covered, count)
         journal.extend(batches_from(files, journal.covered, count))
+        if self.abort != files.abort_token:
+            clean_end = self.state.clean_end if self.state is not None else 0
+            for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, clean_end)):
+                self.report.notes.append(
+                    f"app {app_id!r}, version {version}: a power cut took a part of this batch, and a broker went on "
+                    "behind the rest"
+                )
         return journal
+
+    def _is_partial(self, entry: JournalEntry, clean_end: int) -> bool:
+        """Whether data of a batch are missing: an ASYNC one above C, that a broker found torn and appended behind."""
+        if entry.physical_offset < max(clean_end, self.log.min_offset):
+            return False
+        batch = read_batch(self.log, entry.physical_offset)
+        return batch is not None and batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(self.files, batch) is not None
 
     def _publish(self, end: LogEnd, journal: BatchJournal) -> LogWriter:
         files = self.files

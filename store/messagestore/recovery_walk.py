@@ -74,13 +74,18 @@ class Walker:
         Units below the start are synced: a queue's next offset is known from them. False when everything is rebuilt.
     sync_proof : bool
         Every BATCH record that is there was sealed after its data were synced, unless it says ASYNC_FLUSH itself.
+    broker : bool
+        A broker wrote last: it may have kept a part of an ASYNC batch, and what it appended behind that part counts.
     """
 
-    def __init__(self, files: StoreFiles, before: LogEnd, *, trust_queues: bool, sync_proof: bool) -> None:
+    def __init__(
+        self, files: StoreFiles, before: LogEnd, *, trust_queues: bool, sync_proof: bool, broker: bool = False
+    ) -> None:
         self.files = files
         self.log = files.commit_log
         self.trust_queues = trust_queues
         self.sync_proof = sync_proof
+        self.broker = broker
         self.walk = Walk(before.physical_offset, before)
 
     def run(self) -> Walk:
@@ -223,7 +228,7 @@ class Walker:
                 f"the data of the batch at {physical_offset} (CRC-32)",
                 "other bytes",
             )
-        return False
+        return self.broker
 
     def _check_sealed_batch(self, physical_offset: int) -> None:
         """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from messagestore import batch_record, javahash, record, record_columns
-from messagestore.batch_journal import JournalEntry
+from messagestore.batch_journal import PARTIAL, JournalEntry
 from messagestore.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.batch_record import CHUNK_SIZE, SOURCE_SPARK, read_batch
 from messagestore.config import SYNC_FLUSH
@@ -215,6 +215,15 @@ def _known(entry: JournalEntry, app_id: str, source: ChunkSource, request: Batch
         return BatchResult(KNOWN, entry.physical_offset, entry.end, entry.row_count)
     if request.on_replay_mismatch == "skip":
         return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
+    if entry.row_count == PARTIAL:
+        raise BatchConflictError(
+            f"app {app_id!r}: only a part of version {entry.version} is in the store (from {entry.physical_offset} on): "
+            "a power cut took the rest of an ASYNC_FLUSH batch, and a broker opened the store before a Python writer "
+            "did. Find out which rows are missing and write them in a batch of their own; onReplayMismatch=skip drops "
+            "the new rows. Before a hand-over, run `messagestore recover`",
+            app_id=app_id,
+            version=entry.version,
+        )
     raise BatchConflictError(
         f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest "
         f"{entry.digest:016x}), and came "

@@ -209,8 +209,9 @@ class SmallFiles:
             return
         if disk.size(path) != CHECKPOINT_SIZE:
             self.report.find(path, 0, f"{CHECKPOINT_SIZE} bytes", f"{disk.size(path)}")
-        if rules.abort != self.files.abort_token or last_time_ms is None:
-            return
+        ours = rules.abort == self.files.abort_token or rules.zeros_behind
+        if not ours or last_time_ms is None:
+            return  # a broker may leave one behind that says more than it kept
         for name in ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms"):
             if getattr(found, name) > last_time_ms:
                 expected = f"a time up to {last_time_ms}, that of the last record"

@@ -177,15 +177,24 @@ class StoreView:
         """Number of the first message of a queue that cannot be seen (yet)."""
         key = (topic, queue_id)
         queue = self._queue(topic, queue_id)
-        hint = self._ends.get(key, 0)
-        if self.visible.end is not None:
-            end = queue.end(hint=hint, limit=self.visible.end)
-        else:
-            end = self._proven_end(topic, queue_id, hint)
-            if self.files.abort_is_ours:  # a writer of ours took over while we looked
-                self.refresh()
-                end = queue.end(hint=0, limit=self.visible.end)
+        end = self._visible_end(topic, queue_id, self._ends.get(key, 0))
+        while end and end == queue.end_file_queue_offset:  # up to the end of the last file we know: there may be more
+            queue.load()
+            if end >= queue.end_file_queue_offset:
+                break
+            end = self._visible_end(topic, queue_id, end)
         self._ends[key] = end
+        return end
+
+    def _visible_end(self, topic: str, queue_id: int, hint: int) -> int:
+        """As `max_offset`, in the files that are known."""
+        queue = self.files.queue(topic, queue_id)
+        if self.visible.end is not None:
+            return queue.end(hint=hint, limit=self.visible.end)
+        end = self._proven_end(topic, queue_id, hint)
+        if self.files.abort_is_ours:  # a writer of ours took over while we looked
+            self.refresh()
+            return queue.end(hint=0, limit=self.visible.end)
         return end
 
     def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:

@@ -40,7 +40,13 @@ def test_both_families_of_names() -> None:
 
 def test_what_was_read_can_be_written_back() -> None:
     """The source's columns are all accepted; those the store assigns itself are left out."""
-    columns = [("topic", "string"), ("queueId", "int"), ("queueOffset", "bigint"), ("body", "binary"), ("tags", "string")]
+    columns = [
+        ("topic", "string"),
+        ("queueId", "int"),
+        ("queueOffset", "bigint"),
+        ("body", "binary"),
+        ("tags", "string"),
+    ]
     columns += [("keys", "array<string>"), ("properties", "map<string,string>"), ("bornTimestamp", "timestamp")]
     mapping = prepare([*columns, ("storeTimestamp", "timestamp"), ("msgId", "string")], None)
     assert set(mapping.names) == {"topic", "queueId", "body", "tags", "keys", "properties", "bornTimestamp"}

@@ -40,7 +40,7 @@ def test_discovery() -> None:
 
 
 def test_without_pyspark_the_package_is_there_and_the_source_is_not() -> None:
-    """A machine without Spark imports the package for the command line; hasattr, as Spark's discovery asks, is false."""
+    """A machine without Spark imports the package for the command line; Spark's discovery finds nothing."""
     code = (
         "import sys; sys.modules['pyspark'] = None\n"
         "import pyspark_messagestore as p; print(p.__version__, hasattr(p, 'DefaultSource'))"
@@ -101,8 +101,8 @@ def test_a_store_that_a_broker_holds(tmp_path: Path) -> None:
     source(path=str(path), topic="t").writer(BODIES, False)
     attached_store(str(path)).detach()
     holder = (
-        "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); print('held', flush=True);"
-        "time.sleep(60)"
+        "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0);"
+        "print('held', flush=True); time.sleep(60)"
     )
     broker = subprocess.Popen([sys.executable, "-c", holder, str(path / "lock")], stdout=subprocess.PIPE, text=True)
     try:

@@ -58,10 +58,17 @@ def test_an_option_given_twice() -> None:
     assert source_options({**READ, "topic": "flights"}).subscribe == ("flights",)
 
 
-@pytest.mark.parametrize("path", ["file:/data/store", "file:///data/store", "file://localhost/data/store", "/data/store"])
+@pytest.mark.parametrize(
+    "path", ["file:/data/store", "file:///data/store", "file://localhost/data/store", "/data/store"]
+)
 def test_paths(path: str) -> None:
     """SQL tables hand over a `file:` path."""
     assert sink_options({**WRITE, "path": path}).path == "/data/store"
+
+
+def test_the_path_of_a_table() -> None:
+    """SQL's CREATE TABLE gives it as `location`."""
+    assert source_options({"location": "file:/data/store", "subscribe": "a"}).path == "/data/store"
 
 
 @pytest.mark.parametrize("path", ["hdfs://host/x", "s3a://bucket/x", "", "file:"])
@@ -78,7 +85,9 @@ def test_unknown_names_are_refused_with_a_hint() -> None:
 
 
 def test_options_of_the_other_side() -> None:
-    assert "option maxOffsetsPerTrigger: is for reading" in refused(sink_options, {**WRITE, "maxOffsetsPerTrigger": "1"})
+    assert "option maxOffsetsPerTrigger: is for reading" in refused(
+        sink_options, {**WRITE, "maxOffsetsPerTrigger": "1"}
+    )
     assert "option txnAppId: is for writing" in refused(source_options, {**READ, "txnAppId": "a"})
 
 
@@ -158,7 +167,7 @@ def test_store_config(tmp_path: Path) -> None:
         False,
         1000,
     )
-    with pytest.raises(ConfigError, match="option storeConfig: found .*nothing"):
+    with pytest.raises(ConfigError, match=r"option storeConfig: found .*nothing"):
         sink_options({**WRITE, "storeConfig": str(tmp_path / "nothing")}).config()
 
 

@@ -15,7 +15,18 @@ from messagestore import ConfigError, Message, MessageStore, StoreConfig
 from messagestore.spi import COLUMNS as STORED
 from pyspark_messagestore.schema import COLUMNS, Projection, core_schema
 
-CORE = "topic queueId queueOffset body tags keys properties bornTimestamp storeTimestamp msgId".split()
+CORE = [
+    "topic",
+    "queueId",
+    "queueOffset",
+    "body",
+    "tags",
+    "keys",
+    "properties",
+    "bornTimestamp",
+    "storeTimestamp",
+    "msgId",
+]
 
 
 def test_the_core_columns_are_those_of_the_documents() -> None:

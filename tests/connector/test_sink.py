@@ -44,7 +44,11 @@ def root(tmp_path: Path):
 def context(monkeypatch):
     """Spark's TaskContext, as the sink sees it."""
     state = SimpleNamespace(partition=0, properties={"sql.streaming.queryId": "q1", "streaming.sql.batchId": "0"})
-    task = SimpleNamespace(partitionId=lambda: state.partition, getLocalProperty=lambda name: state.properties.get(name))
+
+    def local_property(name: str) -> str | None:
+        return state.properties.get(name)
+
+    task = SimpleNamespace(partitionId=lambda: state.partition, getLocalProperty=local_property)
     monkeypatch.setattr(sink_module.TaskContext, "get", staticmethod(lambda: task))
     return state
 
@@ -249,7 +253,9 @@ def test_batches_are_gathered() -> None:
 
 def test_the_foreach_batch_sink_can_be_sent(root) -> None:
     """On Connect it is pickled; options are taken in either spelling."""
-    made = pickle.loads(pickle.dumps(MessageStoreSink(root, app_id="a", flush_disk_type="ASYNC_FLUSH", autoCreateTopic=True)))
+    made = pickle.loads(
+        pickle.dumps(MessageStoreSink(root, app_id="a", flush_disk_type="ASYNC_FLUSH", autoCreateTopic=True))
+    )
     assert made.options == {"flushDiskType": "ASYNC_FLUSH", "autoCreateTopic": "true"}
     with pytest.raises(ConfigError, match="app_id"):
         MessageStoreSink(root, app_id="")

@@ -181,7 +181,10 @@ def test_starting_offsets(root) -> None:
             stream(root, startingOffsets=wrong).initialOffset()
     with pytest.raises(OffsetOutOfRangeError, match="offset 99 was asked for"):
         stream(root, startingOffsets='{"t": {"*": 99}}').initialOffset()
-    assert stream(root, startingOffsets='{"t": {"*": 99}}', failOnDataLoss="false").initialOffset()["queues"]["t"]["0"] == 25
+    assert (
+        stream(root, startingOffsets='{"t": {"*": 99}}', failOnDataLoss="false").initialOffset()["queues"]["t"]["0"]
+        == 25
+    )
 
 
 def test_several_topics(root) -> None:
@@ -194,7 +197,7 @@ def test_several_topics(root) -> None:
 
 
 def test_a_missing_topic_lists_those_there_are(root) -> None:
-    with pytest.raises(UnknownTopicError, match="topic 'x' is not in the store; its topics: .*t"):
+    with pytest.raises(UnknownTopicError, match=r"topic 'x' is not in the store; its topics: t"):
         stream(root, subscribe="x").initialOffset()
     with pytest.raises(UnknownTopicError):
         BatchReader(source_options({"path": root, "subscribe": "x"}), BODY).partitions()

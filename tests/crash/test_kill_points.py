@@ -85,7 +85,7 @@ def kill_everywhere(base: Path | None, promise: Promise, steps: list[Step], scra
     operations = kill_at(base, promise, steps, scratch / "store", None, False).operations
     first, last = 0, len(operations)
     if not whole:
-        abort = [i for i, operation in enumerate(operations) if operation.path.endswith("/abort")]
+        abort = [i for i, operation in enumerate(operations) if operation.detail.endswith("/abort")]  # renamed to it
         first = abort[0] if abort else 0
         closing = [i for i, operation in enumerate(operations) if operation.path.endswith("/journal.json")]
         last = closing[-1] if closing else last

@@ -1251,6 +1251,37 @@ def test_n10_an_idle_flush_thread_leaves_state_alone(root: Path, process: Start)
     assert rows_seen(root, "p") == {0: 5, 1: 5}
 
 
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "crashed"])
+def test_n11_part_of_an_async_batch_that_a_broker_kept(root: Path, process: Start, closes: bool) -> None:
+    """N11, 9: a power cut took the end of an ASYNC batch, a broker came first and went on there: what it wrote stays, and
+    the replay is told that only a part of the batch is in the store.
+    """
+    filled(root, process)
+    p = process(root)
+    batch = p.batch(version=1, rows=8, flush=ASYNC_FLUSH)
+    p.die()
+    place = walk(root, batch.physical_offset)[0][7]["physical_offset"]
+    overwrite(root, place, bytes(batch.end - place))
+    with another_boot():
+        broker = Broker(root, CONFIG)
+        assert broker.end == place
+        for queue_id in range(3):
+            topic = f"topic-{APP}"
+            remake_queue(root, topic, queue_id, [u for u in units(root, topic, queue_id) if u[0] < place], CONFIG)
+        broker.put("java", b"j0")
+        broker.put("java", b"j1")
+        if closes:
+            broker.close()
+        recovered(root)
+        assert seen(root)[("java", 0)] == ["j0", "j1"]
+        assert rows_seen(root) == {0: 5, 1: 6}
+        q = process(root)
+        with pytest.raises(BatchConflictError, match="part"):
+            q.batch(version=1, rows=8)
+        assert q.batch(version=1, rows=8, on_replay_mismatch="skip").status == "skipped"
+        assert q.batch(version=2).status == "appended"
+
+
 def test_n12_writers_that_take_turns_do_not_recover(root: Path, process: Start) -> None:
     """N12: two sinks on one store: each catches up from its cached end to V, and C does not move with each commit."""
     p, q = process(root), process(root)

@@ -779,13 +779,14 @@ def test_a_damaged_topic_table_is_named(tmp_path: Path) -> None:
     assert report.unit_count == 10
 
 
-def test_a_store_checkpoint_from_the_future_is_named(tmp_path: Path) -> None:
-    """A broker would trust queues that a power cut took."""
-    root = tmp_path / "live"
+@pytest.mark.parametrize("name", ["live", "store"])
+def test_a_store_checkpoint_from_the_future_is_named(tmp_path: Path, name: str) -> None:
+    """A broker would trust queues that a power cut took. In a live store, and in one that was closed."""
+    root = tmp_path / name
     with MessageStore.open(tmp_path / "store", ONE_SEGMENT) as store:
         store.put_message(Message("t", b"x", queue_id=0))
         store.writer.move_clean()
-        shutil.copytree(tmp_path / "store", root)
+        shutil.copytree(tmp_path / "store", tmp_path / "live")
     path = root / "checkpoint"
     assert checked(root).ok
     damage(path, CHECKPOINT.offset("logics_timestamp_ms"), (1 << 50).to_bytes(8, "big"))

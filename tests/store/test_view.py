@@ -32,6 +32,16 @@ def test_a_reader_follows_a_session(tmp_path: Path) -> None:
             assert read_all(reader) == [b"%d" % i for i in range(300)]
 
 
+def test_a_queue_that_grows_over_several_files_at_once(tmp_path: Path) -> None:
+    """A batch fills the rest of a queue's file and two more: a reader that knew only the first sees all of it."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.append_batch(columns(bodies(10), queues=1), BatchRequest("app", 0))
+        with MessageStore.open_read_only(tmp_path / "s") as reader:
+            assert reader.max_offset("t", 0) == 10
+            store.append_batch(columns(bodies(30), queues=1), BatchRequest("app", 1))
+            assert reader.max_offset("t", 0) == 40
+
+
 def test_an_idle_refresh_is_cheap(tmp_path: Path) -> None:
     """Asked 90 times a second by Spark: microseconds."""
     root = filled(tmp_path / "s", 10)

@@ -38,7 +38,9 @@ def foreach_batch(spark, folder: Path) -> None:
     root = str(folder / "store")
     fill(root, 500)
     for checkpoint in ("first", "second"):
-        df = spark.readStream.format("messagestore").option("subscribe", "flights").option("startingOffsets", "earliest")
+        df = (
+            spark.readStream.format("messagestore").option("subscribe", "flights").option("startingOffsets", "earliest")
+        )
         query = (
             df.option("maxOffsetsPerTrigger", 200)
             .load(root)

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import warnings
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -56,12 +57,11 @@ def main() -> None:
         import killing
 
         spark.dataSource.register(killing.KillingSource)
-        plan = os.environ[killing.PLAN]
-        if os.path.exists(plan) and "JVM" in open(plan).read():
+        plan = Path(os.environ[killing.PLAN])
+        if plan.exists() and "JVM" in plan.read_text():
             pid = spark.sparkContext._gateway.proc.pid
-            children = open(f"/proc/{pid}/task/{pid}/children").read().split()
-            text = open(plan).read().replace("JVM", ",".join([str(pid), *children]))
-            open(plan, "w").write(text)
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            plan.write_text(plan.read_text().replace("JVM", ",".join([str(pid), *children])))
     copy(spark, root, checkpoint, sink)
     print(json.dumps({"done": True}))
     spark.stop()

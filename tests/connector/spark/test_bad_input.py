@@ -7,6 +7,7 @@ import re
 import sys
 
 import pytest
+
 import spark_runs
 
 sys.path.insert(0, str(spark_runs.HERE))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+
 from spark_runs import bodies, fill, run_job
 
+StreamingQueryException = pytest.importorskip("pyspark.errors").StreamingQueryException
 COUNT = 1000
 
 
@@ -32,10 +36,8 @@ def test_a_killed_commit_is_made_good_on_restart(spark, kill_plan, root, tmp_pat
     before the commit point it is new, behind it it is known."""
     fill(root, COUNT)
     kill_plan.write_text(f"{place} self 1")
-    try:
+    with suppress(StreamingQueryException):  # behind the commit point Spark may try the call again by itself
         stream(spark, root, str(tmp_path / "checkpoint"))
-    except Exception as error:
-        assert "StreamingQueryException" in type(error).__name__, error
     assert not kill_plan.exists()
     stream(spark, root, str(tmp_path / "checkpoint"))
     found = bodies(root, "copy")

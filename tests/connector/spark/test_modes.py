@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from spark_runs import bodies, fill, run_job
 
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from spark_runs import bodies, fill
 
 
@@ -53,7 +54,7 @@ def test_a_batch_that_comes_again_with_other_rows_is_a_conflict(spark, root, tmp
     copy(spark, root, checkpoint, maxOffsetsPerTrigger="300")
     forget(checkpoint, "commits/1", "offsets/1")
     fill(root, 100)
-    with pytest.raises(Exception, match="BatchConflictError: app '.*': version 1 is in the store with 300 rows"):
+    with pytest.raises(Exception, match=r"BatchConflictError: app '.*': version 1 is in the store with 300 rows"):
         copy(spark, root, checkpoint)
     assert sum(bodies(root, "copy").values()) == 600
 
@@ -100,7 +101,7 @@ def test_lost_data(spark, root, tmp_path) -> None:
 
     saved = tmp_path / "saved"
     shutil.copytree(checkpoint, saved)
-    with pytest.raises(Exception, match="OffsetOutOfRangeError: flights/.* messages are gone"):
+    with pytest.raises(Exception, match=r"OffsetOutOfRangeError: flights/.* messages are gone"):
         again()
     shutil.rmtree(checkpoint)
     shutil.copytree(saved, checkpoint)
