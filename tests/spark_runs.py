@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def run_job(name: str, *args: object, timeout_s: float = 240, **env: str) -> sub
         timeout=timeout_s,
         check=False,
         env={**os.environ, **environment(), **env},
-        cwd=ROOT,
+        cwd=tempfile.gettempdir(),  # Spark leaves folders where it runs
     )
 
 

@@ -36,6 +36,7 @@ _SPARK_KEYS = frozenset(
         "comment",
         "external",
         "is_managed_location",
+        "queryname",
     }
 )
 """Keys that Spark itself puts among the options; all but `path` mean nothing to the store."""

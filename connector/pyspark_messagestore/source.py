@@ -73,7 +73,7 @@ def read_ranges(path: str, partition: InputPartition, projection: Projection) ->
     except NotAStoreError:
         raise _elsewhere(path, partition.store_id, "no store") from None
     try:
-        if view.store_id != partition.store_id:
+        if partition.store_id and view.store_id != partition.store_id:
             raise _elsewhere(path, partition.store_id, f"another store, {view.store_id or 'without an id'}")
         for topic, queue_id, start, end in partition.ranges:
             for batch in view.read(topic, queue_id, start, end, projection.stored, max_rows=BATCH_ROWS):
@@ -279,10 +279,13 @@ class Follower:
         for (topic, queue_id), end in ends.items():
             if end > start.queues.get((topic, queue_id), 0):
                 unit = self.view.units(topic, queue_id, end - 1, end)[0]
-                place = max(place, (int(unit["physical_offset"]), int(unit["size"])))
+                if unit["size"] != FILLER_UNIT_SIZE:
+                    place = max(place, (int(unit["physical_offset"]), int(unit["size"])))
         if place[0] >= 0 and place[0] + place[1] > physical_offset:
             physical_offset = place[0] + place[1]
-            last = LastRecord(*place, self.view.files.commit_log.crc(place[0], physical_offset))
+            log = self.view.files.commit_log
+            there = place[0] >= log.min_offset
+            last = LastRecord(*place, log.crc(place[0], physical_offset)) if there else None
         return StreamOffset(self.view.store_id, self.options.subscribe, ends, physical_offset, last)
 
     def plan(self, firsts: Queues, ends: Queues) -> list[InputPartition]:
@@ -308,7 +311,9 @@ class BatchReader(DataSourceReader):
         """On the driver."""
         follower = Follower(self.options)
         try:
-            return follower.plan(follower.starting(EARLIEST), follower.ends())
+            firsts = follower.starting(EARLIEST)
+            ends = follower.ends()  # a queue that came in between is left for the next read
+            return follower.plan(firsts, {queue: ends[queue] for queue in firsts})
         finally:
             follower.view.close()
 

@@ -25,13 +25,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from messagestore.catching_up import catch_up
 from messagestore.config import StoreConfig
 from messagestore.errors import ConfigError, StoreError, StoreLockedError
 from messagestore.flush import FlushService
 from messagestore.layout import STATE_POISONED
 from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
-from messagestore.recovery import RecoveryReport, catch_up, recover
+from messagestore.recovery import RecoveryReport, recover
 from messagestore.state import StateFile
 from messagestore.store_files import Identity, Paths, StoreFiles, create_identity, make_folders, refuse_foreign_forms
 from messagestore.writer_lock import Attachment, WriterLock, attach

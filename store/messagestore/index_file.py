@@ -310,6 +310,19 @@ class IndexService:
                 break
         return found
 
+    def forget_unsafe(self, physical_offset: int) -> None:
+        """Until the next `load` use only files that were full, and synced, before the record at an offset was put.
+
+        The newest file that begins below the offset was written to later, and so may be in pieces after a power cut:
+        a lost entry cuts off all older ones of its slot.
+        """
+        begins = [header.begin_physical_offset if header.entry_count > 1 else None for header in self._headers()]
+        below = [i for i, begin in enumerate(begins) if begin is not None and begin < physical_offset]
+        self.files = self.files[: below[-1]] if below else []
+
+    def _headers(self) -> list[IndexHeader]:
+        return [file.header() for file in self.files]
+
     def covers(self) -> tuple[int, int]:
         """Physical offsets of the first and the last record with an entry; (0, 0) without entries.
 
@@ -320,8 +333,7 @@ class IndexService:
 
     def ranges(self) -> list[tuple[int, int]]:
         """First and last record of each file that has entries, oldest first."""
-        headers = [file.header() for file in self.files]
-        return [(h.begin_physical_offset, h.end_physical_offset) for h in headers if h.entry_count > 1]
+        return [(h.begin_physical_offset, h.end_physical_offset) for h in self._headers() if h.entry_count > 1]
 
     # ---- checking
 

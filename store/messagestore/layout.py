@@ -213,7 +213,13 @@ STATE_SLOT = Layout(
         (40, "anchor_size", "i4", "its TOTALSIZE; 0: there is no record below C"),
         (44, "anchor_crc", "u4", "CRC-32 of its bytes (all 32 bits)"),
         (48, "boot_hash", "u4", "CRC-32 of the text of the writer's boot id"),
-        (52, "flags", "u4", "1: poisoned; 2: bytes above C were appended in ASYNC_FLUSH; 4: closed cleanly at C"),
+        (
+            52,
+            "flags",
+            "u4",
+            "1: poisoned; 2: bytes above C were appended in ASYNC_FLUSH; 4: closed cleanly at C; 8: a recovery has begun, "
+            "and has not ended",
+        ),
         (56, "writer_pid", "i4", "who wrote the slot; for messages only"),
         (60, "crc", "u4", "CRC-32 of the 60 bytes before"),
     ],
@@ -221,6 +227,7 @@ STATE_SLOT = Layout(
 STATE_POISONED = 1
 STATE_ASYNC = 2
 STATE_CLEAN = 4
+STATE_RECOVERING = 8
 
 ALL = (RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT)
 

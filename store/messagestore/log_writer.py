@@ -27,9 +27,16 @@ from messagestore.batch_journal import BatchJournal
 from messagestore.config import ASYNC_FLUSH
 from messagestore.consume_queue import QueueFileReplaced
 from messagestore.dispatch import Dispatcher, DispatchRequest
-from messagestore.errors import StoreClosedError, CorruptionError, MessageIllegalError, StoreError, StorePoisonedError, SyncFailedError
+from messagestore.errors import (
+    MessageIllegalError,
+    StoreClosedError,
+    StoreError,
+    StorePoisonedError,
+    SyncFailedError,
+)
 from messagestore.index_file import IndexFileReplaced
 from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
+from messagestore.queue_proof import proven_queue_end
 from messagestore.record_columns import EncodedRecords
 from messagestore.state import State, boot_hash
 from messagestore.store_files import StoreFiles
@@ -114,9 +121,7 @@ class LogWriter:
             In a forked child: the parent has the locks.
         """
         if os.getpid() != self.pid:
-            raise StoreClosedError(
-                f"{self.files.paths.root}: was opened before a fork; a child opens the store itself"
-            )
+            raise StoreClosedError(f"{self.files.paths.root}: was opened before a fork; a child opens the store itself")
         if self.poison_reason is not None:
             raise StorePoisonedError(
                 f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
@@ -500,56 +505,6 @@ class LogWriter:
         )
         self.journal.checkpoint_crc = record.crc32(new.to_bytes())
         store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))
-
-
-def proven_queue_end(
-    files: StoreFiles, topic: str, queue_id: int, log_end: int, hint: int = 0, *, crc: bool = True
-) -> int:
-    """Number of the first unit of a queue that the log below `log_end` does not prove.
-
-    Units are a prefix of proven ones, then zeros, or what a crashed broker left behind its queue's end.
-
-    Parameters
-    ----------
-    crc : bool
-        The record's CRCs must agree: a broker that crashed may have left a torn one. False where that cannot be: a bit
-        that flipped in a record is damage, to be reported when it is read, and does not make the queue end before it.
-    """
-    queue = files.queue(topic, queue_id)
-    end = queue.end(hint=hint, limit=log_end)
-    if end == 0 or _proves(files, topic, queue_id, end - 1, log_end, crc):
-        return end
-    low, high = queue.first_file_queue_offset, end - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _proves(files, topic, queue_id, middle, log_end, crc):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log_end: int, crc: bool) -> bool:
-    units = files.queue(topic, queue_id).read(queue_offset, 1)
-    if not len(units):
-        return False
-    physical_offset, size = int(units["physical_offset"][0]), int(units["size"][0])
-    if physical_offset < files.commit_log.min_offset:
-        return True  # below the first segment (or filler): nothing can be read back
-    if physical_offset + size > log_end:
-        return False
-    if not crc:
-        head = files.commit_log.head(physical_offset)
-        wanted = (size, queue_id, queue_offset)
-        return head is not None and tuple(int(head[f]) for f in ("total_size", "queue_id", "queue_offset")) == wanted
-    data = files.commit_log.record_bytes(physical_offset)
-    if data is None or len(data) != size:
-        return False
-    try:
-        message = record.decode_message(data, physical_offset=physical_offset)
-    except CorruptionError:
-        return False
-    return (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, queue_offset)
 
 
 def _requests_of(puts: list[_Put | _PutBatch]) -> Iterator[DispatchRequest]:

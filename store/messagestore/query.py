@@ -130,16 +130,11 @@ def query_message(
     files = view.files
     if topic not in view.topics():
         raise UnknownTopicError(topic, view.topics())
-    hits: set[int] = set()
-    gaps, position = [], files.commit_log.min_offset
-    if files.index is not None:
-        files.index.load()
-        # entries keep whole seconds, and hits may be other keys with the same hash: ask for more, then check
-        hits.update(files.index.search(topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms))
-        for begin, end in files.index.ranges():  # a broker that crashed leaves gaps between files, too
-            gaps.append((position, begin))
-            position = max(position, end)
-    gaps.append((position, _MOST_MS))
+    # entries keep whole seconds, and hits may be other keys with the same hash: ask for more, then check
+    hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
+    if view.refresh().recovered != visible.recovered:  # a recovery began, or ended, while we looked
+        visible = view.visible
+        hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     limit = visible.end if visible.end is not None else files.commit_log.files.max_offset
     for start, end in gaps:
         hits.update(_scan_for_key(view, key, start, min(end, limit)))
@@ -153,6 +148,24 @@ def query_message(
         if begin_ms <= message.store_timestamp_ms <= end_ms:
             found.append(message)
     return found[-max_count:]
+
+
+def _look_up(
+    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+) -> tuple[set[int], list[tuple[int, int]]]:
+    """What the index has, and the ranges of the log that it does not cover."""
+    index, visible, position = view.files.index, view.visible, view.files.commit_log.min_offset
+    hits: set[int] = set()
+    gaps = []
+    if index is not None:
+        index.load()
+        if not visible.recovered:
+            index.forget_unsafe(visible.clean_end)
+        hits.update(index.search(topic, key, max_count, begin_ms, end_ms))
+        for begin, end in index.ranges():  # a broker that crashed leaves gaps between files, too
+            gaps.append((position, begin))
+            position = max(position, end)
+    return hits, [*gaps, (position, _MOST_MS)]
 
 
 def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:

@@ -17,20 +17,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from messagestore import checkpoint as store_checkpoint
 from messagestore import record
 from messagestore.batch_journal import BatchJournal, JournalEntry
-from messagestore.batch_record import BatchRecord, read_batch
+from messagestore.batch_record import read_batch
+from messagestore.catching_up import batches_from
 from messagestore.config import ASYNC_FLUSH
 from messagestore.dispatch import Dispatcher, request_of
 from messagestore.errors import CorruptionError
-from messagestore.layout import RECORD_HEAD, STATE_CLEAN
-from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter, proven_queue_end
+from messagestore.layout import STATE_CLEAN, STATE_RECOVERING
+from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
+from messagestore.queue_proof import proven_queue_end
 from messagestore.recovery_walk import Walk, Walker, bad_chunk, later_sync_batch
 from messagestore.state import State, boot_hash
 from messagestore.store_files import StoreFiles
@@ -308,7 +309,7 @@ class _Recovery:
                 self.state,
                 counter=self.state.counter + 1,
                 in_flight=walk.end.physical_offset,
-                flags=self.state.flags & ~STATE_CLEAN,
+                flags=(self.state.flags & ~STATE_CLEAN) | STATE_RECOVERING,
             )
             self.state = self.files.state_file.write(state)
 
@@ -458,94 +459,3 @@ class _Recovery:
         journal.covered = min(journal.covered, count)
         journal.extend(batches_from(files, journal.covered, count))
         return LogWriter(files, self.state, end, journal)
-
-
-def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
-    """BATCH records from a queue offset on, in the order of the log; those below the first segment are left out."""
-    queue = files.queue(BATCH_TOPIC, 0)
-    position = max(queue_offset, queue.begin(files.commit_log.min_offset))
-    while position < end:
-        units = queue.read(position, min(4096, end - position))
-        if not len(units):
-            return
-        for physical_offset in units["physical_offset"].tolist():
-            batch = read_batch(files.commit_log, physical_offset)
-            if batch is not None:
-                yield batch
-        position += len(units)
-
-
-def catch_up(writer: LogWriter) -> bool:
-    """Take in what other Python writers appended since `writer` held the lock; False when only recovery will do.
-
-    Follows record heads from the cached end to V; a BATCH record gives its E: jump.
-    """
-    with writer.mutex:  # the flush thread may be at work
-        return _catch_up(writer)
-
-
-def _catch_up(writer: LogWriter) -> bool:
-    files, log = writer.files, writer.log
-    state = files.state_file.read()
-    if state is None or state.in_flight != NOTHING_IN_FLIGHT or state.poisoned or writer.poison_reason is not None:
-        return False
-    if not (files.abort_is_ours or (files.read_abort() is None and state.clean)):
-        return False
-    if state.counter == writer.state.counter:
-        return not any(log.read(writer.end.physical_offset, 8))
-    files.others_wrote |= state.clean_end < state.visible_end
-    files.forget_queues()
-    log.load()
-    log.note_names()
-    if files.index is not None:
-        files.index.load()
-    files.topics.load()
-    end = _follow(writer, writer.end, state.visible_end)
-    if end is None:
-        return False
-    writer.state, writer.end = state, end
-    writer.next_offsets.clear()
-    count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
-    writer.journal.extend(batches_from(files, writer.journal.covered, count))
-    return True
-
-
-def _follow(writer: LogWriter, end: LogEnd, visible_end: int) -> LogEnd | None:
-    log = writer.log
-    position = end.physical_offset
-    while position < visible_end:
-        head = log.head(position)
-        if head is None:
-            if log.left(position) == log.segment_size or log.read(position, 8) != log.blank(position):
-                return None
-            position += log.left(position)
-            continue
-        size, timestamp_ms = int(head["total_size"]), int(head["store_timestamp_ms"])
-        batch = (
-            read_batch(log, position)
-            if log.read(position + RECORD_HEAD.size, 24)[:16].startswith(b'{"messagestore"')
-            else None
-        )
-        end = LogEnd(position + size, position, size, timestamp_ms)
-        position += size
-        if batch is not None and batch.end > position:
-            last = _last_record(writer, batch)
-            if last is None:
-                return None
-            end = LogEnd(batch.end, last[0], last[1], timestamp_ms)
-            position = batch.end
-    return end if position == visible_end else None
-
-
-def _last_record(writer: LogWriter, batch: BatchRecord) -> tuple[int, int] | None:
-    """Position and size of the last record of a batch: the last unit of one of its queues."""
-    best: tuple[int, int] | None = None
-    for topic, runs in batch.ranges.items():
-        for queue_id, first, count in runs:
-            units = writer.files.queue(topic, queue_id).read(first + count - 1, 1)
-            if not len(units):
-                return None
-            position, size = int(units["physical_offset"][0]), int(units["size"][0])
-            if best is None or position > best[0]:
-                best = (position, size)
-    return best if best is not None and sum(best) == batch.end else None

@@ -6,6 +6,7 @@ One module, so that what they rely on can be seen at a glance.
 from messagestore.arrow_bytes import valid_of
 from messagestore.attached_store import attached_store
 from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
+from messagestore.catching_up import batches_from
 from messagestore.commit_log import CommitLog
 from messagestore.config import duration_s
 from messagestore.consume_queue import list_queues
@@ -17,7 +18,6 @@ from messagestore.message_columns import ColumnTexts
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
-from messagestore.recovery import batches_from
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
 from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of

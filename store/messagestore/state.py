@@ -22,6 +22,7 @@ from messagestore.layout import (
     STATE_CLEAN,
     STATE_FILE_SIZE,
     STATE_POISONED,
+    STATE_RECOVERING,
     STATE_SLOT,
     STATE_SLOT_POSITIONS,
 )
@@ -70,7 +71,7 @@ class State:
     boot_hash : int
         `boot_hash()` of who wrote the slot.
     flags : int
-        STATE_POISONED, STATE_ASYNC, STATE_CLEAN of `layout`.
+        STATE_POISONED, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING of `layout`.
     writer_pid : int
         Who wrote the slot; for messages only.
     """
@@ -100,6 +101,11 @@ class State:
     def clean(self) -> bool:
         """The store was closed with everything synced up to C, and nobody of us has written since."""
         return bool(self.flags & STATE_CLEAN)
+
+    @property
+    def recovering(self) -> bool:
+        """A recovery is at work, or died: what is derived from the log above C may be in pieces."""
+        return bool(self.flags & STATE_RECOVERING)
 
     def to_bytes(self) -> bytes:
         """The slot's bytes.

@@ -188,9 +188,14 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
 
 def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
     """An entry counts only if its BATCH record is read back, or lies below the first segment."""
-    for find in (lambda: writer.journal.find(app_id, version), lambda: writer.journal.last(app_id)):
-        while (entry := find()) is not None and not batch_is_there(writer, app_id, entry):
-            writer.journal.drop(app_id, entry.version)
+    journal = writer.journal
+    entry = journal.find(app_id, version)
+    if entry is not None and not batch_is_there(writer, app_id, entry):
+        journal.drop(app_id, version)
+    entry = journal.last(app_id)
+    while entry is not None and not batch_is_there(writer, app_id, entry):
+        journal.drop(app_id, entry.version)
+        entry = journal.last(app_id)
 
 
 def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
@@ -200,7 +205,7 @@ def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
     batch = read_batch(writer.log, entry.physical_offset)
     return (
         batch is not None
-        and batch.end <= writer.end.physical_offset
+        and (batch.end <= writer.end.physical_offset or entry.row_count == PARTIAL)
         and (batch.app_id, batch.version, batch.store_id) == (app_id, entry.version, writer.files.store_id)
     )
 

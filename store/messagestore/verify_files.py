@@ -20,7 +20,8 @@ from messagestore.batch_record import read_batch
 from messagestore.checkpoint import StoreCheckpoint
 from messagestore.errors import CorruptionError
 from messagestore.layout import CHECKPOINT, CHECKPOINT_SIZE, STATE_FILE_SIZE
-from messagestore.log_writer import NOTHING_IN_FLIGHT, proven_queue_end
+from messagestore.log_writer import NOTHING_IN_FLIGHT
+from messagestore.queue_proof import proven_queue_end
 from messagestore.state import State, boot_hash
 from messagestore.store_files import StoreFiles
 from messagestore.verify_report import VerifyReport

@@ -23,8 +23,8 @@ from messagestore.config import StoreConfig
 from messagestore.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
 from messagestore.layout import FILLER_UNIT_SIZE
-from messagestore.log_writer import proven_queue_end
 from messagestore.mapped_file import Disk
+from messagestore.queue_proof import proven_queue_end
 from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
 
@@ -46,11 +46,15 @@ class Visible:
         `state`'s counter at that moment; -1 without one.
     clean_end : int
         C: what survives a power cut.
+    recovered : bool
+        False: written in another boot, or taken over by a recovery that has not ended: what is derived from the log above
+        C, and files that hold such things besides older ones, may be in pieces.
     """
 
     end: int | None
     counter: int
     clean_end: int
+    recovered: bool = True
 
 
 class StoreView:
@@ -121,7 +125,7 @@ class StoreView:
                 )
             same_boot = state.boot_hash == boot_hash()
             visible_end = state.visible_end if same_boot else state.clean_end
-            self.visible = Visible(visible_end, state.counter, state.clean_end)
+            self.visible = Visible(visible_end, state.counter, state.clean_end, same_boot and not state.recovering)
         if self.visible != self._seen:
             end = self.visible.end
             if end is None or end > files.commit_log.files.max_offset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from messagestore import (
     MessageIllegalError,
     MessageStore,
     NotAStoreError,
+    StoreFullError,
     VersionRegressionError,
 )
 from messagestore.spi import attached_store
@@ -259,3 +261,25 @@ def test_the_foreach_batch_sink_can_be_sent(root) -> None:
     assert made.options == {"flushDiskType": "ASYNC_FLUSH", "autoCreateTopic": "true"}
     with pytest.raises(ConfigError, match="app_id"):
         MessageStoreSink(root, app_id="")
+
+
+def test_a_full_disk(tmp_path, context) -> None:
+    """A task, or the commit, finds no room: the error says how much is free, and nothing is in the log."""
+    disk = tmp_path / "small"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        root = str(disk / "store")
+        writer = StreamWriter(planned(root))
+        with pytest.raises(StoreFullError, match="free"):
+            staged(writer.sink, context, 0, *[rows(*["x" * 1000] * 700)] * 2)
+        for name in left(root):
+            (Path(root) / "spark" / "staging" / name).unlink()
+        with pytest.raises(StoreFullError, match="free"):
+            writer.commit(staged(writer.sink, context, 0, rows(*["x" * 1000] * 550)), 0)
+        assert contents(root) == []
+        attached_store(root).detach()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=False)

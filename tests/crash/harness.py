@@ -86,49 +86,51 @@ def run_steps(root: Path, steps: Iterable[Step], disk: Disk, promise: Promise, c
     """Do the steps; `Killed` ends them. Promises are noted the moment they are made."""
     store: MessageStore | None = None
     for step in steps:
-        match step:
-            case ("open",):
-                store = MessageStore.open(root, config, disk=disk)
-            case ("close",):
-                assert store is not None
-                store.close()
-            case ("put", int(number), str(topic), int(queue_id)):
-                assert store is not None
-                body = f"put/{number}/"
-                promise.maybe_puts.append(body)
-                result = store.put_message(Message(topic, body.encode(), queue_id=queue_id, keys=[f"p{number}"]))
-                assert result.is_ok
-                if config.flush_disk_type == SYNC_FLUSH:
-                    promise.puts.append(body)
-            case ("puts", int(number), int(count), str(topic), int(queue_id)):
-                assert store is not None
-                bodies = [f"put/{number + i}/" for i in range(count)]
-                promise.maybe_puts += bodies
-                messages = [Message(topic, b.encode(), queue_id=queue_id) for b in bodies]
-                store.put_messages(MessageBatch.from_messages(messages))
-                if config.flush_disk_type == SYNC_FLUSH:
-                    promise.puts += bodies
-            case ("batch", str(app), int(version), int(rows), str(flush)):
-                assert store is not None
-                promise.rows[(app, version)] = rows
-                promise.maybe_batches.add((app, version))
-                request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
-                store.append_batch(batch_columns(app, version, rows), request)
-                if flush == SYNC_FLUSH:
-                    promise.batches.add((app, version))
-            case ("clean",):
-                assert store is not None
-                store.flush()
-                store.writer.finish()
-                store.writer.move_clean()
-            case ("big_put", int(number), int(size)):
-                assert store is not None
-                body = f"put/{number}/" + "x" * size
-                promise.maybe_puts.append(body)
-                store.put_message(Message("big", body.encode(), queue_id=0))
-                promise.puts.append(body)
-            case _:
-                raise ValueError(f"unknown step {step}")
+        if step == ("open",):
+            store = MessageStore.open(root, config, disk=disk)
+        else:
+            assert store is not None
+            do_step(store, step, promise, config)
+
+
+def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConfig = SMALL) -> None:
+    """One step in an open store; what it promises is noted the moment it is made, what it may leave before."""
+    puts: list[str] = []
+    match step:
+        case ("close",):
+            store.close()
+        case ("put", int(number), str(topic), int(queue_id)):
+            puts = [f"put/{number}/"]
+            promise.maybe_puts += puts
+            result = store.put_message(Message(topic, puts[0].encode(), queue_id=queue_id, keys=[f"p{number}"]))
+            assert result.is_ok
+        case ("puts", int(number), int(count), str(topic), int(queue_id)):
+            puts = [f"put/{number + i}/" for i in range(count)]
+            promise.maybe_puts += puts
+            messages = [Message(topic, body.encode(), queue_id=queue_id) for body in puts]
+            assert store.put_messages(MessageBatch.from_messages(messages)).is_ok
+        case ("big_put", int(number), int(size)):
+            puts = [f"put/{number}/" + "x" * size]
+            promise.maybe_puts += puts
+            assert store.put_message(Message("big", puts[0].encode(), queue_id=0)).is_ok
+        case ("batch", str(app), int(version), int(rows), str(flush)):
+            promise.rows[(app, version)] = rows
+            promise.maybe_batches.add((app, version))
+            request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
+            store.append_batch(batch_columns(app, version, rows), request)
+            if flush == SYNC_FLUSH:
+                promise.batches.add((app, version))
+        case ("clean",):
+            store.flush()
+            store.writer.finish()
+            store.writer.move_clean()
+        case _:
+            raise ValueError(f"unknown step {step}")
+    if config.flush_disk_type == SYNC_FLUSH:
+        promise.puts += puts
+    if step in (("close",), ("clean",)):  # makes everything before it durable
+        promise.puts += [body for body in promise.maybe_puts if body not in promise.puts]
+        promise.batches |= promise.maybe_batches
 
 
 def die(root: Path) -> None:

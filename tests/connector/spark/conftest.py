@@ -38,6 +38,7 @@ def spark(kill_plan: Path) -> Iterator[object]:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2,4]")
+    builder = builder.config("spark.sql.warehouse.dir", str(kill_plan.parent / "warehouse"))
     for key, value in spark_runs.SESSION.items():
         builder = builder.config(key, value)
     with warnings.catch_warnings():

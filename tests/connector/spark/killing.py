@@ -1,7 +1,7 @@
 """The data source under test, with kill points: a process kills itself, or another, at a named place, once.
 
 The plan is a file (MESSAGESTORE_KILL_PLAN) with one line, `<place> <victim> <batch id>`; whoever gets there takes it
-away first, so the kill happens once. Victims: `self`, `executor`, or process ids with commas between them.
+away first, so the kill happens once. Victims: `self`, `executor` (its JVM and workers), or a process id: it and all below it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 from pyspark_messagestore import sink
 from pyspark_messagestore.datasource import MessageStoreDataSource
@@ -39,7 +40,20 @@ def victims_of(victim: str) -> list[int]:
     if victim == "executor":
         daemon = os.getppid()
         return [parent_of(daemon), daemon, os.getpid()]
-    return [int(pid) for pid in victim.split(",")]
+    return family(int(victim))
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it, but this one last."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError):
+                parents[int(name)] = parent_of(int(name))
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return sorted(found, key=lambda each: each == os.getpid())
 
 
 def parent_of(pid: int) -> int:

