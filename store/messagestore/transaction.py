@@ -222,7 +222,8 @@ def _known(entry: JournalEntry, app_id: str, source: ChunkSource, request: Batch
         return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
     if entry.row_count == PARTIAL:
         raise BatchConflictError(
-            f"app {app_id!r}: only a part of version {entry.version} is in the store (from {entry.physical_offset} on): "
+            f"app {app_id!r}: only a part of version {entry.version} is in the store (from {entry.physical_offset} "
+            f"on): "
             "a power cut took the rest of an ASYNC_FLUSH batch, and a broker opened the store before a Python writer "
             "did. Find out which rows are missing and write them in a batch of their own; onReplayMismatch=skip drops "
             "the new rows. Before a hand-over, run `messagestore recover`",

@@ -47,8 +47,8 @@ class Visible:
     clean_end : int
         C: what survives a power cut.
     recovered : bool
-        False: written in another boot, or taken over by a recovery that has not ended: what is derived from the log above
-        C, and files that hold such things besides older ones, may be in pieces.
+        False: written in another boot, or taken over by a recovery that has not ended: what is derived from the log
+        above C, and files that hold such things besides older ones, may be in pieces.
     """
 
     end: int | None
@@ -138,8 +138,8 @@ class StoreView:
     def quiet(self) -> tuple[int, int] | None:
         """A token that is another one after any writer was at work; None while one may be.
 
-        Every writer makes `abort` before its first byte, which changes the root folder, and one of ours changes `state`.
-        Two system calls; take it before what it stands for is read.
+        Every writer makes `abort` before its first byte, which changes the root folder, and one of ours changes
+        `state`. Two system calls; take it before what it stands for is read.
         """
         files = self.files
         if files.read_abort() is not None:
@@ -204,8 +204,8 @@ class StoreView:
     def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """The max offsets of many queues at one moment: of a Spark batch all of them show everything, or nothing.
 
-        Under a broker's rules the queues are read one after the other; a writer of ours that came meanwhile, or came and
-        went, shows in `abort` or in `state`'s counter: they are read again.
+        Under a broker's rules the queues are read one after the other; a writer of ours that came meanwhile, or came
+        and went, shows in `abort` or in `state`'s counter: they are read again.
         """
         keys = list(queues)
         while True:
