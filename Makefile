@@ -2,7 +2,8 @@
 #
 #   make demo        flights through Spark and a store and back; make demo ARGS=--fresh starts afresh
 #   make setup       .venv with everything, pinned by constraints.txt
-#   make test        pytest                     make test ARGS="-k layout"
+#   make test        all tests but the slow ones   make test ARGS="-k layout"
+#   make test-deep   the slow ones: the same stories, longer and at random
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store benchmarks           make bench ARGS=--quick
@@ -14,7 +15,7 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := test
-.PHONY: setup java demo test lint typecheck bench docs clean
+.PHONY: setup java demo test test-deep lint typecheck bench docs clean
 
 setup: $(STAMP)
 
@@ -45,7 +46,10 @@ demo: setup java
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
 test: setup
 	@$(MAKE) --no-print-directory java || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow' $(ARGS)
+
+test-deep: setup
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

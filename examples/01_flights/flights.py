@@ -5,8 +5,8 @@
 
 Two streaming queries run at the same time. `write` reads the flights as CSV, a file a month, and writes them to a topic
 for each airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics back as they
-grow, joins the airlines' names and keeps departure delays by carrier and hour. Then the store is read once more, as a batch,
-to prove that each flight is there once and in order.
+grow, joins the airlines' names and keeps departure delays by carrier and hour. Then the store is read once more, as a
+batch, to prove that each flight is there once and in order.
 
 Kill it whenever you like (`kill -9`): run again on the same folder it ends with the same 336 776 flights.
 """

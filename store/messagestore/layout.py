@@ -217,9 +217,7 @@ STATE_SLOT = Layout(
             52,
             "flags",
             "u4",
-            "1: poisoned; 2: bytes above C were appended in ASYNC_FLUSH; 4: closed cleanly at C; 8: a recovery has "
-            "begun, "
-            "and has not ended",
+            "1: poisoned; 2: ASYNC_FLUSH bytes above C; 4: closed cleanly at C; 8: a recovery has begun, not ended",
         ),
         (56, "writer_pid", "i4", "who wrote the slot; for messages only"),
         (60, "crc", "u4", "CRC-32 of the 60 bytes before"),
