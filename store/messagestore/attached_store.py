@@ -34,12 +34,21 @@ from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
 from messagestore.recovery import RecoveryReport, recover
 from messagestore.state import StateFile
-from messagestore.store_files import Identity, Paths, StoreFiles, create_identity, make_folders, refuse_foreign_forms
+from messagestore.store_files import (
+    Identity,
+    Paths,
+    StoreFiles,
+    create_identity,
+    make_own_folders,
+    make_root,
+    refuse_foreign_forms,
+)
 from messagestore.writer_lock import Attachment, WriterLock, attach
 
 _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
 _BRIEFLY_S = 1.0
+_NOT_WRITABLE = "a writer makes files there; make the folder writable for this user, or open the store read-only"
 
 
 def attached_store(
@@ -138,19 +147,11 @@ class AttachedStore:
     def _enter(self, description: str, timeout_s: float | None) -> LogWriter:
         if self._attachment is not None and not self._attachment.intact():
             self._drop()
-        if self._attachment is None:
-            try:
-                make_folders(self.disk, self.paths)
-                self._attachment = attach(self.paths.root, self.disk)
-            except OSError as error:
-                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                    error.add_note(
-                        f"{self.paths.root}: a writer needs to create files there; make the folder writable for this "
-                        f"user, or "
-                        "open the store read-only"
-                    )
-                raise
         try:
+            if self._attachment is None:
+                make_root(self.disk, self.paths)
+                self._attachment = attach(self.paths.root, self.disk)
+                make_own_folders(self.disk, self.paths)
             if self._lock is None:
                 self._lock = WriterLock(self.paths.writer_lock)
             if not self._lock.held:
@@ -161,7 +162,9 @@ class AttachedStore:
             self.writer.check_usable()
             if self.flush is None or not self.flush.alive:
                 self.flush = FlushService(self.writer, self._remember_poison)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
             if not self._sessions:
                 self._release_lock()
                 if self.writer is None:

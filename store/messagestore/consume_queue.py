@@ -454,7 +454,16 @@ def _real(units: Units) -> NDArray[np.bool_]:
 
 
 def queue_directory(root: str, topic: str, queue_id: int) -> str:
-    """Folder of a queue's files. The topic must have been checked (`message.topic_fault`): it becomes a path."""
+    """Folder of a queue's files.
+
+    Raises
+    ------
+    ValueError
+        When the topic is not legal: it becomes a path.
+    """
+    fault = topic_fault(topic)
+    if fault is not None or queue_id < 0:
+        raise ValueError(f"queue {topic[:80]!r}/{queue_id}: {fault or 'found a number below 0'}")
     return os.path.join(root, CONSUME_QUEUE_FOLDER, topic, str(queue_id))
 
 

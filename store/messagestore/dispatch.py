@@ -201,14 +201,20 @@ def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int,
         yield first, part
 
 
+def queued_rows(run: Scanned) -> NDArray[np.bool_]:
+    """Which records of a run get a unit: all but half messages of old brokers."""
+    transaction = run.heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK
+    queued: NDArray[np.bool_] = transaction != SYS_FLAG_TRANSACTION_ROLLBACK
+    queued &= transaction != SYS_FLAG_TRANSACTION_PREPARED
+    return queued
+
+
 def request_of(run: Scanned) -> DispatchRequest:
     """What to dispatch for records read back from the log (recovery, catching up, plain puts)."""
     starts, heads = run.starts, run.heads
-    transaction = heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK
-    rollback = transaction == SYS_FLAG_TRANSACTION_ROLLBACK
-    unqueued = rollback | (transaction == SYS_FLAG_TRANSACTION_PREPARED)
-    if unqueued.any():  # half messages of old brokers get no unit; only such logs pay for the copy
-        starts, heads = starts[~unqueued], heads[~unqueued]
+    queued = queued_rows(run)
+    if not queued.all():  # only such logs pay for the copy
+        starts, heads = starts[queued], heads[queued]
     columns = record_columns.decode(
         run.data,
         starts,

@@ -8,7 +8,7 @@ such rows only, which no writer of today leaves behind.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,6 @@ from messagestore.properties import (
 _WORD = 8
 _FREQUENT = (KEYS, TAGS, UNIQUE_KEY, WAIT)
 """Reserved names of at most eight bytes: each is one number (`_words`), not looked up in a dictionary."""
-_RESERVED = pa.array([name.encode() for name in sorted(RESERVED_PROPERTIES)], pa.binary())
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)] + [0], np.uint64)
 _TOPS = np.array([(0x80 | size) << 56 for size in range(_WORD)] + [0, 0], np.uint64)
 """By size of the name; the last item is for all names of more than eight bytes."""
@@ -166,7 +165,7 @@ class PropertyTexts:
         kind = pa.map_(pa.string(), pa.string())
         items = np.arange(len(frequent)) if reserved else np.flatnonzero(~frequent)
         names = gather(self._data, self._name_starts[items], self._name_ends[items]).dictionary_encode()
-        is_reserved = pc.is_in(names.dictionary, _RESERVED.cast(names.dictionary.type))
+        is_reserved = pc.is_in(names.dictionary, _reserved().cast(names.dictionary.type))
         codes = names.indices.to_numpy(zero_copy_only=False)
         wanted = is_reserved.to_numpy(zero_copy_only=False) == reserved
         if not wanted.all():
@@ -253,3 +252,9 @@ def _lists(kind: pa.DataType, counts: NDArray[np.int64], items: pa.Array) -> pa.
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     return pa.Array.from_buffers(kind, len(counts), [None, pa.py_buffer(offsets)], children=[items])
+
+
+@cache
+def _reserved() -> pa.Array:
+    """Reserved names; made when first needed, for where pandas is installed pyarrow imports it to make an array."""
+    return pa.array([name.encode() for name in sorted(RESERVED_PROPERTIES)], pa.binary())

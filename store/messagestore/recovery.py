@@ -212,7 +212,8 @@ class _Recovery:
             before, trust = LogEnd(self.log.min_offset, 0, 0, 0), False
         self.report.start = before.physical_offset
         synced_only = ours and state is not None and not state.asynchronous
-        return Walker(files, before, trust_queues=trust, sync_proof=synced_only, broker=not ours).run()
+        own = ours and before is anchored
+        return Walker(files, before, trust_queues=trust, sync_proof=synced_only, own=own, broker=not ours).run()
 
     def _derived_missing(self) -> bool:
         """Whether somebody deleted all queues, or all index files, of a store that had them."""

@@ -8,23 +8,26 @@ A BATCH record counts if the CRCs of all its data hold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from messagestore import batch_record, record
+from messagestore import batch_record, record, record_scan
 from messagestore.batch_record import CHUNK_SIZE, BatchRecord, read_batch
 from messagestore.commit_log import Scanned
 from messagestore.config import SYNC_FLUSH
-from messagestore.dispatch import DispatchRequest, request_of
+from messagestore.dispatch import DispatchRequest, queued_rows, request_of
 from messagestore.errors import ChecksumError, CorruptionError
 from messagestore.layout import IPV6_EXTRA_SIZE, RECORD_HEAD
 from messagestore.log_writer import LogEnd
-from messagestore.message import BATCH_TOPIC
+from messagestore.message import BATCH_TOPIC, MAX_QUEUE_ID, topic_fault
+from messagestore.properties import PROPERTY_SEPARATOR
 from messagestore.record_scan import ScanEnd
 from messagestore.store_files import StoreFiles
 
 _SEARCH_SIZE = 16 * 1024 * 1024
+_SECTOR_SIZE = 512
+_DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")
 _TAIL_SIZE = 512  # topic and properties of a BATCH record are within this many bytes of its end
 
 
@@ -74,17 +77,27 @@ class Walker:
         Units below the start are synced: a queue's next offset is known from them. False when everything is rebuilt.
     sync_proof : bool
         Every BATCH record that is there was sealed after its data were synced, unless it says ASYNC_FLUSH itself.
+    own : bool
+        All records from the start on were written by this project.
     broker : bool
         A broker wrote last: it may have kept a part of an ASYNC batch, and what it appended behind that part counts.
     """
 
     def __init__(
-        self, files: StoreFiles, before: LogEnd, *, trust_queues: bool, sync_proof: bool, broker: bool = False
+        self,
+        files: StoreFiles,
+        before: LogEnd,
+        *,
+        trust_queues: bool,
+        sync_proof: bool,
+        own: bool = False,
+        broker: bool = False,
     ) -> None:
         self.files = files
         self.log = files.commit_log
         self.trust_queues = trust_queues
         self.sync_proof = sync_proof
+        self.own = own
         self.broker = broker
         self.walk = Walk(before.physical_offset, before)
 
@@ -107,6 +120,44 @@ class Walker:
     def _take(self, run: Scanned) -> bool:
         """Take in the records of a run that count; False when one does not."""
         request = request_of(run)
+        whole = self._whole(run, request)
+        if whole == len(run.starts):
+            return self._take_whole(run, request)
+        torn = run.physical_offset + int(run.starts[whole])
+        run = replace(run, starts=run.starts[:whole], heads=run.heads[:whole])
+        if self._take_whole(run, request_of(run)):
+            self.walk.stop = ScanEnd("torn", 0, "a record", "a part of one")
+            self.walk.end = replace(self.walk.end, physical_offset=torn)
+            self._check_sealed_batch(torn)
+        return False
+
+    def _whole(self, run: Scanned, request: DispatchRequest) -> int:
+        """How many records of a run no power cut tore where no CRC covers them: behind the body.
+
+        A sector that was lost is zero. A topic has no zero bytes, and properties end with a separator (a broker leaves
+        it out): so only whole sectors of zeros within the properties are left to look for.
+        """
+        queued = queued_rows(run)
+        bad = np.zeros(len(run.starts), np.bool_)
+        bad_runs = [
+            topic_fault(topic) is not None or not 0 <= queue_id <= MAX_QUEUE_ID
+            for topic, queue_id in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)
+        ]
+        bad[queued] = np.repeat(bad_runs, request.run_counts)
+        if self.own:
+            _, where = record_scan.parts(run.data, run.starts, run.heads)
+            sizes = where.ends - where.property_starts
+            bad |= (sizes > 0) & (run.data[where.ends - 1] != PROPERTY_SEPARATOR[0])
+            for row in np.flatnonzero(sizes > _SECTOR_SIZE).tolist():
+                start, end = int(where.property_starts[row]), int(where.ends[row])
+                start += -(run.physical_offset + start) % _SECTOR_SIZE
+                sectors = run.data[start : start + (end - start) // _SECTOR_SIZE * _SECTOR_SIZE].reshape(
+                    -1, _SECTOR_SIZE
+                )
+                bad[row] |= not sectors.any(axis=1).all()
+        return record_scan.leading(~bad)
+
+    def _take_whole(self, run: Scanned, request: DispatchRequest) -> bool:
         count = self._counting(run, request)
         count = self._check_batches(run, request, count)
         walk = self.walk
@@ -208,8 +259,10 @@ class Walker:
         """
         batch = read_batch(self.log, physical_offset)
         path = self.log.files.path(self.log.segment_of(physical_offset))
-        if batch is None:
+        if batch is None and self.sync_proof:
             raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
+        if batch is None:
+            return self.broker  # torn, and a broker does not look at its `__CRC32#`
         if batch.store_id != self.files.store_id:
             raise CorruptionError(
                 path,
@@ -234,7 +287,7 @@ class Walker:
         """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn
         tail.
         """
-        if not self.sync_proof or self.walk.stop.reason not in ("body_crc", "property_crc", "length", "position"):
+        if not self.sync_proof or self.walk.stop.reason not in _DAMAGED:
             return
         data = self.log.read(physical_offset, self.files.config.max_message_size)
         size = record.total_size(data) if len(data) >= RECORD_HEAD.size else 0

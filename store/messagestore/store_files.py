@@ -294,8 +294,8 @@ def is_free(disk: Disk, paths: Paths) -> bool:
     }
 
 
-def make_folders(disk: Disk, paths: Paths) -> None:
-    """The root and `spark/`, before anything is locked in them.
+def make_root(disk: Disk, paths: Paths) -> None:
+    """The root, before anything is locked in it.
 
     Raises
     ------
@@ -317,11 +317,15 @@ def make_folders(disk: Disk, paths: Paths) -> None:
         path = os.path.dirname(path)
     for path in reversed(missing):
         disk.mkdir(path)
+    if missing:
+        disk.fsync_dir(os.path.dirname(missing[-1]))
+
+
+def make_own_folders(disk: Disk, paths: Paths) -> None:
+    """`spark/` and what is in it, once no broker can be at work."""
     for path in (paths.spark, paths.staging):
         if not disk.is_folder(path):
             disk.mkdir(path)
-    if missing:
-        disk.fsync_dir(os.path.dirname(missing[-1]))
 
 
 def create_identity(disk: Disk, paths: Paths, config: StoreConfig) -> Identity:

@@ -22,7 +22,7 @@ from messagestore import record_columns
 from messagestore.config import StoreConfig
 from messagestore.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
-from messagestore.layout import FILLER_UNIT_SIZE
+from messagestore.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.mapped_file import Disk
 from messagestore.queue_proof import proven_queue_end
 from messagestore.state import boot_hash
@@ -319,7 +319,7 @@ class StoreView:
         if len(bad):
             row = int(bad[0])
             queue = self.files.queue(topic, queue_id)
-            start = queue.files.holding((queue_offset + row) * 20) or 0
+            start = queue.files.holding((queue_offset + row) * UNIT.size) or 0
             raise MagicError(
                 queue.files.path(start),
                 queue_offset + row,

@@ -1,7 +1,8 @@
 """The data source under test, with kill points: a process kills itself, or another, at a named place, once.
 
 The plan is a file (MESSAGESTORE_KILL_PLAN) with one line, `<place> <victim> <batch id>`; whoever gets there takes it
-away first, so the kill happens once. Victims: `self`, `executor` (its JVM and workers), or a process id: it and all below it.
+away first, so the kill happens once. Victims:
+`self`, `executor` (its JVM and workers), or a process id: it and all below it.
 """
 
 from __future__ import annotations
