@@ -242,6 +242,11 @@ class CommitLog:
             file = self._written[start] = self.files.file(start, writable=True)
         self.disk.pwrite(file, data, physical_offset - start)
 
+    def start_writeback(self, physical_offset: int, size: int) -> None:
+        """Let the disk begin with bytes just written; they lie in one segment."""
+        start = self.segment_of(physical_offset)
+        self.disk.start_writeback(self._written[start], physical_offset - start, size)
+
     def sync_plan(self, start: int, end: int) -> SyncPlan:
         """What must be synced so that `start..end` is durable; run it with or without the writer's mutex."""
         folders = [self.files.directory, os.path.dirname(self.files.directory)] if self._created else []

@@ -141,6 +141,10 @@ class StoreFullError(StoreError, OSError):
 class SyncFailedError(StoreError, OSError):
     """A sync failed: what was written before it may not be on the disk, and a second sync would not tell."""
 
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
 
 class StorePoisonedError(StoreError, RuntimeError):
     """A sync failed, or a file vanished under the writer: nothing more is written until the store is reopened."""

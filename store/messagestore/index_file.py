@@ -160,7 +160,9 @@ class IndexService:
                 timestamps[skipped:],
                 key_counts[skipped:],
             )
-        offsets, times = np.repeat(physical_offsets, key_counts), np.repeat(timestamps, key_counts)
+        offsets, times = physical_offsets, timestamps
+        if len(key_hashes) != len(key_counts) or (key_counts != 1).any():  # not one key each
+            offsets, times = np.repeat(physical_offsets, key_counts), np.repeat(timestamps, key_counts)
         done = 0
         while done < len(offsets):
             header = self._make_room()

@@ -34,6 +34,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_SYNC_FILE_RANGE_WRITE = 2
 
 T = TypeVar("T")
 
@@ -142,6 +144,13 @@ class Disk:
     def fdatasync(self, file: File) -> None:
         """Force the file's data to the disk. When it raises, the caller must never sync again (fsyncgate)."""
         self._named(lambda: os.fdatasync(file.fileno()), file.path)
+
+    def start_writeback(self, file: File, position: int, size: int) -> None:
+        """Let the system begin to write a range to the disk, and do not wait: a later sync has less to do.
+
+        A hint only: it makes nothing durable, and what it meets is reported by that sync.
+        """
+        _libc.sync_file_range(file.fileno(), position, size, _SYNC_FILE_RANGE_WRITE)
 
     def fsync_dir(self, path: str | Path) -> None:
         """Force a folder's names to the disk."""
@@ -302,7 +311,9 @@ def sync_errors(path: str) -> Iterator[None]:
     except SyncFailedError:
         raise
     except OSError as error:
-        raise SyncFailedError(error.errno, f"a sync failed ({error.strerror or error})", path) from error
+        failed = SyncFailedError(f"{path}: a sync failed ({error.strerror or error})", path=path)
+        failed.errno = error.errno
+        raise failed from error
 
 
 class FilePool:

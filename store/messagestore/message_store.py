@@ -11,10 +11,12 @@ This module is a facade: it checks arguments and passes on.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -41,7 +43,7 @@ from messagestore.message import (
     check_topic,
 )
 from messagestore.properties import check_keys, check_properties, check_tags
-from messagestore.record_columns import MessageColumns
+from messagestore.record_columns import EncodedRecords, MessageColumns
 from messagestore.recovery import RecoveryReport
 from messagestore.store_files import check_simple_topic
 from messagestore.topics import TopicConfig
@@ -50,6 +52,7 @@ from messagestore.view import StoreView
 
 DEFAULT_QUEUE_NUMS = 8
 CHUNK_ROWS = 65_536
+_ENCODERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,20 +379,16 @@ class MessageStore(ReadOnlyStore):
         StorePoisonedError
         """
         writer, config = self.writer, self.writer.files.config
-        chunks, row = Chunks(), 0
-        for part in [columns] if isinstance(columns, MessageColumns) else columns:
-            for start in range(0, part.row_count, CHUNK_ROWS):
-                piece = part.slice(start, CHUNK_ROWS)
-                chunks.append(
-                    record_columns.encode(
-                        piece,
-                        limits=config,
-                        store_host=writer.files.store_host,
-                        born_host=self._born_host(),
-                        first_row=row,
-                    )
-                )
-                row += piece.row_count
+        parts = [columns] if isinstance(columns, MessageColumns) else columns
+        pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
+        first_rows = itertools.accumulate((piece.row_count for piece in pieces), initial=0)
+
+        def encode(piece: MessageColumns, first_row: int) -> EncodedRecords:
+            hosts = {"store_host": writer.files.store_host, "born_host": self._born_host()}
+            return record_columns.encode(piece, limits=config, first_row=first_row, **hosts)
+
+        with ThreadPoolExecutor(_ENCODERS) as pool:  # most of encoding is Arrow's and numpy's, without the GIL
+            chunks = Chunks(pool.map(encode, pieces, first_rows))
         return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
 
     def flush(self) -> None:

@@ -181,6 +181,7 @@ class StagedChunks:
         self.disk = disk or Disk()
         self._places: list[tuple[str, int]] = []
         self._open: tuple[str, bool, pa.RecordBatchFileReader] | None = None
+        self._scratch = np.empty(0, np.uint8)
         for staged in files:
             _check(self.disk, staged)
             with pa.OSFile(staged.path) as source:
@@ -195,14 +196,17 @@ class StagedChunks:
         return len(self._places)
 
     def read(self, index: int, *, with_data: bool) -> EncodedRecords:
-        """Chunk `index`, in memory of its own."""
+        """Chunk `index`; its data may be written to, and are the caller's until the next chunk is read with data."""
         path, number = self._places[index]
         row = self._reader(path, with_data).get_batch(number)
         data = np.empty(0, np.uint8)
         if with_data:
             _, offsets, values = row.column("data").buffers()
             begin, end = np.frombuffer(offsets, np.int64, 2)
-            data = np.frombuffer(values, np.uint8)[begin:end].copy()  # Arrow's buffer is not ours to stamp
+            if len(self._scratch) < end - begin:
+                self._scratch = np.empty(int(end - begin), np.uint8)  # one for all chunks: new memory costs page faults
+            data = self._scratch[: end - begin]
+            data[:] = np.frombuffer(values, np.uint8)[begin:end]  # Arrow's buffer is not ours to stamp
         return EncodedRecords(
             data=data,
             starts=_values(row, "starts"),

@@ -39,6 +39,7 @@ from messagestore.message import BATCH_TOPIC
 
 __all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
 
+_WRITEBACK_SIZE = 1 << 20
 APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
 
 
@@ -284,6 +285,10 @@ def _write(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> tuple[b
         rows_data = chunk.data[begin:end].data
         crc.add(rows_data)
         log.write(piece.physical_offset, rows_data)
+        if request.flush_disk_type == SYNC_FLUSH and len(rows_data) >= _WRITEBACK_SIZE:
+            log.start_writeback(
+                piece.physical_offset, len(rows_data)
+            )  # the disk writes while the next rows are stamped
         position += end - begin
         size = int(chunk.starts[rows.stop] - chunk.starts[rows.stop - 1])
         plan.last_record = (position - size, size)

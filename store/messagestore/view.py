@@ -11,7 +11,9 @@ A V that was written in another boot counts only up to C, until a writer has rec
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +31,7 @@ from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
 
 READ_ROWS = 65_536
+_DECODERS = 2
 READ_BYTES = 16 * 1024 * 1024
 _GAP = 16 * 1024
 """Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
@@ -265,6 +268,24 @@ class StoreView:
         CorruptionError
             A unit and its record do not agree, or a CRC does not; with file and offset.
         """
+        blocks = self._blocks(topic, queue_id, start, end, max_rows, max_bytes)
+        if end - start <= max_rows:
+            for position, units in blocks:
+                yield self._decode(topic, queue_id, position, units, columns, verify_body_crc)
+            return
+        with ThreadPoolExecutor(_DECODERS) as pool:  # most of decoding is Arrow's and numpy's, without the GIL
+            waiting: deque[Future[pa.RecordBatch]] = deque()
+            for position, units in blocks:
+                waiting.append(pool.submit(self._decode, topic, queue_id, position, units, columns, verify_body_crc))
+                if len(waiting) > _DECODERS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _blocks(
+        self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int
+    ) -> Iterator[tuple[int, NDArray[np.void]]]:
+        """Units of at most so many rows and bytes of records at a time, with the first one's queue offset."""
         position = start
         while position < end:
             units = self.units(topic, queue_id, position, min(end, position + max_rows))
@@ -275,8 +296,8 @@ class StoreView:
                 )
             sizes = np.cumsum(units["size"].astype(np.int64))
             count = max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
-            yield self._decode(topic, queue_id, position, units[:count], columns, verify_body_crc)
-            position += len(units[:count])
+            yield position, units[:count]
+            position += count
 
     def _decode(
         self,

@@ -64,10 +64,8 @@ def record_at(root: Path, physical_offset: int) -> bytes | None:
         found = reference.decode(data[:total])
     except (struct.error, UnicodeDecodeError, AssertionError):
         return None
-    if (
-        found["physical_offset"] != physical_offset
-        or (found["body"]
-        and reference.body_crc(found["body"]) != found["body_crc"])
+    if found["physical_offset"] != physical_offset or (
+        found["body"] and reference.body_crc(found["body"]) != found["body_crc"]
     ):
         return None
     return data[:total]

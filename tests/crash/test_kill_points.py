@@ -98,7 +98,9 @@ def kill_everywhere(base: Path | None, promise: Promise, steps: list[Step], scra
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_kill_at_every_operation(name: str, filled: tuple[Path, Promise], scratch: Path) -> None:
-    """A process that adds to a closed store dies at each of its operations; the next one finds all that was promised."""
+    """A process that adds to a closed store dies at each of its operations; the next one finds all that was
+    promised.
+    """
     base, promise = filled
     assert kill_everywhere(base, promise, WORKLOADS[name], scratch, whole=name == "single put") > 5
 

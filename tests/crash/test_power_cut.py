@@ -12,11 +12,18 @@ Some cuts and operations here, all of them in the tests that are marked `slow`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
+import contextlib
+import errno
+import itertools
+import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,11 +42,13 @@ from crash.harness import (
     run_steps,
     spread,
 )
-from crash.imitate import another_boot, dispatch, kill_when, read_slot, seal, walk
+from crash.imitate import Process, another_boot, dispatch, kill_when, log_write, overwrite, read_slot, seal, walk
 from crash.simdisk import MODES, FailDisk, Image, KillDisk, Killed, Operation, RecordingDisk
 from messagestore import (
     ASYNC_FLUSH,
     SYNC_FLUSH,
+    CorruptionError,
+    Message,
     MessageStore,
     StoreConfig,
     StoreError,
@@ -135,7 +144,9 @@ class Recorded:
         return last
 
 
-def record(base: Path | None, promise: Promise, workload: Workload, folder: Path, disk: RecordingDisk | None = None) -> Recorded:
+def record(
+    base: Path | None, promise: Promise, workload: Workload, folder: Path, disk: RecordingDisk | None = None
+) -> Recorded:
     root = fresh(base, folder)
     run = Recorded(disk or RecordingDisk(root))
     own = copy_of(promise)
@@ -221,7 +232,14 @@ def check_image(image: Image, promise: Promise, steps: Sequence[Step], target: P
 
 
 def check_cuts(
-    base: Path | None, promise: Promise, workload: Workload, scratch: Path, *, cuts: int | None, limit: int, modes: Sequence[str] = MODES
+    base: Path | None,
+    promise: Promise,
+    workload: Workload,
+    scratch: Path,
+    *,
+    cuts: int | None,
+    limit: int,
+    modes: Sequence[str] = MODES,
 ) -> int:
     """Images of a workload: `cuts` of its operations (None: all), at most `limit` of each mode; how many there were."""
     run = record(base, promise, workload, scratch / "recorded")
@@ -252,3 +270,313 @@ def test_all_power_cuts(name: str, filled: tuple[Path, Promise], scratch: Path) 
     """The same at every operation, with every kind of image."""
     base, promise = filled
     assert check_cuts(base, promise, WORKLOADS[name], scratch, cuts=None, limit=2) > 50
+
+
+# ---- what a lost sector does to one record
+
+
+def many_puts(shape: str) -> list[Message]:
+    """Records of ever other sizes, so that sectors end everywhere in them."""
+    if shape == "keys and tags":
+        return [
+            Message("topicname", b"b" * (i % 50), 0, keys=[f"key{i}", "second"], tags="tag", properties={f"p{i}": "v" * (i + 1)})
+            for i in range(60)
+        ]
+    if shape == "no properties":
+        return [Message("topicname" * (1 + i % 9), b"b" * (i % 50), 0) for i in range(90)]
+    return [Message("topicname", b"b", 0, properties={"a": "x" * 1500, "b": "y" * (70 * i + 1)}) for i in range(12)]
+
+
+@pytest.mark.parametrize("shape", ["keys and tags", "no properties", "large properties"])
+def test_a_lost_sector_tears_no_message(shape: str, scratch: Path) -> None:
+    """ASYNC puts, and one sector of the log is lost, wherever it ends: what is left are whole messages, not a byte of one."""
+    config = ASYNC.replace(mapped_file_size_commit_log=1 << 18, flush_interval_commit_log=3_600_000)
+    root, wanted = scratch / "store", many_puts(shape)
+    store = MessageStore.open(root, config)
+    ends = [0]
+    for message in wanted:
+        result = store.put_message(message)
+        ends.append(result.physical_offset + result.size)
+    store.writer.drain()
+    die(root)
+    for sector in range(ends[-1] // 512 + 1):
+        copy = fresh(root, scratch / "copy")
+        overwrite(copy, sector * 512, bytes(min(512, ends[-1] - sector * 512)))
+        with another_boot():
+            recovered = MessageStore.open(copy, config)
+            found = [m for topic in recovered.topics() for m in recovered.get_message(topic, 0, 0, 1000).messages]
+            found.sort(key=lambda m: m.physical_offset)
+            recovered.close()
+        whole = sum(end <= sector * 512 for end in ends[1:])
+        assert whole <= len(found) <= whole + 1  # a part of a record that was zero before is not lost
+        for message, put_message in zip(found, wanted, strict=False):
+            assert (message.topic, message.body, message.keys) == (
+                put_message.topic,
+                put_message.body,
+                tuple(put_message.keys),
+            )
+            assert (message.tags, message.properties) == (put_message.tags, dict(put_message.properties))
+
+
+def test_a_lost_sector_of_a_batch_record(scratch: Path) -> None:
+    """ASYNC batches of ever other sizes, and one sector of the log is lost: whole batches are left, and nobody refuses."""
+    config = ASYNC.replace(mapped_file_size_commit_log=1 << 18, flush_interval_commit_log=3_600_000)
+    root, promise = scratch / "store", Promise()
+    steps = [batch(version, 1 + version % 3, ASYNC_FLUSH, app="a" * (1 + version * 3)) for version in range(14)]
+    store = MessageStore.open(root, config)
+    for step in steps:
+        do_step(store, (*step[:2], 0, *step[3:]), promise, config)
+    end = store.writer.end.physical_offset
+    die(root)
+    for sector in range(end // 512 + 1):
+        copy = fresh(root, scratch / "copy")
+        overwrite(copy, sector * 512, bytes(min(512, end - sector * 512)))
+        with another_boot(), MessageStore.open(copy, config) as recovered:
+            check_prefix(bodies_of(recovered), [(*step[:2], 0, *step[3:]) for step in steps], "recovery")
+
+
+# ---- power cuts in recovery
+
+
+@pytest.fixture(scope="module")
+def torn(tmp_path_factory: pytest.TempPathFactory, filled: tuple[Path, Promise]) -> dict[str, tuple[Path, Promise, list[Step]]]:
+    """Stores that recovery has work with."""
+    base, promise = filled
+    made: dict[str, tuple[Path, Promise, list[Step]]] = {}
+
+    def make(name: str, steps: list[Step], when: Callable[[Operation], bool], nth: int = 1) -> None:
+        root = fresh(base, tmp_path_factory.mktemp("torn") / "store")
+        disk = KillDisk(half_writes=True)
+        kill_when(disk, when, nth=nth)
+        own = copy_of(promise)
+        with contextlib.suppress(Killed, StorePoisonedError):
+            run_steps(root, [("open",), *steps, ("close",)], disk, own)
+        die(root)
+        assert disk.dead
+        made[name] = root, own, [*FILLED, *steps]
+
+    make("sealed, not dispatched", [put(10), batch(1, 40)], dispatch, 3)
+    make("half dispatched, over segments", [batch(1, 150)], dispatch, 8)
+    make("not sealed", [put(10), batch(1, 60)], seal)
+    make("torn put", [put(10), ("big_put", 11, 3000)], lambda o: log_write(o) and o.detail.startswith("31"))
+    make("async", [batch(1, 20, ASYNC_FLUSH), batch(2, 20, ASYNC_FLUSH)], dispatch, 6)
+    return made
+
+
+TORN = ("sealed, not dispatched", "half dispatched, over segments", "not sealed", "torn put", "async")
+
+
+def check_recovery_cuts(case: tuple[Path, Promise, list[Step]], scratch: Path, cuts: int | None, limit: int, modes: Sequence[str]) -> None:
+    base, promise, steps = case
+    run = record(base, promise, Workload(()), scratch / "recorded")
+    places = range(run.disk.position + 1) if cuts is None else spread(run.disk.position + 1, cuts)
+    for cut in places:
+        for image in run.disk.images(cut, modes, limit=limit, random_count=limit):
+            check_image(image, promise, steps, scratch / "image", SMALL)
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_power_cuts_in_recovery(name: str, torn: dict[str, tuple[Path, Promise, list[Step]]], scratch: Path) -> None:
+    """A process died; power goes while the next one recovers, or just after."""
+    check_recovery_cuts(torn[name], scratch, 5, 1, SOME_MODES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TORN)
+def test_all_power_cuts_in_recovery(name: str, torn: dict[str, tuple[Path, Promise, list[Step]]], scratch: Path) -> None:
+    """The same at every operation of the recovery."""
+    check_recovery_cuts(torn[name], scratch, None, 2, MODES)
+
+
+@pytest.mark.parametrize("name", ["async batches", "roll-over"])
+def test_power_cuts_twice(name: str, filled: tuple[Path, Promise], scratch: Path) -> None:
+    """Power goes in a workload, and again in the recovery of what was left: as if it had gone once."""
+    base, promise = filled
+    workload = WORKLOADS[name]
+    run = record(base, promise, workload, scratch / "first")
+    steps = [*FILLED, *workload.steps]
+    for cut in spread(run.disk.position + 1, 4):
+        image = next(iter(run.disk.images(cut, ("random",), random_count=1, seed=cut)))
+        after = run.promised(cut)
+        with another_boot(1):
+            shutil.rmtree(scratch / "left", ignore_errors=True)
+            second = record(image.build(scratch / "left"), after, Workload(()), scratch / "second")
+        for again in spread(second.disk.position + 1, 3):
+            for other in second.disk.images(again, ("strict", "random"), random_count=1):
+                check_image(other, after, steps, scratch / "image", workload.config)
+
+
+def test_power_cuts_while_a_store_is_made(scratch: Path) -> None:
+    """Power goes while the first process makes the store: the folder can be opened, or is free for another try."""
+    workload = Workload((put(0), batch(0, 5)))
+    root = scratch / "recorded"
+    run = record(None, Promise(), workload, root)
+    for cut in spread(run.disk.position + 1, 12):
+        for image in run.disk.images(cut, ("strict", "all", "random"), random_count=1):
+            target = image.build(scratch / f"{cut}-{image.label[:6]}")
+            with another_boot():
+                check_store(target, run.promised(cut), SMALL)
+
+
+# ---- two processes on one store
+
+
+def test_power_cuts_with_two_writers(scratch: Path) -> None:
+    """Two processes take turns; one moves the clean end past what the other has not synced, then power goes."""
+    root = scratch / "store"
+    root.mkdir()
+    disk = RecordingDisk(root)
+    p, q = Process(root, SMALL, disk), Process(root, SMALL, disk)
+    rows: dict[tuple[str, int], int] = {}
+    done: list[tuple[int, dict[tuple[str, int], int]]] = []
+    for version in range(3):
+        for one, app, count in ((p, "p", 5), (q, "q", 8)):
+            one.batch(app, version, count)
+            rows[(app, version)] = count
+            done.append((disk.position, dict(rows)))
+        with (p if version % 2 else q).store.writing("clean") as writer:
+            writer.move_clean()
+        done.append((disk.position, dict(rows)))
+    for position, acknowledged in done:
+        for number, image in enumerate(disk.images(position, ("strict", "one missing", "random"), limit=2, random_count=2)):
+            target = image.build(scratch / f"{position}-{number}")
+            with another_boot():
+                check_store(target, Promise(batches=set(acknowledged), maybe_batches=set(rows), rows=rows), SMALL)
+            shutil.rmtree(target)
+    p.die()
+    q.die()
+
+
+# ---- disks that fail
+
+
+class Faulty(RecordingDisk):
+    """One operation fails; whoever syncs again what failed to sync is found out.
+
+    Parameters
+    ----------
+    sticky : bool
+        It goes on failing, for all operations of its kind.
+    """
+
+    sticky = False
+
+    def _attempt(self, operation: Operation, *arguments: Any) -> Any:
+        failed = [o for o in self.operations if o.detail.endswith("failed")]
+        if failed and operation.name == failed[0].name and operation.name in ("fdatasync", "fsync_dir", "syncfs"):
+            assert "/new-" in operation.path or operation.path != failed[0].path, f"synced again: {operation}"
+        if self.sticky and failed and operation.name == failed[0].name:
+            self.fail_at = len(self.operations)
+        return super()._attempt(operation, *arguments)
+
+
+def run_failing(root: Path, steps: Sequence[Step], disk: Faulty, promise: Promise, config: StoreConfig) -> str:
+    """A process that goes on after an error: each step is tried a second time. How it ended.
+
+    After `StorePoisonedError` nothing may work any more until the store is opened again.
+    """
+    try:
+        store = MessageStore.open(root, config, disk=disk)
+    except (StoreError, OSError):
+        return "not opened"
+    for step in steps:
+        for _ in range(2):
+            try:
+                do_step(store, step, promise, config)
+                break
+            except StorePoisonedError:
+                for other in (put(999), batch(99, 1), ("clean",)):
+                    with pytest.raises(StorePoisonedError):
+                        do_step(store, other, Promise(), config)
+                with contextlib.suppress(StoreError, OSError):
+                    store.close()
+                return "poisoned"
+            except (StoreError, OSError) as error:
+                assert not isinstance(error, CorruptionError), error
+    try:
+        do_step(store, ("close",), promise, config)
+    except (StoreError, OSError):
+        return "not closed"
+    return "closed"
+
+
+FAULTS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+ROOM_TAKERS = ("pwrite", "open_new", "mkdir", "rename")
+
+
+def check_fault(
+    base: Path, promise: Promise, workload: Workload, scratch: Path, at: int, error_number: int, *, sticky: bool = False
+) -> tuple[str, Operation | None]:
+    """Operation `at` fails. How the process ended, and what failed (None: there are not so many operations)."""
+    root = fresh(base, scratch / "store")
+    disk = Faulty(root, at, error_number, half_writes=True)
+    disk.sticky = sticky
+    own = copy_of(promise)
+    ended = run_failing(root, workload.steps, disk, own, workload.config)
+    die(root)
+    failed = next((o for o in disk.operations if o.detail.endswith("failed")), None)
+    steps = [*FILLED, *workload.steps]
+    try:
+        images = [disk.image(disk.position, mode) for mode in ("strict", "all")]
+        for image in images:
+            check_image(image, own, steps, scratch / "image", workload.config)
+        check_store(root, own, workload.config)
+        if error_number == errno.ENOSPC and not sticky and failed is not None and is_before_commit(failed):
+            assert ended == "closed", "a full disk before the commit point, and the process is of no use any more"
+    except BaseException as error:
+        error.add_note(f"operation {at} failed: {failed}; the process ended: {ended}")
+        raise
+    return ended, failed
+
+
+def is_before_commit(operation: Operation) -> bool:
+    """Whether nothing is promised yet, or can be done again, when there is no room for this."""
+    if operation.name not in ROOM_TAKERS or seal(operation):
+        return False
+    return "/commitlog/" in operation.path or re.search("/spark/new-([0-9a-f]{32}|abort)$", operation.path) is not None
+
+
+def fault_points(base: Path, promise: Promise, workload: Workload, scratch: Path) -> list[Operation]:
+    """The operations of the workload when nothing fails, without those of open and close."""
+    root = fresh(base, scratch / "store")
+    disk = Faulty(root)
+    assert run_failing(root, workload.steps, disk, copy_of(promise), workload.config) == "closed"
+    die(root)
+    return disk.operations
+
+
+def kinds_of(operations: Sequence[Operation], kind: str) -> dict[str, list[int]]:
+    """Operations by what they are for (the kind of file, and what is done to it)."""
+    found: dict[str, list[int]] = {}
+    for at, operation in enumerate(operations):
+        if kind == "EIO" or operation.name in ROOM_TAKERS:
+            where = (operation.detail or operation.path).split("/store/")[-1] if operation.name == "rename" else operation.path
+            where = re.sub("[0-9a-f]{17,}", "*", where.split("/store/")[-1])
+            found.setdefault(f"{operation.name} {where} {seal(operation)}", []).append(at)
+    return found
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("name", ["single puts", "async, then sync", "roll-over"])
+def test_faults(name: str, kind: str, filled: tuple[Path, Promise], scratch: Path) -> None:
+    """The disk fails once, or is full once, in an operation; here some kinds of operations are tried."""
+    base, promise = filled
+    groups = list(kinds_of(fault_points(base, promise, WORKLOADS[name], scratch), kind).values())
+    for number in spread(len(groups), 9):
+        check_fault(base, promise, WORKLOADS[name], scratch, groups[number][len(groups[number]) // 2], FAULTS[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_all_faults(name: str, kind: str, sticky: bool, filled: tuple[Path, Promise], scratch: Path) -> None:
+    """The same at operation 0, 1, 2, ... until a process gets through; of many writes of one kind some."""
+    base, promise = filled
+    points = {at for group in kinds_of(fault_points(base, promise, WORKLOADS[name], scratch), kind).values() for at in group[:12]}
+    for at in itertools.count():
+        if at in points or at > max(points):
+            _, failed = check_fault(base, promise, WORKLOADS[name], scratch, at, FAULTS[kind], sticky=sticky)
+            if failed is None:
+                break
+    assert at > 20

@@ -142,7 +142,9 @@ def image(disk: RecordingDisk, scratch: Path, cut: int | None = None, mode: str 
 
 
 def test_01_a_power_cut_in_a_commit_bricks_nothing(root: Path, scratch: Path, process: Start) -> None:
-    """1: power goes in a commit, and a sector of the BATCH record survives but none of its data, or the other way round."""
+    """1: power goes in a commit, and a sector of the BATCH record survives but none of its data, or the other way
+    round.
+    """
     filled(root, process)
     disk = recording(root)
     p = process(root, disk)
@@ -172,7 +174,9 @@ def test_01_async_a_later_batch_that_survived_proves_nothing(root: Path, process
 
 
 def test_02_a_killed_commit_is_not_written_over(root: Path, process: Start) -> None:
-    """2a: A dies behind its commit point and before it publishes; B, attached all the time, must not go on at its old end."""
+    """2a: A dies behind its commit point and before it publishes; B, attached all the time, must not go on at its
+    old end.
+    """
     a, b = process(root, disk := KillDisk()), process(root)
     a.batch("other", 0)
     b.batch("b", 0)
@@ -189,7 +193,9 @@ def test_02_a_killed_commit_is_not_written_over(root: Path, process: Start) -> N
 
 
 def test_02_a_killed_recovery_is_noticed(root: Path, scratch: Path, process: Start) -> None:
-    """2a: B is attached and idle; A attaches, so it recovers, and dies half-way: what it had taken back is made again."""
+    """2a: B is attached and idle; A attaches, so it recovers, and dies half-way: what it had taken back is made
+    again.
+    """
     at = 0
     while True:
         shutil.rmtree(root, ignore_errors=True)
@@ -254,7 +260,9 @@ def test_03_a_writer_stays_attached_between_commits(root: Path, process: Start) 
 @pytest.mark.parametrize("where", [log_write, seal], ids=["data", "seal"])
 @pytest.mark.parametrize("closes", [True, False], ids=["broker closes", "broker dies"])
 def test_04_a_broker_takes_over_a_killed_commit(root: Path, process: Start, where: Callable, closes: bool) -> None:
-    """4, N11: killed amid a batch, a broker goes on at S and hands back: its messages stay, no row of the batch shows."""
+    """4, N11: killed amid a batch, a broker goes on at S and hands back: its messages stay, no row of the batch
+    shows.
+    """
     filled(root, process)
     _, end = walk(root)
     disk = KillDisk(half_writes=True)
@@ -277,7 +285,9 @@ def test_04_a_broker_takes_over_a_killed_commit(root: Path, process: Start, wher
 
 
 def test_05_a_known_batch_is_on_the_disk(root: Path, scratch: Path, process: Start) -> None:
-    """5a: killed between the seal and its sync. The replay is told "known": from then on a power cut must not take it."""
+    """5a: killed between the seal and its sync. The replay is told "known": from then on a power cut must not take
+    it.
+    """
     disk = recording(root)
     p = process(root, disk)
     p.batch(version=0)
@@ -296,7 +306,9 @@ def test_05_a_known_batch_is_on_the_disk(root: Path, scratch: Path, process: Sta
 
 @pytest.mark.parametrize("nth", [1, 2])
 def test_05_a_failed_sync_outlives_its_process(root: Path, scratch: Path, process: Start, nth: int) -> None:
-    """5b: a sync fails, the process ends. The page cache shows the batch to the next one, but the disk does not have it."""
+    """5b: a sync fails, the process ends. The page cache shows the batch to the next one, but the disk does not have
+    it.
+    """
     disk = recording(root)
     p = process(root, disk)
     p.batch(version=0)
@@ -324,7 +336,9 @@ def test_05_a_failed_sync_outlives_its_process(root: Path, scratch: Path, proces
 
 
 def test_05_a_sync_batch_makes_safe_what_is_below_it(root: Path, scratch: Path, process: Start) -> None:
-    """5c, 5d: an ASYNC batch fills a segment, a SYNC batch opens the next: at its commit point both, and the new name."""
+    """5c, 5d: an ASYNC batch fills a segment, a SYNC batch opens the next: at its commit point both, and the new
+    name.
+    """
     disk = recording(root)
     a, b = process(root, disk, **SIZES), process(root, disk, **SIZES)
     a.batch("a", 0, 70, ASYNC_FLUSH)
@@ -346,7 +360,9 @@ SIZES = {"mapped_file_size_commit_log": SMALL.mapped_file_size_commit_log}
 def test_06_the_checkpoint_is_never_newer_than_the_queues(
     root: Path, scratch: Path, process: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """6: a broker trusts the queues up to the checkpoint's times: whatever a power cut takes, units older than it are there."""
+    """6: a broker trusts the queues up to the checkpoint's times: whatever a power cut takes, units older than it
+    are there.
+    """
     clock = SimpleNamespace(now=1_700_000_000_000)
 
     def time_ns() -> int:
@@ -432,7 +448,9 @@ def test_07_abort_goes_when_everything_is_synced(root: Path, scratch: Path, proc
 
 
 def test_08_before_recovery_a_reader_sees_whole_batches(root: Path, scratch: Path, process: Start) -> None:
-    """8a, N6: after a power cut some queue files have the batch and others do not; a reader starts before any writer."""
+    """8a, N6: after a power cut some queue files have the batch and others do not; a reader starts before any
+    writer.
+    """
     filled(root, process)
     disk = recording(root)
     p = process(root, disk)
@@ -499,7 +517,9 @@ def test_08_a_busy_writer_starves_no_reader(root: Path, process: Start) -> None:
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "crashed"])
 def test_09_a_log_that_ends_in_the_middle_of_what_was_known(root: Path, process: Start, closes: bool) -> None:
-    """9: a copy is restored, or a power cut took more than it may; a broker goes on below our clean end: all of it stays."""
+    """9: a copy is restored, or a power cut took more than it may; a broker goes on below our clean end: all of it
+    stays.
+    """
     filled(root, process, versions=2)
     records, _ = walk(root)
     place = records[8]["physical_offset"]
@@ -628,7 +648,9 @@ def test_16_versions_of_the_user_only_grow(root: Path) -> None:
 
 
 def test_17_no_queue_file_without_a_unit(root: Path, scratch: Path, process: Start) -> None:
-    """17: the first batch of a topic dies at each operation: RocketMQ's folder never has a queue file that begins with zeros."""
+    """17: the first batch of a topic dies at each operation: RocketMQ's folder never has a queue file that begins
+    with zeros.
+    """
     filled(root, process)
     at = 0
     while True:
@@ -664,7 +686,9 @@ def assert_queue_files_have_units(root: Path) -> None:
 @pytest.mark.parametrize("what", ["index", "consumequeue", "both"])
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
 def test_18_a_broker_that_starts_by_mistake(root: Path, process: Start, what: str, how: str) -> None:
-    """18: it deletes files before it asks for the lock: what it deletes is made again from the log, and the writer goes on."""
+    """18: it deletes files before it asks for the lock: what it deletes is made again from the log, and the writer
+    goes on.
+    """
     p = process(root)
     p.batch(version=0)
     for folder in ("index", "consumequeue") if what == "both" else (what,):
@@ -824,7 +848,9 @@ def flip_in_batch_record(root: Path, copy: Path, position: int) -> None:
 
 
 def test_22_the_batch_record_itself_is_covered(root: Path, scratch: Path, process: Start) -> None:
-    """22: a bit flips in the header, the topic, the keys or the body of a BATCH record: damage, not an unfinished batch."""
+    """22: a bit flips in the header, the topic, the keys or the body of a BATCH record: damage, not an unfinished
+    batch.
+    """
     p = process(root)
     p.batch(version=0)
     p.batch(version=1)
@@ -999,7 +1025,9 @@ def java_weeks(root: Path) -> tuple[Broker, list[int]]:
 
 
 def test_n2_what_a_broker_wrote_long_ago_is_not_cut(root: Path, process: Start) -> None:
-    """N2: a bit rots in a segment a broker flushed weeks ago, then the broker crashes: its own recovery would not look there."""
+    """N2: a bit rots in a segment a broker flushed weeks ago, then the broker crashes: its own recovery would not
+    look there.
+    """
     with process(root, **SIZES).session() as store:
         put(store, "put/0/")
     broker, places = java_weeks(root)
@@ -1032,7 +1060,9 @@ def test_n2_a_clean_hand_over_costs_no_walk(root: Path, process: Start) -> None:
 
 @pytest.mark.parametrize("where", ["in the middle", "last of its queue", "last of all"])
 def test_n2_rot_in_what_a_broker_closed_is_said_not_cut(root: Path, process: Start, where: str) -> None:
-    """N1, N2: a bit rots in a store that a broker closed: the message is there, reading it is an error, nothing is reused."""
+    """N1, N2: a bit rots in a store that a broker closed: the message is there, reading it is an error, nothing is
+    reused.
+    """
     filled(root, process)
     broker = Broker(root, CONFIG)
     places = [broker.put("java", f"j{n}".encode()) for n in range(5)]
@@ -1070,7 +1100,9 @@ def test_n2_rot_in_what_we_closed_is_said_not_cut(root: Path, process: Start, ro
 
 @pytest.mark.parametrize("position", [0, 4, 28])
 def test_n2_a_head_that_rots_in_what_we_closed_is_not_cut(root: Path, process: Start, position: int) -> None:
-    """N2: TOTALSIZE, magic or place of the last record rot after a clean close: refused, and not taken for the log's end."""
+    """N2: TOTALSIZE, magic or place of the last record rot after a clean close: refused, and not taken for the log's
+    end.
+    """
     filled(root, process)
     last = walk(root)[0][-1]
     flip(root, last["physical_offset"] + position + 3)
@@ -1094,7 +1126,9 @@ def test_n3_a_broker_in_another_pid_namespace(root: Path, process: Start, monkey
 
 
 def test_n4_python_holds_the_lock_but_a_broker_wrote_last(root: Path, process: Start) -> None:
-    """N4a: a broker closed after a week; a Python writer has attached and waits, or dies in its recovery: readers see the week."""
+    """N4a: a broker closed after a week; a Python writer has attached and waits, or dies in its recovery: readers
+    see the week.
+    """
     filled(root, process)
     holder = process(root)
     broker = Broker(root, CONFIG)
@@ -1233,7 +1267,9 @@ def test_n9_three_rules_for_versions(root: Path, process: Start) -> None:
 
 
 def test_n10_an_idle_flush_thread_leaves_state_alone(root: Path, process: Start) -> None:
-    """N10: the flush thread of an ASYNC sink fails long after the lock was given back: V of the next writer must not go back."""
+    """N10: the flush thread of an ASYNC sink fails long after the lock was given back: V of the next writer must not
+    go back.
+    """
     disk = FailDisk()
     p = process(root, disk, flush_interval_commit_log=3_600_000)
     p.batch("p", 0, flush=ASYNC_FLUSH)
@@ -1301,7 +1337,9 @@ def test_n12_writers_that_take_turns_do_not_recover(root: Path, process: Start) 
 
 
 def test_n15_blank_first_then_s(root: Path, process: Start) -> None:
-    """N15b: the BATCH record does not fit: BLANK, S is the next segment's start; killed there, the log ends at S or before."""
+    """N15b: the BATCH record does not fit: BLANK, S is the next segment's start; killed there, the log ends at S or
+    before.
+    """
     p = process(root, **SIZES)
     p.batch(version=0, rows=92)
     p.detach()
@@ -1362,7 +1400,9 @@ def test_n15_a_missing_segment_below_e_is_damage(root: Path, process: Start) -> 
 
 
 def test_n15_recovery_syncs_the_names_it_found(root: Path, scratch: Path, process: Start) -> None:
-    """N15e: an ASYNC batch opened a segment and its process died; recovery keeps it: the name must be safe then, too."""
+    """N15e: an ASYNC batch opened a segment and its process died; recovery keeps it: the name must be safe then,
+    too.
+    """
     disk = recording(root)
     p = process(root, disk, **SIZES)
     p.batch(version=0, rows=20)
@@ -1380,7 +1420,9 @@ def test_n15_recovery_syncs_the_names_it_found(root: Path, scratch: Path, proces
 
 
 def test_n15_what_is_behind_its_commit_point_is_finished(root: Path, process: Start) -> None:
-    """N15f: an interrupt behind the commit point: nobody appends over the batch, it is there when the store is opened next."""
+    """N15f: an interrupt behind the commit point: nobody appends over the batch, it is there when the store is
+    opened next.
+    """
 
     class Interrupting(KillDisk):
         armed = True
