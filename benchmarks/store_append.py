@@ -37,7 +37,7 @@ def run(settings: Settings) -> None:
     for version in range(settings.rounds + 1):  # the first one makes files and warms up
         into = rounds if version else Rounds()
         for name, store in stores.items():
-            settle(settings.folder, 2 * size)
+            settle(settings.folder, 4 * size)
             taken, size = timed(_append, store, batch, version)
             into.add_rate(name, settings.rows, taken)
             _check(settings.folder / name, (version + 1) * settings.rows)

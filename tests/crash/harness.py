@@ -61,6 +61,8 @@ class Promise:
     batches: set[tuple[str, int]] = field(default_factory=set)
     maybe_batches: set[tuple[str, int]] = field(default_factory=set)
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
+    accepted: set[str | tuple[str, int]] = field(default_factory=set)
+    """Puts and batches that returned; ASYNC ones are promised when the clean end has moved behind them."""
 
 
 def payload(app: str, version: int, row: int) -> bytes:
@@ -118,6 +120,7 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             promise.maybe_batches.add((app, version))
             request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
             store.append_batch(batch_columns(app, version, rows), request)
+            promise.accepted.add((app, version))
             if flush == SYNC_FLUSH:
                 promise.batches.add((app, version))
         case ("clean",):
@@ -126,11 +129,12 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             store.writer.move_clean()
         case _:
             raise ValueError(f"unknown step {step}")
+    promise.accepted.update(puts)
     if config.flush_disk_type == SYNC_FLUSH:
         promise.puts += puts
     if step in (("close",), ("clean",)):  # makes everything before it durable
-        promise.puts += [body for body in promise.maybe_puts if body not in promise.puts]
-        promise.batches |= promise.maybe_batches
+        promise.puts += [body for body in promise.maybe_puts if body in promise.accepted and body not in promise.puts]
+        promise.batches |= promise.maybe_batches & promise.accepted
 
 
 def die(root: Path) -> None:

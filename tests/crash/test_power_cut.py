@@ -15,9 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import contextlib
-import errno
-import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +39,8 @@ from crash.harness import (
     run_steps,
     spread,
 )
-from crash.imitate import Process, another_boot, dispatch, kill_when, log_write, overwrite, read_slot, seal, walk
-from crash.simdisk import MODES, FailDisk, Image, KillDisk, Killed, Operation, RecordingDisk
+from crash.imitate import Process, another_boot, dispatch, kill_when, log_write, overwrite, seal
+from crash.simdisk import MODES, Image, KillDisk, Killed, Operation, RecordingDisk
 from messagestore import (
     ASYNC_FLUSH,
     SYNC_FLUSH,
@@ -52,7 +49,6 @@ from messagestore import (
     MessageStore,
     StoreConfig,
     StoreError,
-    StoreFullError,
     StorePoisonedError,
 )
 
@@ -279,7 +275,14 @@ def many_puts(shape: str) -> list[Message]:
     """Records of ever other sizes, so that sectors end everywhere in them."""
     if shape == "keys and tags":
         return [
-            Message("topicname", b"b" * (i % 50), 0, keys=[f"key{i}", "second"], tags="tag", properties={f"p{i}": "v" * (i + 1)})
+            Message(
+                "topicname",
+                b"b" * (i % 50),
+                0,
+                keys=[f"key{i}", "second"],
+                tags="tag",
+                properties={f"p{i}": "v" * (i + 1)},
+            )
             for i in range(60)
         ]
     if shape == "no properties":
@@ -339,7 +342,9 @@ def test_a_lost_sector_of_a_batch_record(scratch: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def torn(tmp_path_factory: pytest.TempPathFactory, filled: tuple[Path, Promise]) -> dict[str, tuple[Path, Promise, list[Step]]]:
+def torn(
+    tmp_path_factory: pytest.TempPathFactory, filled: tuple[Path, Promise]
+) -> dict[str, tuple[Path, Promise, list[Step]]]:
     """Stores that recovery has work with."""
     base, promise = filled
     made: dict[str, tuple[Path, Promise, list[Step]]] = {}
@@ -366,7 +371,9 @@ def torn(tmp_path_factory: pytest.TempPathFactory, filled: tuple[Path, Promise])
 TORN = ("sealed, not dispatched", "half dispatched, over segments", "not sealed", "torn put", "async")
 
 
-def check_recovery_cuts(case: tuple[Path, Promise, list[Step]], scratch: Path, cuts: int | None, limit: int, modes: Sequence[str]) -> None:
+def check_recovery_cuts(
+    case: tuple[Path, Promise, list[Step]], scratch: Path, cuts: int | None, limit: int, modes: Sequence[str]
+) -> None:
     base, promise, steps = case
     run = record(base, promise, Workload(()), scratch / "recorded")
     places = range(run.disk.position + 1) if cuts is None else spread(run.disk.position + 1, cuts)
@@ -383,7 +390,9 @@ def test_power_cuts_in_recovery(name: str, torn: dict[str, tuple[Path, Promise, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TORN)
-def test_all_power_cuts_in_recovery(name: str, torn: dict[str, tuple[Path, Promise, list[Step]]], scratch: Path) -> None:
+def test_all_power_cuts_in_recovery(
+    name: str, torn: dict[str, tuple[Path, Promise, list[Step]]], scratch: Path
+) -> None:
     """The same at every operation of the recovery."""
     check_recovery_cuts(torn[name], scratch, None, 2, MODES)
 
@@ -438,7 +447,9 @@ def test_power_cuts_with_two_writers(scratch: Path) -> None:
             writer.move_clean()
         done.append((disk.position, dict(rows)))
     for position, acknowledged in done:
-        for number, image in enumerate(disk.images(position, ("strict", "one missing", "random"), limit=2, random_count=2)):
+        for number, image in enumerate(
+            disk.images(position, ("strict", "one missing", "random"), limit=2, random_count=2)
+        ):
             target = image.build(scratch / f"{position}-{number}")
             with another_boot():
                 check_store(target, Promise(batches=set(acknowledged), maybe_batches=set(rows), rows=rows), SMALL)
@@ -550,7 +561,11 @@ def kinds_of(operations: Sequence[Operation], kind: str) -> dict[str, list[int]]
     found: dict[str, list[int]] = {}
     for at, operation in enumerate(operations):
         if kind == "EIO" or operation.name in ROOM_TAKERS:
-            where = (operation.detail or operation.path).split("/store/")[-1] if operation.name == "rename" else operation.path
+            where = (
+                (operation.detail or operation.path).split("/store/")[-1]
+                if operation.name == "rename"
+                else operation.path
+            )
             where = re.sub("[0-9a-f]{17,}", "*", where.split("/store/")[-1])
             found.setdefault(f"{operation.name} {where} {seal(operation)}", []).append(at)
     return found
@@ -573,7 +588,11 @@ def test_faults(name: str, kind: str, filled: tuple[Path, Promise], scratch: Pat
 def test_all_faults(name: str, kind: str, sticky: bool, filled: tuple[Path, Promise], scratch: Path) -> None:
     """The same at operation 0, 1, 2, ... until a process gets through; of many writes of one kind some."""
     base, promise = filled
-    points = {at for group in kinds_of(fault_points(base, promise, WORKLOADS[name], scratch), kind).values() for at in group[:12]}
+    points = {
+        at
+        for group in kinds_of(fault_points(base, promise, WORKLOADS[name], scratch), kind).values()
+        for at in group[:12]
+    }
     for at in itertools.count():
         if at in points or at > max(points):
             _, failed = check_fault(base, promise, WORKLOADS[name], scratch, at, FAULTS[kind], sticky=sticky)
