@@ -6,7 +6,7 @@
 #   make test-deep   the slow ones: the same stories, longer and at random
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
-#   make bench       store benchmarks           make bench ARGS=--quick
+#   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
@@ -59,8 +59,12 @@ lint: setup
 typecheck: setup
 	$(BIN)/mypy
 
+# Without Java the store's figures are still taken.
 bench: setup
 	$(BIN)/python -m benchmarks store $(ARGS)
+	@$(MAKE) --no-print-directory java \
+	  && $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS) \
+	  || echo '==> no Java: the figures of sink and source are left out' >&2
 
 # runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup

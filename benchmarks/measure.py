@@ -152,7 +152,7 @@ def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[Take
 
 
 def settle(folder: Path, size: int = 0) -> None:
-    """Before a figure: what earlier ones left dirty is written, and memory for `size` bytes of page cache is at hand.
+    """Before a figure: what earlier ones left dirty is written, and `size` bytes of memory are at hand.
 
     A virtual machine hands back free memory to its host and gets it again page by page, at some 10 us for 4 KiB: ten
     times what the bytes cost. Whatever is measured first would pay for it, so it is paid here, by a file of that size.

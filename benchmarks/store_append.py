@@ -18,6 +18,8 @@ from messagestore.spi import StagedChunks, StagedFile, StagingWriter, append_bat
 
 _TASKS = 2
 _GOAL = 1_200_000.0
+_SETTLE = 5
+"""Memory a figure uses, in sizes of the log's part: the log, the encoded batch or its staging files, the index."""
 _HOST = bytes(4) + (10911).to_bytes(4, "big")
 
 
@@ -37,12 +39,12 @@ def run(settings: Settings) -> None:
     for version in range(settings.rounds + 1):  # the first one makes files and warms up
         into = rounds if version else Rounds()
         for name, store in stores.items():
-            settle(settings.folder, 4 * size)
+            settle(settings.folder, _SETTLE * size)
             taken, size = timed(_append, store, batch, version)
             into.add_rate(name, settings.rows, taken)
             _check(settings.folder / name, (version + 1) * settings.rows)
         for name, (root, config) in staged_roots.items():
-            settle(settings.folder, 3 * size)
+            settle(settings.folder, _SETTLE * size)
             stage, files = timed(_stage, root, config, batch)
             commit, _ = timed(_commit, root, config, files, version)
             into.add_rate(name, settings.rows, stage + commit)

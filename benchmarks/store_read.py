@@ -5,7 +5,7 @@ All queues, one after the other, out of the page cache, as Spark's tasks read th
 
 from __future__ import annotations
 
-from benchmarks.measure import Floors, Rounds, Settings, timed, title
+from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
 from messagestore.message_store import CHUNK_ROWS
@@ -33,6 +33,7 @@ def run(settings: Settings) -> None:
     for number in range(settings.rounds + 1):
         into = rounds if number else Rounds()
         for name, (columns, verify) in figures.items():
+            settle(settings.folder, size)
             taken, count = timed(_read, view, columns, verify=verify)
             if count != settings.rows:
                 raise AssertionError(f"{name}: read {count} messages, {settings.rows} are there")

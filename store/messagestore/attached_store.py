@@ -183,6 +183,11 @@ class AttachedStore:
         files.load()
         refuse_foreign_forms(files)
         self.writer, self.report = recover(files)
+        self.writer.locks_intact = self._locks_intact
+
+    def _locks_intact(self) -> bool:
+        attachment, lock = self._attachment, self._lock
+        return attachment is not None and attachment.intact() and lock is not None and lock.intact()
 
     def _leave(self) -> None:
         self._last_used_s = time.monotonic()

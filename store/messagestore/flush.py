@@ -2,8 +2,8 @@
 
 One thread per writer. SYNC_FLUSH: callers wait, the thread syncs once for all of them (RocketMQ's GroupCommitService),
 dispatches and publishes. ASYNC_FLUSH: the thread dispatches and publishes within about a millisecond (RocketMQ's reput
-interval; 20 ms under load) and syncs in RocketMQ's rhythm: every `flushIntervalCommitLog` when `flushCommitLogLeastPages` are dirty, and
-everything every `flushCommitLogThoroughInterval`.
+interval; 20 ms under load) and syncs in RocketMQ's rhythm: every `flushIntervalCommitLog` when
+`flushCommitLogLeastPages` are dirty, and everything every `flushCommitLogThoroughInterval`.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class FlushService:
         return self._thread.is_alive()
 
     def _run(self) -> None:
+        self.writer.flush_thread = threading.get_ident()
         interval_s = self.writer.files.config.flush_interval_commit_log / 1000
         while True:
             with self._changed:

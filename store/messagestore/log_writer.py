@@ -96,6 +96,11 @@ class LogWriter:
         self.pid = os.getpid()
         self.locked = True
         """Whether the writer lock is held: `state` is written under it only."""
+        self.locks_intact: Callable[[], bool] = lambda: True
+        """Whether the lock files are still those that were locked."""
+        self.flush_thread: int | None = None
+        self.told = False
+        """Whether somebody who waits has been told that the writer is poisoned: the flush thread tells nobody."""
         self.log = files.commit_log
         self.journal = journal
         self.dispatcher = Dispatcher(files)
@@ -123,11 +128,18 @@ class LogWriter:
         if os.getpid() != self.pid:
             raise StoreClosedError(f"{self.files.paths.root}: was opened before a fork; a child opens the store itself")
         if self.poison_reason is not None:
+            self.told |= threading.get_ident() != self.flush_thread
             raise StorePoisonedError(
                 f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
                 f"disk, then "
                 "close and open the store again: what was acknowledged is kept, the rest is checked"
             )
+
+    def check_locks(self) -> None:
+        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in."""
+        if not self.locks_intact():
+            self.locked = False
+            raise self.poison("a lock file was removed or replaced, and another writer may be at work")
 
     def poison(self, reason: str) -> StorePoisonedError:
         """Stop all writing; say so in `state` as far as that works; the error to raise."""
@@ -233,6 +245,7 @@ class LogWriter:
         """
         with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
+            self.check_locks()
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
@@ -262,6 +275,7 @@ class LogWriter:
         """
         with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
+            self.check_locks()
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
@@ -405,6 +419,7 @@ class LogWriter:
                 return
             visible = puts[-1].physical_offset + puts[-1].size
             with self.unbroken("records are in the log, but could not be published", failures=True):
+                self.check_locks()
                 self.check_segments(puts[0].physical_offset, visible)
                 self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
                 self.write_state(visible_end=visible, in_flight=visible)

@@ -451,6 +451,11 @@ class MessageStore(ReadOnlyStore):
     def close(self) -> None:
         """Publish and sync what is pending, move the clean end, remove `abort`, let others in; a second time does
         nothing.
+
+        Raises
+        ------
+        StorePoisonedError
+            A sync failed in the background, and nobody has been told: what was put in ASYNC_FLUSH may not be there.
         """
         if self._closed:
             return
@@ -458,5 +463,7 @@ class MessageStore(ReadOnlyStore):
         if self._view is not None:
             self._view.close()
             self._view = None
-        self._writer = None
+        writer, self._writer = self._writer, None
         self._attached.close_session()
+        if writer is not None and not writer.told:
+            writer.check_usable()

@@ -117,6 +117,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
     """
     with writer.mutex:
         writer.check_usable()
+        writer.check_locks()
         writer.finish()
         known = _check_journal(writer, source, request)
         if known is not None:
@@ -318,6 +319,7 @@ def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchReque
     start = plan.batch.physical_offset
     if sync:
         writer.sync_log(plan.batch.end)
+    writer.check_locks()
     try:
         writer.log.write(start, head)
     except OSError as error:

@@ -265,6 +265,10 @@ class WriterLock(_LockFile):
         """Whether this object holds the lock; False in a forked child."""
         return self._held
 
+    def intact(self) -> bool:
+        """Whether it is held, and the file at the path is still the one that is locked (nobody removed or replaced it)."""
+        return self._held and self._at_path()
+
     def acquire(self, timeout_s: float, *, description: str) -> None:
         """Take the lock, waiting for it at most `timeout_s`; once held, a second time does nothing.
 
