@@ -62,9 +62,9 @@ typecheck: setup
 # Without Java the store's figures are still taken.
 bench: setup
 	$(BIN)/python -m benchmarks store $(ARGS)
-	@$(MAKE) --no-print-directory java \
-	  && $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS) \
-	  || echo '==> no Java: the figures of sink and source are left out' >&2
+	@if $(MAKE) --no-print-directory java; then \
+	  $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS); \
+	else echo '==> no Java: the figures of sink and source are left out' >&2; fi
 
 # runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup

@@ -44,6 +44,7 @@ from messagestore.store_files import StoreFiles
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
 NOTHING_IN_FLIGHT = -1
+_LOCKS_CHECK_S = 0.02
 MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
 """Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
 
@@ -98,6 +99,7 @@ class LogWriter:
         """Whether the writer lock is held: `state` is written under it only."""
         self.locks_intact: Callable[[], bool] = lambda: True
         """Whether the lock files are still those that were locked."""
+        self._locks_checked_s = 0.0
         self.flush_thread: int | None = None
         self.told = False
         """Whether somebody who waits has been told that the writer is poisoned: the flush thread tells nobody."""
@@ -135,8 +137,15 @@ class LogWriter:
                 "close and open the store again: what was acknowledged is kept, the rest is checked"
             )
 
-    def check_locks(self) -> None:
-        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in."""
+    def check_locks(self, *, often: bool = False) -> None:
+        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in.
+
+        With `often`, as for single puts, the files are looked at only when the last look is `_LOCKS_CHECK_S` ago.
+        """
+        now_s = time.monotonic()
+        if often and now_s < self._locks_checked_s + _LOCKS_CHECK_S:
+            return
+        self._locks_checked_s = now_s
         if not self.locks_intact():
             self.locked = False
             raise self.poison("a lock file was removed or replaced, and another writer may be at work")
@@ -245,7 +254,7 @@ class LogWriter:
         """
         with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
-            self.check_locks()
+            self.check_locks(often=True)
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
@@ -275,7 +284,7 @@ class LogWriter:
         """
         with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
-            self.check_locks()
+            self.check_locks(often=True)
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
@@ -419,7 +428,7 @@ class LogWriter:
                 return
             visible = puts[-1].physical_offset + puts[-1].size
             with self.unbroken("records are in the log, but could not be published", failures=True):
-                self.check_locks()
+                self.check_locks(often=True)
                 self.check_segments(puts[0].physical_offset, visible)
                 self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
                 self.write_state(visible_end=visible, in_flight=visible)

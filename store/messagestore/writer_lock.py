@@ -266,7 +266,9 @@ class WriterLock(_LockFile):
         return self._held
 
     def intact(self) -> bool:
-        """Whether it is held, and the file at the path is still the one that is locked (nobody removed or replaced it)."""
+        """Whether it is held, and the file at the path is still the one that is locked (nobody removed or replaced
+        it).
+        """
         return self._held and self._at_path()
 
     def acquire(self, timeout_s: float, *, description: str) -> None:
