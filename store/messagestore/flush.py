@@ -135,7 +135,7 @@ class FlushService:
         if now_s - self._last_flush_s >= config.flush_interval_commit_log / 1000:
             dirty = writer.end.physical_offset - writer.synced_end
             thorough = now_s - self._last_thorough_s >= config.flush_commit_log_thorough_interval / 1000
-            if dirty and (thorough or dirty >= config.flush_commit_log_least_pages * _PAGE_SIZE):
+            if dirty > 0 and (thorough or dirty >= config.flush_commit_log_least_pages * _PAGE_SIZE):
                 self._flush()
             self._last_flush_s = now_s
             if thorough:

@@ -36,6 +36,7 @@ from messagestore.errors import (
 )
 from messagestore.index_file import IndexFileReplaced
 from messagestore.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
+from messagestore.pending_puts import Put, PutBatch, requests_of
 from messagestore.queue_proof import proven_queue_end
 from messagestore.record_columns import EncodedRecords
 from messagestore.state import State, boot_hash
@@ -57,27 +58,6 @@ class LogEnd:
     last_position: int
     last_size: int
     last_store_timestamp_ms: int
-
-
-@dataclass(slots=True)
-class _Put:
-    topic: str
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    size: int
-    tags_code: int
-    store_timestamp_ms: int
-    key_hashes: list[int]
-
-
-@dataclass(slots=True)
-class _PutBatch:
-    physical_offset: int
-    size: int
-    queue_offset: int
-    store_timestamp_ms: int
-    request: DispatchRequest
 
 
 class LogWriter:
@@ -113,7 +93,7 @@ class LogWriter:
         self.synced_end = end.physical_offset
         self.poison_reason: str | None = None
         self.next_offsets: dict[tuple[str, int], int] = {}
-        self.pending: list[_Put | _PutBatch] = []
+        self.pending: list[Put | PutBatch] = []
         self.clean_moved_s = time.monotonic()
 
     # ---- usable or not
@@ -244,7 +224,7 @@ class LogWriter:
         *,
         property_crc: bool,
         flush_disk_type: str,
-    ) -> _Put:
+    ) -> Put:
         """Append one encoded record; it is not dispatched, synced or visible yet.
 
         Raises
@@ -271,13 +251,13 @@ class LogWriter:
                 property_crc=property_crc,
             )
             self.write_or_undo(physical_offset, data)
-            put = _Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes)
+            put = Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes)
             self.pending.append(put)
             self.next_offsets[(topic, queue_id)] = queue_offset + 1
             self.end = LogEnd(physical_offset + size, physical_offset, size, now)
             return put
 
-    def append_side_by_side(self, chunk: EncodedRecords, topic: str, queue_id: int, flush_disk_type: str) -> _PutBatch:
+    def append_side_by_side(self, chunk: EncodedRecords, topic: str, queue_id: int, flush_disk_type: str) -> PutBatch:
         """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time.
 
         The first eight bytes are written last, so a kill leaves all of it or nothing.
@@ -318,7 +298,7 @@ class LogWriter:
                 key_hashes=chunk.key_hashes,
                 key_counts=chunk.key_counts,
             )
-            put = _PutBatch(physical_offset, size, queue_offset, now, request)
+            put = PutBatch(physical_offset, size, queue_offset, now, request)
             self.pending.append(put)
             self.next_offsets[(topic, queue_id)] = queue_offset + count
             last = int(chunk.starts[-2])
@@ -430,7 +410,7 @@ class LogWriter:
             with self.unbroken("records are in the log, but could not be published", failures=True):
                 self.check_locks(often=True)
                 self.check_segments(puts[0].physical_offset, visible)
-                self.dispatch_or_poison(lambda: _requests_of(puts), puts[0].physical_offset)
+                self.dispatch_or_poison(lambda: requests_of(puts), puts[0].physical_offset)
                 self.write_state(visible_end=visible, in_flight=visible)
             self.maybe_move_clean()
 
@@ -529,33 +509,3 @@ class LogWriter:
         )
         self.journal.checkpoint_crc = record.crc32(new.to_bytes())
         store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))
-
-
-def _requests_of(puts: list[_Put | _PutBatch]) -> Iterator[DispatchRequest]:
-    """Requests in log order; single puts that follow one another go together."""
-    singles: list[_Put] = []
-    for put in puts:
-        if isinstance(put, _Put):
-            singles.append(put)
-            continue
-        if singles:
-            yield _request_of(singles)
-            singles = []
-        yield put.request
-    if singles:
-        yield _request_of(singles)
-
-
-def _request_of(puts: list[_Put]) -> DispatchRequest:
-    return DispatchRequest(
-        run_topics=[p.topic for p in puts],
-        run_queue_ids=np.array([p.queue_id for p in puts], np.int32),
-        run_counts=np.ones(len(puts), np.int32),
-        queue_offsets=np.array([p.queue_offset for p in puts], np.int64),
-        physical_offsets=np.array([p.physical_offset for p in puts], np.int64),
-        sizes=np.array([p.size for p in puts], np.int32),
-        tags_codes=np.array([p.tags_code for p in puts], np.int64),
-        store_timestamps_ms=np.array([p.store_timestamp_ms for p in puts], np.int64),
-        key_hashes=np.array([h for p in puts for h in p.key_hashes], np.int32),
-        key_counts=np.array([len(p.key_hashes) for p in puts], np.int32),
-    )

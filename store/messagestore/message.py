@@ -7,6 +7,7 @@ so that a message is refused before anything is written.
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +203,9 @@ def topic_fault(topic: object) -> str | None:
     return None
 
 
+_known_fault = functools.lru_cache(4096)(topic_fault)  # a store has few topics, and each put names one
+
+
 def check_topic(topic: object, row: int | None = None) -> str:
     """The topic, when users may put to it.
 
@@ -210,7 +214,7 @@ def check_topic(topic: object, row: int | None = None) -> str:
     MessageIllegalError
         For a bad name, and for the topic of BATCH records.
     """
-    fault = topic_fault(topic)
+    fault = _known_fault(topic) if isinstance(topic, str) else topic_fault(topic)
     if fault is not None:
         raise MessageIllegalError(f"topic: {fault}", field="topic", row=row)
     if topic == BATCH_TOPIC:

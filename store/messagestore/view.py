@@ -31,7 +31,6 @@ from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
 
 READ_ROWS = 65_536
-_DECODERS = 2
 READ_BYTES = 16 * 1024 * 1024
 _GAP = 16 * 1024
 """Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
@@ -251,6 +250,7 @@ class StoreView:
         verify_body_crc: bool = True,
         max_rows: int = READ_ROWS,
         max_bytes: int = READ_BYTES,
+        decoders: int = 2,
     ) -> Iterator[pa.RecordBatch]:
         """Messages `start..end` of a queue as record batches, in order, each message once.
 
@@ -262,6 +262,8 @@ class StoreView:
             Names of `record_columns.COLUMNS`; nothing else is decoded.
         max_rows, max_bytes : int
             Of one batch (bytes of records); at least one message is given.
+        decoders : int
+            Threads that decode ahead; 1 where the cores are busy anyway (Spark's tasks): none.
 
         Raises
         ------
@@ -269,15 +271,15 @@ class StoreView:
             A unit and its record do not agree, or a CRC does not; with file and offset.
         """
         blocks = self._blocks(topic, queue_id, start, end, max_rows, max_bytes)
-        if end - start <= max_rows:
+        if end - start <= max_rows or decoders == 1:
             for position, units in blocks:
                 yield self._decode(topic, queue_id, position, units, columns, verify_body_crc)
             return
-        with ThreadPoolExecutor(_DECODERS) as pool:  # most of decoding is Arrow's and numpy's, without the GIL
+        with ThreadPoolExecutor(decoders) as pool:  # most of decoding is Arrow's and numpy's, without the GIL
             waiting: deque[Future[pa.RecordBatch]] = deque()
             for position, units in blocks:
                 waiting.append(pool.submit(self._decode, topic, queue_id, position, units, columns, verify_body_crc))
-                if len(waiting) > _DECODERS:
+                if len(waiting) > decoders:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

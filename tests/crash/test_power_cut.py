@@ -257,7 +257,7 @@ SOME_MODES = ("strict", "one missing", "random")
 def test_power_cuts(name: str, filled: tuple[Path, Promise], scratch: Path) -> None:
     """Power goes while a process adds to a closed store; whatever survives, the next boot finds what was promised."""
     base, promise = filled
-    assert check_cuts(base, promise, WORKLOADS[name], scratch, cuts=6, limit=1, modes=SOME_MODES) > 6
+    assert check_cuts(base, promise, WORKLOADS[name], scratch, cuts=5, limit=1, modes=SOME_MODES) > 5
 
 
 @pytest.mark.slow
@@ -385,7 +385,7 @@ def check_recovery_cuts(
 @pytest.mark.parametrize("name", TORN)
 def test_power_cuts_in_recovery(name: str, torn: dict[str, tuple[Path, Promise, list[Step]]], scratch: Path) -> None:
     """A process died; power goes while the next one recovers, or just after."""
-    check_recovery_cuts(torn[name], scratch, 5, 1, SOME_MODES)
+    check_recovery_cuts(torn[name], scratch, 4, 1, SOME_MODES)
 
 
 @pytest.mark.slow
@@ -577,7 +577,7 @@ def test_faults(name: str, kind: str, filled: tuple[Path, Promise], scratch: Pat
     """The disk fails once, or is full once, in an operation; here some kinds of operations are tried."""
     base, promise = filled
     groups = list(kinds_of(fault_points(base, promise, WORKLOADS[name], scratch), kind).values())
-    for number in spread(len(groups), 9):
+    for number in spread(len(groups), 5):
         check_fault(base, promise, WORKLOADS[name], scratch, groups[number][len(groups[number]) // 2], FAULTS[kind])
 
 
