@@ -220,6 +220,7 @@ class KillDisk(Disk):
     data_ranges = _reading("data_ranges")
     free = _reading("free")
     modified_s = _reading("modified_s")
+    start_writeback = _reading("start_writeback")
 
 
 class FailDisk(KillDisk):
