@@ -239,7 +239,7 @@ def _known(entry: JournalEntry, app_id: str, source: ChunkSource, request: Batch
         f"offsets; two "
         "queries or two writes under one txnAppId; columns such as uuid(), rand() or current_timestamp() that change "
         "on replay. "
-        "See `messagestore batches`; one app id per target; onReplayMismatch=skip drops the new rows",
+        "`messagestore status` shows the last batch; one app id per target; onReplayMismatch=skip drops the new rows",
         app_id=app_id,
         version=entry.version,
     )
