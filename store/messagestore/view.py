@@ -10,6 +10,7 @@ A V that was written in another boot counts only up to C, until a writer has rec
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ from messagestore.queue_proof import proven_queue_end
 from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
 
+_TRIES = 2
 READ_ROWS = 65_536
 READ_BYTES = 16 * 1024 * 1024
 _GAP = 16 * 1024
@@ -207,14 +209,20 @@ class StoreView:
         """The max offsets of many queues at one moment: of a Spark batch all of them show everything, or nothing.
 
         Under a broker's rules the queues are read one after the other; a writer of ours that came meanwhile, or came
-        and went, shows in `abort` or in `state`'s counter: they are read again.
+        and went, shows in `abort` or in `state`'s counter: they are read again. Where writers come and go faster than
+        that, up to the V of one of them: what was in the store when it came lies below.
         """
         keys = list(queues)
-        while True:
+        for tries in itertools.count():
             visible = self.refresh()
+            if tries >= _TRIES and visible.end is None:
+                state = self.files.state_file.read()
+                if state is not None and not state.recovering and state.boot_hash == boot_hash():
+                    visible = self.visible = Visible(state.visible_end, state.counter, state.clean_end)
             ends = {key: self.max_offset(*key) for key in keys}
             if self.visible == visible and (visible.end is not None or self.refresh() == visible):
                 return ends
+        raise AssertionError("unreachable")
 
     def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
         if (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:

@@ -1172,6 +1172,30 @@ def test_n4_a_writer_comes_while_a_reader_looks_around(root: Path, process: Star
     view.close()
 
 
+def test_n4_writers_that_come_and_go_all_the_time(root: Path, process: Start) -> None:
+    """N4b: each time the reader looks around a writer comes, commits and goes: it still sees whole batches, and is done."""
+    filled(root, process)
+    queues = [(f"topic-{APP}", queue_id) for queue_id in range(3)]
+
+    class Busy(Disk):
+        versions = 0
+
+        def pread_into(self, file, buffer, position):  # type: ignore[no-untyped-def]
+            if file.path.endswith(f"topic-{APP}/1/{0:020d}"):
+                Busy.versions += 1
+                p = process(root)
+                p.batch(version=Busy.versions, rows=3)
+                p.detach()
+            return super().pread_into(file, buffer, position)
+
+    view = StoreView(root, CONFIG, Busy())
+    for _ in range(3):
+        ends = list(view.max_offsets(queues).values())
+        assert ends[0] - 2 == ends[1] - 2 == ends[2] - 1 > 0
+    assert Busy.versions < 60
+    view.close()
+
+
 def test_n5_async_is_not_proven_by_units(root: Path, scratch: Path, process: Start) -> None:
     """N5: ASYNC puts in a store that a SYNC writer used before; a power cut keeps the units and takes the log."""
     filled(root, process)

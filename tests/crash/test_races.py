@@ -592,6 +592,56 @@ def test_files_that_cannot_be_opened(number: int, root: Path, process: Start) ->
     assert report.ok, report.findings[:2]
 
 
+class BadReads(Disk):
+    """The nth read fails."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.fail_at, self.count = fail_at, 0
+
+    def _read(self) -> None:
+        self.count += 1
+        if self.count == self.fail_at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def pread(self, *arguments: Any) -> bytes:
+        self._read()
+        return super().pread(*arguments)
+
+    def pread_into(self, *arguments: Any) -> int:
+        self._read()
+        return super().pread_into(*arguments)
+
+    def data_ranges(self, *arguments: Any) -> Iterator[tuple[int, int]]:
+        self._read()
+        return super().data_ranges(*arguments)
+
+
+def test_reads_that_fail(root: Path, scratch: Path, process: Start) -> None:
+    """A read fails in recovery, or in a reader: that is an error, and neither the log's end nor an empty queue."""
+    p = process(root)
+    p.batch()
+    p.detach()
+    p.batch(version=1, rows=90)
+    p.batch(version=2, rows=9)
+    p.die()
+    rows = {(APP, 0): 5, (APP, 1): 90, (APP, 2): 9}
+    promise = Promise(batches=set(rows), maybe_batches=set(rows), rows=rows)
+    counting = BadReads()
+    q = process(fresh(root, scratch / "copy"), counting)
+    q.batch(version=3)
+    q.die()
+    assert counting.count > 100
+    for n in range(1, counting.count + 1, 13):
+        copy = fresh(root, scratch / "copy")
+        q = process(copy, BadReads(n))
+        with contextlib.suppress(OSError, StorePoisonedError):
+            q.batch(version=3)
+        q.die()
+        with contextlib.suppress(OSError), MessageStore.open_read_only(copy, SMALL, disk=BadReads(n)) as reader:
+            assert reader.max_offset(f"topic-{APP}", 0) >= 35
+        check_store(copy, Promise(**{**vars(promise), "rows": {**rows, (APP, 3): 5}}))
+
+
 # ---- what a log may hold
 
 
