@@ -172,6 +172,17 @@ def unaligned(data: NDArray[np.uint8], kind: Any) -> NDArray[Any]:
     return np.ndarray((count,), kind, data if count else np.empty(kind.itemsize, np.uint8), strides=(1,))
 
 
+def all_equal(data: NDArray[np.uint8], starts: NDArray[np.int64], value: bytes) -> NDArray[np.bool_]:
+    """True where the bytes of `data` from a start on are `value`: bool[n]. Compared in words; the last two may overlap."""
+    same = np.ones(len(starts), np.bool_)
+    if value:
+        width = next(width for width in (8, 4, 2, 1) if width <= len(value))
+        words = unaligned(data, f"u{width}")
+        for at in {*range(0, len(value) - width, width), len(value) - width}:
+            same &= words[starts + at] == np.frombuffer(value, words.dtype, 1, at)[0]
+    return same
+
+
 # ---- what texts hold
 
 

@@ -7,11 +7,12 @@ One name for both directions: `encode` and `stamp` write (record_encode.py), `de
 from __future__ import annotations
 
 from messagestore.message_columns import NO_QUEUE, MessageColumns
-from messagestore.record_decode import COLUMNS, Expected, decode
+from messagestore.record_decode import BLOCK_ROWS, COLUMNS, Expected, decode
 from messagestore.record_encode import EncodedRecords, encode, stamp
 from messagestore.row_digest import DIGEST_NAME, row_hashes
 
 __all__ = [
+    "BLOCK_ROWS",
     "COLUMNS",
     "DIGEST_NAME",
     "NO_QUEUE",

@@ -17,21 +17,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore.arrow_bytes import binary_array, data_of, gather, join, offsets_of, rows_not_utf8, unaligned
+from messagestore.arrow_bytes import all_equal, binary_array, data_of, gather, join, offsets_of, rows_not_utf8, unaligned
 from messagestore.errors import MagicError, TornRecordError
 from messagestore.hosts import HOST_V4_SIZE, HOST_V6_SIZE, unpack_host
 from messagestore.layout import (
     CRC_MASK,
     IPV6_EXTRA_SIZE,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_V1_TOPIC_LENGTH,
     RECORD_HEAD,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
-    TOPIC_LENGTH_SIZES,
 )
 from messagestore.properties import TAGS, UNIQUE_KEY
 from messagestore.record import decode_message
 from messagestore.record_properties import PropertyTexts
-from messagestore.record_scan import bad_property_crcs, crcs_of, heads, leading, parts
+from messagestore.record_scan import HeadFields, bad_property_crcs, crcs_of, heads, parts
 
 _TEXT_MAP = pa.map_(pa.string(), pa.string())
 
@@ -147,32 +149,42 @@ class _Rows:
         path: str,
     ) -> None:
         self.data, self.starts, self.sizes, self.expected, self.path = data, starts, sizes, expected, path
-        inside = (starts >= 0) & (sizes >= RECORD_HEAD.size) & (starts + sizes <= len(data))
-        count = leading(inside)
-        self.heads = heads(data, starts[:count])
+        self._require((starts >= 0) & (sizes >= RECORD_HEAD.size) & (starts + sizes <= len(data)))
+        self.heads = HeadFields(data, starts)
         magic = self.heads["magic"]
-        known = np.zeros(count, np.bool_)
-        for value in TOPIC_LENGTH_SIZES:
-            known |= magic == value
-        count = leading(known & (self.heads["total_size"] == sizes[:count]))
-        count, self.parts = parts(data, starts[:count], self.heads[:count])
-        if expected is not None:
-            count = min(count, leading(self._as_expected(count, expected)))
+        self._require((self.heads["total_size"] == sizes) & ((magic == MAGIC_V1) | (magic == MAGIC_V2)))
+        count, self.parts = parts(data, starts, self.heads)
         if count < len(starts):
-            self.fail(count)
+            self._fail_at(count)
+        if expected is not None:
+            self._require(self._as_expected(expected))
 
-    def _as_expected(self, count: int, expected: Expected) -> NDArray[np.bool_]:
-        found = self.heads[:count]
+    def _require(self, good: NDArray[np.bool_]) -> None:
+        if not good.all():
+            self._fail_at(int(good.argmin()))
+
+    def _fail_at(self, row: int) -> NoReturn:
+        """Raise for a bad row, or for one before it that a later look would have found."""
+        before = slice(0, row)
+        expected = None if self.expected is None else self.expected.slice(before)
+        _Rows(self.data, self.starts[before], self.sizes[before], expected, self.path)
+        self.fail(row)
+
+    def _as_expected(self, expected: Expected) -> NDArray[np.bool_]:
+        found = self.heads
         same: NDArray[np.bool_] = (
-            (found["physical_offset"] == expected.physical_offsets[:count])
-            & (found["queue_offset"] == expected.queue_offsets[:count])
+            (found["physical_offset"] == expected.physical_offsets)
+            & (found["queue_offset"] == expected.queue_offsets)
             & (found["queue_id"] == expected.queue_id)
         )
         topic = expected.topic.encode("utf-8", "surrogatepass")
-        same &= self.parts.topic_ends[:count] - self.parts.topic_starts[:count] == len(topic)
+        if not same.all():
+            return same
+        if len(topic) <= MAX_V1_TOPIC_LENGTH and (self.heads["magic"] == MAGIC_V1).all():  # the length and the topic in one look
+            return all_equal(self.data, self.parts.body_ends, bytes([len(topic)]) + topic)
+        same = self.parts.topic_ends - self.parts.topic_starts == len(topic)
         rows = np.flatnonzero(same)
-        topics = gather(self.data, self.parts.topic_starts[rows], self.parts.topic_ends[rows])
-        same[rows] = pc.equal(topics, pa.scalar(topic, topics.type)).to_numpy(zero_copy_only=False)
+        same[rows] = all_equal(self.data, self.parts.topic_starts[rows], topic)
         return same
 
     def fail(self, row: int) -> NoReturn:
@@ -180,8 +192,8 @@ class _Rows:
         start, size = int(self.starts[row]), int(self.sizes[row])
         place = int(self.expected.physical_offsets[row]) if self.expected is not None else None
         record = self.data[start : start + size].tobytes() if start >= 0 and size > 0 else b""
-        if place is None and row < len(self.heads):
-            place = int(self.heads["physical_offset"][row])
+        if place is None and len(record) >= RECORD_HEAD.size:
+            place = int(heads(self.data, self.starts[row : row + 1])["physical_offset"][0])
         where = start if place is None else place
         if len(record) != size:
             raise TornRecordError(self.path, where, f"a record of {size} bytes", f"{len(record)} bytes")
@@ -204,7 +216,7 @@ class _Rows:
 
     def field(self, name: str) -> pa.Array:
         """A field of the heads."""
-        return pa.array(np.ascontiguousarray(self.heads[name]))
+        return pa.array(self.heads[name])
 
     @cached_property
     def body(self) -> pa.Array:

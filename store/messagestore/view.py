@@ -1,9 +1,8 @@
 """What may a reader see?
 
 `abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped
-to
-units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the queues
-show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
+to units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the
+queues show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
 
 A V that was written in another boot counts only up to C, until a writer has recovered. Readers never write.
 """
@@ -14,8 +13,9 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +32,9 @@ from messagestore.state import boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
 
 _TRIES = 2
-READ_ROWS = 65_536
+READ_ROWS = record_columns.BLOCK_ROWS
 READ_BYTES = 16 * 1024 * 1024
+_READ_AHEAD = 2
 _GAP = 16 * 1024
 """Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
 
@@ -59,6 +60,16 @@ class Visible:
     counter: int
     clean_end: int
     recovered: bool = True
+
+
+class _Block(NamedTuple):
+    """Records as bytes, and what they must be."""
+
+    queue_offsets: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
 
 
 class StoreView:
@@ -258,7 +269,7 @@ class StoreView:
         verify_body_crc: bool = True,
         max_rows: int = READ_ROWS,
         max_bytes: int = READ_BYTES,
-        decoders: int = 2,
+        read_ahead: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """Messages `start..end` of a queue as record batches, in order, each message once.
 
@@ -270,8 +281,8 @@ class StoreView:
             Names of `record_columns.COLUMNS`; nothing else is decoded.
         max_rows, max_bytes : int
             Of one batch (bytes of records); at least one message is given.
-        decoders : int
-            Threads that decode ahead; 1 where the cores are busy anyway (Spark's tasks): none.
+        read_ahead : bool
+            Read the next records on a thread meanwhile; not worth it where all cores are busy anyway (Spark's tasks).
 
         Raises
         ------
@@ -279,23 +290,32 @@ class StoreView:
             A unit and its record do not agree, or a CRC does not; with file and offset.
         """
         blocks = self._blocks(topic, queue_id, start, end, max_rows, max_bytes)
-        if end - start <= max_rows or decoders == 1:
-            for position, units in blocks:
-                yield self._decode(topic, queue_id, position, units, columns, verify_body_crc)
+
+        def decoded(block: _Block) -> pa.RecordBatch:
+            expected = record_columns.Expected(topic, queue_id, block.queue_offsets, block.physical_offsets)
+            return record_columns.decode(
+                block.data,
+                block.starts,
+                block.sizes,
+                columns,
+                verify_body_crc=verify_body_crc,
+                expected=expected,
+                path=self.files.paths.commit_log,
+            )
+
+        if end - start <= max_rows or not read_ahead:
+            yield from map(decoded, blocks)
             return
-        with ThreadPoolExecutor(decoders) as pool:  # most of decoding is Arrow's and numpy's, without the GIL
-            waiting: deque[Future[pa.RecordBatch]] = deque()
-            for position, units in blocks:
-                waiting.append(pool.submit(self._decode, topic, queue_id, position, units, columns, verify_body_crc))
-                if len(waiting) > decoders:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+        with ThreadPoolExecutor(1) as pool:  # reading and copying does not need the GIL, which CRCs hold for long
+            ahead = deque(pool.submit(next, blocks, None) for _ in range(_READ_AHEAD))
+            while (block := ahead.popleft().result()) is not None:
+                ahead.append(pool.submit(next, blocks, None))
+                yield decoded(block)
 
     def _blocks(
         self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int
-    ) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Units of at most so many rows and bytes of records at a time, with the first one's queue offset."""
+    ) -> Iterator[_Block]:
+        """Messages of a queue as bytes, so many rows and bytes of records at a time."""
         position = start
         while position < end:
             units = self.units(topic, queue_id, position, min(end, position + max_rows))
@@ -304,39 +324,14 @@ class StoreView:
                     f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the "
                     f"store restored"
                 )
-            sizes = np.cumsum(units["size"].astype(np.int64))
-            count = max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
-            yield position, units[:count]
+            sizes = units["size"].astype(np.int32)
+            count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
+            sizes, physical_offsets = sizes[:count], units["physical_offset"][:count].astype(np.int64)
+            self._check_units(topic, queue_id, position, physical_offsets, sizes)
+            data, starts = self._gather(physical_offsets, sizes)
+            queue_offsets = np.arange(position, position + count, dtype=np.int64)
+            yield _Block(queue_offsets, physical_offsets, sizes, data, starts)
             position += count
-
-    def _decode(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        units: NDArray[np.void],
-        columns: Sequence[str],
-        verify_body_crc: bool,
-    ) -> pa.RecordBatch:
-        physical_offsets = units["physical_offset"].astype(np.int64)
-        sizes = units["size"].astype(np.int32)
-        self._check_units(topic, queue_id, queue_offset, physical_offsets, sizes)
-        data, starts = self._gather(physical_offsets, sizes)
-        expected = record_columns.Expected(
-            topic=topic,
-            queue_id=queue_id,
-            queue_offsets=np.arange(queue_offset, queue_offset + len(units), dtype=np.int64),
-            physical_offsets=physical_offsets,
-        )
-        return record_columns.decode(
-            data,
-            starts,
-            sizes,
-            columns,
-            verify_body_crc=verify_body_crc,
-            expected=expected,
-            path=self.files.paths.commit_log,
-        )
 
     def _check_units(
         self,
@@ -364,14 +359,16 @@ class StoreView:
         """Records as (data, where each begins in it); those that lie close together are read in one call."""
         log = self.files.commit_log
         ends = physical_offsets + sizes
-        segment = log.segment_size
-        first = log.min_offset
+        begin, end = int(physical_offsets[0]), int(ends[-1])
         gaps = physical_offsets[1:] - ends[:-1]
-        breaks = (
-            (gaps > _GAP)
-            | (gaps < 0)
-            | ((physical_offsets[1:] - first) // segment != (physical_offsets[:-1] - first) // segment)
-        )
+        breaks = (gaps > _GAP) | (gaps < 0)
+        if log.segment_of(begin) != log.segment_of(end - 1):
+            segments = (physical_offsets - log.min_offset) // log.segment_size
+            breaks |= segments[1:] != segments[:-1]
+        if not breaks.any():
+            data = np.empty(end - begin, np.uint8)
+            log.read_into(data.data, begin)
+            return data, physical_offsets - begin
         span_first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
         span_last = np.append(span_first[1:], len(sizes)) - 1
         span_starts, span_ends = physical_offsets[span_first], ends[span_last]
