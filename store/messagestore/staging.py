@@ -30,6 +30,7 @@ from messagestore.record_columns import EncodedRecords
 FORMAT = "messagestore-staging-1"
 SUFFIX = ".staged"
 _READ_SIZE = 4 * 1024 * 1024
+_KEPT_SIZE = 4 * 1024 * 1024
 
 SCHEMA = pa.schema(
     [
@@ -181,16 +182,21 @@ class StagedChunks:
         self.disk = disk or Disk()
         self._places: list[tuple[str, int]] = []
         self._open: tuple[str, bool, pa.RecordBatchFileReader] | None = None
+        self._kept: dict[str, pa.RecordBatchFileReader] = {}
         self._scratch = np.empty(0, np.uint8)
+        room = _KEPT_SIZE
         for staged in files:
-            _check(self.disk, staged)
-            with pa.OSFile(staged.path) as source:
+            data = _checked(self.disk, staged, keep=staged.size <= room)
+            with pa.OSFile(staged.path) if data is None else pa.BufferReader(data) as source:
                 reader = pa.ipc.open_file(source)
                 if (reader.schema.metadata or {}).get(b"format") != FORMAT.encode():
                     raise CorruptionError(
                         staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry."
                     )
                 self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
+            if data is not None:  # small: read once, and opened once
+                room -= staged.size
+                self._kept[staged.path] = pa.ipc.open_file(pa.py_buffer(data))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -222,6 +228,8 @@ class StagedChunks:
         )
 
     def _reader(self, path: str, with_data: bool) -> pa.RecordBatchFileReader:
+        if path in self._kept:
+            return self._kept[path]
         if self._open is None or self._open[:2] != (path, with_data):
             wanted = list(range(len(SCHEMA))) if with_data else list(range(1, len(SCHEMA)))
             reader = pa.ipc.open_file(pa.OSFile(path), options=pa.ipc.IpcReadOptions(included_fields=wanted))
@@ -233,7 +241,8 @@ def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:
     return row.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _check(disk: Disk, staged: StagedFile) -> None:
+def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None:
+    """Read a whole file and compare its CRC; its bytes, if they are to be kept."""
     hint = "It is not the file its task wrote; the batch is written again on retry."
     try:
         file = disk.open(staged.path)
@@ -246,13 +255,16 @@ def _check(disk: Disk, staged: StagedFile) -> None:
             hint="Tasks and driver must see the same stagingDir.",
         ) from None
     crc, size = 0, 0
-    buffer = bytearray(min(_READ_SIZE, max(1, staged.size)))
-    while count := disk.pread_into(file, memoryview(buffer), size):
-        crc = record.crc32(memoryview(buffer)[:count], crc)
+    buffer = memoryview(bytearray(staged.size + 1 if keep else _READ_SIZE))  # one more: the file may have grown
+    while count := disk.pread_into(file, buffer, size):
+        crc = record.crc32(buffer[:count], crc)
         size += count
+        if keep:
+            break
     if (size, crc) != (staged.size, staged.crc):
         expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x}"
         raise ChecksumError(staged.path, 0, expected, f"{size} bytes with {crc:08x}", hint=hint)
+    return buffer[:size] if keep else None
 
 
 def remove(paths: Iterable[str], disk: Disk | None = None) -> None:

@@ -11,8 +11,11 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +27,7 @@ from messagestore import (
     ASYNC_FLUSH,
     SYNC_FLUSH,
     BatchRequest,
+    BatchResult,
     GetMessageStatus,
     Message,
     MessageBatch,
@@ -34,6 +38,9 @@ from messagestore import (
     attached_store,
 )
 from messagestore.mapped_file import Disk
+from messagestore.record_columns import encode
+from messagestore.staging import StagedChunks, StagingWriter
+from messagestore.transaction import append_batch
 from messagestore.verify import verify
 
 APP = "app-1"
@@ -70,6 +77,7 @@ def payload(app: str, version: int, row: int) -> bytes:
     return f"{app}/{version}/{row}/".encode() + b"." * 40
 
 
+@lru_cache(512)
 def batch_columns(app: str, version: int, row_count: int, queues: int = 3) -> MessageColumns:
     """The rows of one version of an app: the same each time."""
     rows = np.arange(row_count)
@@ -123,6 +131,19 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             promise.accepted.add((app, version))
             if flush == SYNC_FLUSH:
                 promise.batches.add((app, version))
+        case ("group", int(number), int(count), str(topic), int(threads)):
+            puts = [f"put/{number + i}/" for i in range(count)]
+            promise.maybe_puts += puts
+            put_side_by_side(store, puts, topic, threads, promise, config)
+        case ("commit", str(app), int(version), int(rows), str(flush)):
+            promise.rows[(app, version)] = rows
+            promise.maybe_batches.add((app, version))
+            commit_staged(store, app, version, rows, flush)
+            promise.accepted.add((app, version))
+            if flush == SYNC_FLUSH:
+                promise.batches.add((app, version))
+        case ("topic", str(topic), int(queue_count)):
+            store.create_topic(topic, queue_count)
         case ("clean",):
             store.flush()
             store.writer.finish()
@@ -131,10 +152,41 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             raise ValueError(f"unknown step {step}")
     promise.accepted.update(puts)
     if config.flush_disk_type == SYNC_FLUSH:
-        promise.puts += puts
+        promise.puts += [body for body in puts if body not in promise.puts]
     if step in (("close",), ("clean",)):  # makes everything before it durable
         promise.puts += [body for body in promise.maybe_puts if body in promise.accepted and body not in promise.puts]
         promise.batches |= promise.maybe_batches & promise.accepted
+
+
+def put_side_by_side(
+    store: MessageStore, puts: Sequence[str], topic: str, threads: int, promise: Promise, config: StoreConfig
+) -> None:
+    """Puts of several threads at once: they share syncs."""
+
+    def put(body: str) -> None:
+        assert store.put_message(Message(topic, body.encode(), queue_id=0)).is_ok
+        promise.accepted.add(body)
+        if config.flush_disk_type == SYNC_FLUSH:
+            promise.puts.append(body)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(put, body) for body in puts]:
+            done.result()
+
+
+def commit_staged(store: MessageStore, app: str, version: int, rows: int, flush: str) -> BatchResult:
+    """As Spark's sink commits: two tasks stage their rows, the driver appends. Staging needs a real folder."""
+    writer, columns = store.writer, batch_columns(app, version, rows)
+    hosts = {"store_host": writer.files.store_host, "born_host": writer.files.store_host}
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        staged = []
+        for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
+            with StagingWriter(folder) as writing:
+                writing.write(encode(columns.slice(start, count), limits=writer.files.config, **hosts))
+                staged.append(writing.finish())
+        request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
+        with store._attached.writing(f"batch {version} of {app}") as locked:
+            return append_batch(locked, StagedChunks(staged), request)
 
 
 def die(root: Path) -> None:

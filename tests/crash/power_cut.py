@@ -212,6 +212,22 @@ class Replay:
             found.update({Atom("sector", inode, sector): len(pieces) for sector, pieces in file.pieces.items()})
         return found
 
+    def paths(self) -> dict[int, str]:
+        """Where each file is, below the root, when everything survives."""
+        names = {inode: dict(entries) for inode, entries in self.folders.items()}
+        for change in self.changes:
+            apply_change(names, change)
+        found: dict[int, str] = {}
+
+        def walk(folder: int, path: str) -> None:
+            for name, inode in names[folder].items():
+                found[inode] = f"{path}{name}"
+                if inode in names:
+                    walk(inode, f"{path}{name}/")
+
+        walk(self.root, "")
+        return found
+
     def content(self, kept: Mapping[Atom, int]) -> Folder:
         """The folder when only `kept` (atom -> how many of its writes) of what is not safe survives."""
         names = {inode: dict(entries) for inode, entries in self.folders.items()}

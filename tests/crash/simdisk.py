@@ -68,7 +68,7 @@ class Operation(NamedTuple):
 def _reading(name: str) -> Any:
     def method(self: KillDisk, *args: Any, **keywords: Any) -> Any:
         self.check_alive()
-        return getattr(Disk, name)(self, *args, **keywords)
+        return getattr(super(KillDisk, self), name)(*args, **keywords)
 
     return method
 
@@ -331,7 +331,7 @@ class RecordingDisk(FailDisk):
             True: when a change of a name is lost, all later ones that are not safe are lost as well, in any folder: one
             journal holds them, as on ext4 and XFS. False: each by itself.
         """
-        replay = self._at(cut)
+        replay = self._replay_at(cut)
         atoms = replay.atoms()
         seen: set[frozenset[tuple[Atom, int]]] = set()
         chance = random.Random(f"{seed} {cut}")
@@ -345,16 +345,16 @@ class RecordingDisk(FailDisk):
 
     def image(self, cut: int, mode: str = "strict") -> Image:
         """The one image of a mode that has one ("strict", "all", "kill", "names only", "data only")."""
-        replay = self._at(cut)
+        replay = self._replay_at(cut)
         (_, kept), *_ = choices(mode, replay.atoms(), random.Random(0), 1, 1)
         return Image(cut, mode, replay.content(kept))
 
     def unsafe(self, cut: int) -> list[str]:
         """What a power cut at that time may take, in words."""
-        replay = self._at(cut)
+        replay = self._replay_at(cut)
         return [self._words(replay, atom) for atom in replay.atoms()]
 
-    def _at(self, cut: int) -> Replay:
+    def _replay_at(self, cut: int) -> Replay:
         if not 0 <= cut <= len(self.operations):
             raise ValueError(f"cut: found {cut}; allowed is 0 to {len(self.operations)}")
         if self._replayed and self._events[self._replayed - 1][0] >= cut:
@@ -422,23 +422,31 @@ class RecordingDisk(FailDisk):
         content.sync()
         return inode
 
-    def _new_id(self, path: str) -> int:
+    def _path_key(self, path: str) -> tuple[int, int]:
+        """What tells the file or folder at a path from all others."""
         info = os.stat(path, follow_symlinks=False)
-        number = self._ids[(info.st_dev, info.st_ino)] = next(self._numbers)  # the kernel gives a number again
+        return info.st_dev, info.st_ino
+
+    def _file_key(self, file: File) -> tuple[int, int]:
+        info = os.fstat(file.fileno())
+        return info.st_dev, info.st_ino
+
+    def _new_id(self, path: str) -> int:
+        number = self._ids[self._path_key(path)] = next(self._numbers)  # the kernel gives a number again
         return number
 
-    def _id(self, info: os.stat_result, path: str) -> int:
-        number = self._ids.get((info.st_dev, info.st_ino))
+    def _id(self, key: tuple[int, int], path: str) -> int:
+        number = self._ids.get(key)
         if number is None:
             raise AssertionError(f"{path}: was not made through the disk that records, or is outside of {self.folder}")
         return number
 
     def _id_of(self, file: File) -> int:
-        return self._id(os.fstat(file.fileno()), file.path)
+        return self._id(self._file_key(file), file.path)
 
     def _place(self, path: str) -> tuple[int, str]:
         folder, name = os.path.split(os.path.abspath(path))
-        return self._id(os.stat(folder), folder), name
+        return self._id(self._path_key(folder), folder), name
 
     def _open_new(self, path: str, size: int) -> File:
         file = super()._open_new(path, size)
@@ -457,7 +465,7 @@ class RecordingDisk(FailDisk):
 
     def _fsync_dir(self, path: str) -> None:
         super()._fsync_dir(path)
-        self._record(SyncFolder(self._id(os.stat(path), path)))
+        self._record(SyncFolder(self._id(self._path_key(path), path)))
 
     def _syncfs(self, file: File) -> None:
         super()._syncfs(file)
@@ -465,28 +473,27 @@ class RecordingDisk(FailDisk):
 
     def _sync_failed(self, operation: Operation) -> None:
         if operation.name == "fdatasync":
-            inode = self._id(os.stat(operation.path), operation.path)
+            inode = self._id(self._path_key(operation.path), operation.path)
             self._record(Sync(inode, failed=True))
         elif operation.name == "syncfs":
             self._record(Sync(None, failed=True))
 
     def _rename(self, source: str, target: str) -> None:
-        inode = self._id(os.stat(source, follow_symlinks=False), source)
+        inode = self._id(self._path_key(source), source)
         before = self._place(source)
         super()._rename(source, target)
         folder, name = self._place(target)
         self._record(Name(folder, name, inode, before=before, text=f"the renaming of {source} to {target}"))
 
     def _unlink(self, path: str) -> None:
-        info = os.stat(path, follow_symlinks=False)
-        gone = self._ids.get((info.st_dev, info.st_ino))
+        gone = self._ids.get(self._path_key(path))
         folder, name = self._place(path)
         super()._unlink(path)
         if gone is not None:  # else: a file that is not recorded
             self._record(Name(folder, name, None, gone=gone, text=f"the unlinking of {path}"))
 
     def _mkdir(self, path: str) -> None:
-        is_new = not os.path.lexists(path)
+        is_new = not super().exists(path)
         super()._mkdir(path)
         if is_new:
             folder, name = self._place(path)

@@ -1,156 +1,98 @@
-"""The process is killed at every operation of the seam: nothing promised is lost, nothing is there twice or in half."""
+"""The process is killed at every operation of the seam: nothing promised is lost, nothing is there twice or in half.
+
+Every operation of every workload here, once; `make crash` adds writes done by half, second deaths and power cuts.
+"""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from crash.harness import (
-    ROOMY,
-    SMALL,
-    Promise,
-    Step,
-    check_store,
-    fresh,
-    make_base,
-    no_thread_warnings,
-    run_until_killed,
-)
-from crash.simdisk import KillDisk
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH
+from crash import images
+from crash.harness import Promise, check_store, no_thread_warnings, run_until_killed
+from crash.images import Story
+from crash.judge import Crash, judge
+from crash.simdisk import KillDisk, Operation
+from crash.workloads import WORKLOADS, Bases, copy_of
 
 pytestmark = no_thread_warnings
 
-FILLED: list[Step] = [
-    ("open",),
-    ("put", 0, "single", 0),
-    ("put", 1, "single", 1),
-    ("batch", "app-1", 0, 30, SYNC_FLUSH),
-    ("put", 2, "single", 0),
-    ("close",),
-]
-WORKLOADS: dict[str, list[Step]] = {
-    "single put": [("open",), ("put", 10, "single", 0), ("put", 11, "single", 1), ("close",)],
-    "put of a batch": [("open",), ("puts", 10, 5, "single", 0), ("puts", 20, 3, "single", 1), ("close",)],
-    "batch": [("open",), ("batch", "app-1", 1, 20, SYNC_FLUSH), ("batch", "app-1", 2, 20, SYNC_FLUSH), ("close",)],
-    "async batch": [
-        ("open",),
-        ("batch", "app-1", 1, 20, ASYNC_FLUSH),
-        ("batch", "app-1", 2, 20, SYNC_FLUSH),
-        ("close",),
-    ],
-    "empty batch": [("open",), ("batch", "app-1", 1, 0, SYNC_FLUSH), ("batch", "app-1", 2, 5, SYNC_FLUSH), ("close",)],
-    "roll-over": [("open",), ("batch", "app-1", 1, 150, SYNC_FLUSH), ("put", 12, "single", 0), ("close",)],
-    "roll-over by puts": [("open",), *(("big_put", 100 + i, 5000) for i in range(5)), ("close",)],
-    "first batch of a topic": [("open",), ("batch", "other", 0, 10, SYNC_FLUSH), ("close",)],
-    "clean end": [("open",), ("put", 10, "single", 0), ("clean",), ("batch", "app-1", 1, 10, SYNC_FLUSH), ("close",)],
-}
+WHOLE = ("single puts", "a new store")
+"""Of these opening and closing, too: they are the same in all others."""
 
 
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Promise]:
-    """A store that was closed, with puts and a batch in it."""
-    root = tmp_path_factory.mktemp("base") / "store"
-    return root, make_base(root, FILLED)
+@pytest.fixture
+def bases(scratch: Path) -> Bases:
+    return Bases(scratch / "store")
 
 
-def copy_of(promise: Promise) -> Promise:
-    return Promise(
-        list(promise.puts),
-        list(promise.maybe_puts),
-        set(promise.batches),
-        set(promise.maybe_batches),
-        dict(promise.rows),
-    )
+def between_open_and_close(operations: list[Operation]) -> range:
+    """Operations from the first `abort` to the last write of the journal."""
+    opened = [i for i, operation in enumerate(operations) if operation.detail.endswith("/abort")]  # renamed to it
+    closing = [i for i, operation in enumerate(operations) if operation.path.endswith("/new-journal.json")]
+    return range(opened[0] if opened else 0, closing[-1] if closing else len(operations))
 
 
-def kill_at(base: Path | None, promise: Promise, steps: list[Step], root: Path, at: int | None, half: bool) -> KillDisk:
-    """Kill at one operation, then check."""
-    disk = KillDisk(at, half_writes=half)
-    after = run_until_killed(fresh(base, root), steps, disk, promise=copy_of(promise))
-    try:
-        check_store(root, after)
-    except BaseException as error:
-        error.add_note(f"killed at operation {at}: {disk.killed_in} (half writes: {half})")
-        raise
-    return disk
-
-
-def kill_everywhere(base: Path | None, promise: Promise, steps: list[Step], scratch: Path, *, whole: bool) -> int:
-    """Kill at each operation in turn, in each write also after half of it; how many operations there were.
-
-    Opening and closing are the same in all workloads: unless `whole`, operations of these two are left out.
-    """
-    operations = kill_at(base, promise, steps, scratch / "store", None, False).operations
-    first, last = 0, len(operations)
-    if not whole:
-        abort = [i for i, operation in enumerate(operations) if operation.detail.endswith("/abort")]  # renamed to it
-        first = abort[0] if abort else 0
-        closing = [i for i, operation in enumerate(operations) if operation.path.endswith("/journal.json")]
-        last = closing[-1] if closing else last
-    for at in range(first, last):
-        kill_at(base, promise, steps, scratch / "store", at, False)
-        if operations[at].name == "pwrite":
-            kill_at(base, promise, steps, scratch / "store", at, True)
-    return last - first
+def fail_unless_ok(label: str, crash: Crash, root: Path, *, thorough: bool = False) -> None:
+    verdict = judge(crash, root, thorough=thorough)
+    assert verdict.ok, f"{label}: {verdict}"
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_kill_at_every_operation(name: str, filled: tuple[Path, Promise], scratch: Path) -> None:
-    """A process that adds to a closed store dies at each of its operations; the next one finds all that was
-    promised.
-    """
-    base, promise = filled
-    assert kill_everywhere(base, promise, WORKLOADS[name], scratch, whole=name == "single put") > 5
+def test_kill_at_every_operation(name: str, bases: Bases) -> None:
+    """A process dies at each of its operations; the next one finds all that was acknowledged."""
+    story = Story.of(name, bases)
+    operations = story.run.disk.operations
+    whole = name in WHOLE or story.workload.base not in ("filled", "few entries")
+    places = range(story.first_cut, len(operations)) if whole else between_open_and_close(operations)
+    assert len(places) > 5
+    for number, cut in enumerate(places):
+        crash = story.killed_at(cut, bases.root)
+        assert crash is not None
+        fail_unless_ok(f"killed at operation {cut}: {operations[cut]}", crash, bases.root, thorough=number % 16 == 0)
 
 
-def test_kill_while_a_store_is_made(scratch: Path) -> None:
-    """The first process of a store dies at each operation: the folder can always be opened again."""
-    steps: list[Step] = [("open",), ("put", 0, "single", 0), ("batch", "app-1", 0, 5, SYNC_FLUSH), ("close",)]
-    assert kill_everywhere(None, Promise(), steps, scratch, whole=True) > 20
+def test_kill_in_the_middle_of_a_write(bases: Bases) -> None:
+    """A process dies when half of a write is done."""
+    story = Story.of("batches", bases)
+    halves = [cut for cut, operation in enumerate(story.run.disk.operations) if operation.name == "pwrite"]
+    assert len(halves) > 20
+    for cut in halves:
+        crash = story.killed_at(cut, bases.root, half=True)
+        assert crash is not None
+        fail_unless_ok(f"half of operation {cut}", crash, bases.root)
 
 
-@pytest.mark.parametrize(
-    "last",
-    [
-        ("put", 20, "single", 0),
-        ("batch", "app-1", 1, 20, SYNC_FLUSH),
-        ("batch", "app-1", 1, 150, SYNC_FLUSH),
-        ("batch", "app-1", 1, 20, ASYNC_FLUSH),
-    ],
-    ids=["put", "batch", "batch over segments", "async batch"],
-)
-@pytest.mark.parametrize("where", [0.4, 0.65, 0.85])
-def test_kill_in_recovery(last: Step, where: float, filled: tuple[Path, Promise], scratch: Path) -> None:
-    """A process dies in an append, the next one in each operation of its recovery, the third finds everything."""
-    base, promise = filled
-    steps: list[Step] = [("open",), last, ("close",)]
-    counting = KillDisk()
-    run_until_killed(fresh(base, scratch / "count"), steps, counting, promise=copy_of(promise))
-    broken = fresh(base, scratch / "broken")
-    after = run_until_killed(broken, steps, KillDisk(int(len(counting.operations) * where)), promise=copy_of(promise))
-    at = 0
-    while True:
-        root = fresh(broken, scratch / "store")
-        disk = KillDisk(at, half_writes=True)
-        run_until_killed(root, [("open",), ("close",)], disk, promise=copy_of(after))
-        try:
-            check_store(root, after)
-        except BaseException as error:
-            error.add_note(f"recovery killed at operation {at}: {disk.killed_in}")
-            raise
-        if not disk.dead:
-            break
-        at += 1
-    assert at > 3
+def test_killed_twice(bases: Bases) -> None:
+    """A process dies, and the next one in its recovery or replay; the third finds everything."""
+    chance = random.Random(2)
+    story = Story.of("roll-over by puts", bases)
+    for label, crash in list(images.kills(story, bases.root))[::7]:
+        words, second = images.again(crash, bases.root, chance)
+        fail_unless_ok(f"{label}, {words}", second, bases.root)
 
 
-def test_nothing_is_killed(scratch: Path) -> None:
-    """All workloads, one after the other, by processes that live: the checks themselves hold."""
-    root = scratch / "store"
-    promise = make_base(root, FILLED)
-    for steps in WORKLOADS.values():
-        fresh_root = fresh(root, scratch / "copy")
-        check_store(fresh_root, run_until_killed(fresh_root, steps, KillDisk(), promise=copy_of(promise)))
-    assert ROOMY.mapped_file_size_commit_log > SMALL.mapped_file_size_commit_log
+@pytest.mark.parametrize("name", ["Spark commits", "async puts"])
+def test_on_a_real_disk(name: str, scratch: Path) -> None:
+    """The same on files that are really there, killed at some operations, and looked at by the store's own reading."""
+    bases = Bases(scratch / "memory")
+    base, workload = bases["filled"], WORKLOADS[name]
+    for at in (None, 25, 40, 55):
+        root = scratch / f"store-{at}"
+        bases.root.mkdir(exist_ok=True)
+        story_disk = images.MemDisk(bases.root, base.content)
+        story_disk.write_to(root)
+        promise = run_until_killed(root, workload.all_steps, KillDisk(at), workload.config, copy_of(base.promise))
+        check_store(root, promise, workload.config)
+
+
+def test_the_harness_notices_a_lost_put(bases: Bases) -> None:
+    """The guard of the tests above: what was promised and is not there is said."""
+    story = Story.of("single puts", bases)
+    crash = story.killed_at(story.run.disk.position, bases.root)
+    assert crash is not None
+    promise = Promise(**{**vars(crash.promise), "puts": [*crash.promise.puts, "put/77/"]})
+    verdict = judge(Crash(crash.content, promise, crash.steps, crash.config, power_cut=False), bases.root)
+    assert verdict.lost == ["put/77/"]
