@@ -76,7 +76,9 @@ def read_ranges(path: str, partition: InputPartition, projection: Projection) ->
         if partition.store_id and view.store_id != partition.store_id:
             raise _elsewhere(path, partition.store_id, f"another store, {view.store_id or 'without an id'}")
         for topic, queue_id, start, end in partition.ranges:
-            for batch in view.read(topic, queue_id, start, end, projection.stored, max_rows=BATCH_ROWS, read_ahead=False):
+            for batch in view.read(
+                topic, queue_id, start, end, projection.stored, max_rows=BATCH_ROWS, read_ahead=False
+            ):
                 yield projection.converted(batch)
     finally:
         view.close()

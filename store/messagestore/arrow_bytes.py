@@ -173,7 +173,7 @@ def unaligned(data: NDArray[np.uint8], kind: Any) -> NDArray[Any]:
 
 
 def all_equal(data: NDArray[np.uint8], starts: NDArray[np.int64], value: bytes) -> NDArray[np.bool_]:
-    """True where the bytes of `data` from a start on are `value`: bool[n]. Compared in words; the last two may overlap."""
+    """True where the bytes of `data` from a start on are `value`: bool[n]. In words; the last two may overlap."""
     same = np.ones(len(starts), np.bool_)
     if value:
         width = next(width for width in (8, 4, 2, 1) if width <= len(value))

@@ -231,14 +231,14 @@ class CommitLog:
     def write(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes that lie in one segment; a missing next segment is made with them in it."""
         start = self.segment_of(physical_offset)
-        if self.files.holding(physical_offset) is None:
-            self._written[start] = self.files.create(
-                start, memoryview(data), physical_offset - start, preallocate=self.preallocate
-            )
-            self._created = True
-            return
         file = self._written.get(start)
         if file is None:
+            if self.files.holding(physical_offset) is None:
+                self._written[start] = self.files.create(
+                    start, memoryview(data), physical_offset - start, preallocate=self.preallocate
+                )
+                self._created = True
+                return
             file = self._written[start] = self.files.file(start, writable=True)
         self.disk.pwrite(file, data, physical_offset - start)
 

@@ -29,9 +29,16 @@ _CHUNK = 1 << 16
 """Units hashed in one go: two tables of powers and the sums of a chunk stay in the CPU's cache."""
 
 
-def java_hash(text: str) -> int:
-    """`String.hashCode` of one text, as a signed int32; lone surrogates count as the code units they are."""
-    value = 0
+def java_hash(text: str, before: int = 0) -> int:
+    """`String.hashCode` of one text, as a signed int32; lone surrogates count as the code units they are.
+
+    Parameters
+    ----------
+    text : str
+    before : int
+        The hash of what comes before the text.
+    """
+    value = before
     if text.isascii():
         for unit in text.encode("ascii"):
             value = (31 * value + unit) & _MASK
@@ -44,8 +51,19 @@ def java_hash(text: str) -> int:
 
 def index_hash(topic: str, key: str) -> int:
     """What the index files hold of a key: abs of the hash of `topic#key`, 0 for -2147483648."""
-    value = abs(java_hash(f"{topic}#{key}"))
+    value = abs(java_hash(key, _known_hash(f"{topic}#")))
     return value if value <= 0x7FFFFFFF else 0
+
+
+_known_hash = lru_cache(4096)(java_hash)
+tags_code = _known_hash
+"""`java_hash` of tags: there are few, and each message has them."""
+
+
+def queue_of_key(key: str, queue_count: int) -> int:
+    """As `queue_of_hash`, for one key."""
+    value = abs(java_hash(key))
+    return value % queue_count if value <= 0x7FFFFFFF else 0
 
 
 def java_hashes(values: pa.Array) -> NDArray[np.int32]:

@@ -16,8 +16,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,14 +52,35 @@ MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
 """Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogEnd:
+class LogEnd(NamedTuple):
     """Where the log ends, and the last record before that end (`size` 0: there is none)."""
 
     physical_offset: int
     last_position: int
     last_size: int
     last_store_timestamp_ms: int
+
+
+class _Unbroken:
+    """`LogWriter.unbroken`; a class, since a generator costs each put a microsecond more."""
+
+    __slots__ = ("_failures", "_what", "_writer")
+
+    def __init__(self, writer: LogWriter, what: str, failures: bool) -> None:
+        self._writer, self._what, self._failures = writer, what, failures
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, StorePoisonedError):
+            return
+        if not isinstance(error, Exception):
+            self._writer.poison(f"{self._what} ({error!r})")
+        elif self._failures:
+            raise self._writer.poison(f"{self._what} ({error})") from error
 
 
 class LogWriter:
@@ -166,7 +189,7 @@ class LogWriter:
             files.disk.replace(
                 files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
             )
-        except OSError as error:
+        except Exception as error:  # also for want of memory: a second try would take it for synced
             if files.abort_is_ours:  # it is there, and may not be there after a power cut
                 raise self.poison(f"a sync failed ({error})") from error
             raise
@@ -184,7 +207,7 @@ class LogWriter:
             )
             try:
                 self.files.state_file.sync()
-            except OSError as error:
+            except Exception as error:
                 raise self.poison(f"a sync failed ({error})") from error
         elif self.state.in_flight != physical_offset or self.state.clean:
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
@@ -332,20 +355,9 @@ class LogWriter:
         except OSError as error:
             raise self.poison(f"an append failed and could not be undone ({error})") from error
 
-    @contextlib.contextmanager
-    def unbroken(self, what: str, *, failures: bool = False) -> Iterator[None]:
+    def unbroken(self, what: str, *, failures: bool = False) -> _Unbroken:
         """An interrupt in here, and with `failures` any error, poisons: only recovery can tell what was done."""
-        try:
-            yield
-        except StorePoisonedError:
-            raise
-        except Exception as error:
-            if failures:
-                raise self.poison(f"{what} ({error})") from error
-            raise
-        except BaseException as error:
-            self.poison(f"{what} ({error!r})")
-            raise
+        return _Unbroken(self, what, failures)
 
     # ---- publishing
 

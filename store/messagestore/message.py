@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from messagestore.errors import MessageIllegalError
 
@@ -136,8 +137,7 @@ class MessageExt:
         return self.unique_key or self.offset_message_id
 
 
-@dataclass(frozen=True, slots=True)
-class PutMessageResult:
+class PutMessageResult(NamedTuple):
     """Where a put went.
 
     Parameters

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import pyarrow as pa
 
 from messagestore import javahash, query, record, record_columns
@@ -42,7 +41,7 @@ from messagestore.message import (
     check_queue_id,
     check_topic,
 )
-from messagestore.properties import check_keys, check_properties, check_tags
+from messagestore.properties import check_keys
 from messagestore.record_columns import EncodedRecords, MessageColumns
 from messagestore.recovery import RecoveryReport
 from messagestore.store_files import check_simple_topic
@@ -282,10 +281,8 @@ class MessageStore(ReadOnlyStore):
         writer = self.writer
         config = writer.files.config
         topic = check_topic(message.topic)
-        check_keys(message.keys)
-        check_tags(message.tags)
-        check_properties(message.properties)
-        queue_id = self._queue_id(topic, message)
+        known = writer.files.topics.get(topic)
+        queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
         data = record.encode_message(
             message,
             queue_id=queue_id,
@@ -294,11 +291,13 @@ class MessageStore(ReadOnlyStore):
             property_crc=config.enabled_append_prop_crc,
         )
         self._check_fits(len(data))
+        if known is None:
+            self.create_topic(topic)  # not before: a message that is refused makes no topic
         put = writer.append(
             data,
             topic,
             queue_id,
-            javahash.java_hash(message.tags) if message.tags else 0,
+            javahash.tags_code(message.tags) if message.tags else 0,
             [javahash.index_hash(topic, key) for key in message.keys],
             property_crc=config.enabled_append_prop_crc,
             flush_disk_type=config.flush_disk_type,
@@ -425,12 +424,13 @@ class MessageStore(ReadOnlyStore):
                 limit=room,
             )
 
-    def _queue_id(self, topic: str, message: Message) -> int:
-        count = self._check_queue(topic, message.queue_id)
+    def _queue_id(self, topic: str, message: Message, count: int) -> int:
+        check_simple_topic(self.writer.files, topic)
         if message.queue_id is not None:
-            return message.queue_id
+            return check_queue_id(message.queue_id, queue_count=count)
         if message.keys:
-            return int(javahash.queue_of_hash(np.array([javahash.java_hash(message.keys[0])], np.int32), count)[0])
+            check_keys(message.keys)
+            return javahash.queue_of_key(message.keys[0], count)
         turn = self._turns[topic] = self._turns.get(topic, time.time_ns() % count) + 1
         return turn % count
 

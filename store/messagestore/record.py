@@ -97,6 +97,7 @@ _BLANK = struct.Struct(">ii")
 _LENGTHS = {MAGIC_V1: struct.Struct(">b"), MAGIC_V2: struct.Struct(">h")}
 _PROPERTIES_LENGTH = struct.Struct(">h")
 _SYS_FLAG_POSITION = RECORD_HEAD.offset("sys_flag")
+_STORE_TIMESTAMP_POSITION = RECORD_HEAD.offset("store_timestamp_ms")
 
 
 # ---- one message to one record
@@ -282,7 +283,7 @@ def stamp_record(
 def store_timestamp_position(sys_flag: int) -> int:
     """Where STORETIMESTAMP is in a record: 56, or 68 behind an IPv6 born host."""
     later = HOST_V6_SIZE - HOST_V4_SIZE if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0
-    return RECORD_HEAD.offset("store_timestamp_ms") + later
+    return _STORE_TIMESTAMP_POSITION + later
 
 
 def crc_digits(crc: int) -> bytes:

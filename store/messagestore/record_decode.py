@@ -17,7 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore.arrow_bytes import all_equal, binary_array, data_of, gather, join, offsets_of, rows_not_utf8, unaligned
+from messagestore.arrow_bytes import (
+    all_equal,
+    binary_array,
+    data_of,
+    gather,
+    join,
+    offsets_of,
+    rows_not_utf8,
+    unaligned,
+)
 from messagestore.errors import MagicError, TornRecordError
 from messagestore.hosts import HOST_V4_SIZE, HOST_V6_SIZE, unpack_host
 from messagestore.layout import (
@@ -180,7 +189,8 @@ class _Rows:
         topic = expected.topic.encode("utf-8", "surrogatepass")
         if not same.all():
             return same
-        if len(topic) <= MAX_V1_TOPIC_LENGTH and (self.heads["magic"] == MAGIC_V1).all():  # the length and the topic in one look
+        if len(topic) <= MAX_V1_TOPIC_LENGTH and (self.heads["magic"] == MAGIC_V1).all():
+            # its length and the topic in one look
             return all_equal(self.data, self.parts.body_ends, bytes([len(topic)]) + topic)
         same = self.parts.topic_ends - self.parts.topic_starts == len(topic)
         rows = np.flatnonzero(same)

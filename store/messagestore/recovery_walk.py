@@ -127,7 +127,7 @@ class Walker:
         run = replace(run, starts=run.starts[:whole], heads=run.heads[:whole])
         if self._take_whole(run, request_of(run)):
             self.walk.stop = ScanEnd("torn", 0, "a record", "a part of one")
-            self.walk.end = replace(self.walk.end, physical_offset=torn)
+            self.walk.end = self.walk.end._replace(physical_offset=torn)
             self._check_sealed_batch(torn)
         return False
 
