@@ -98,25 +98,13 @@ def prepare(folder: Path) -> None:
 
 
 def session() -> SparkSession:
-    """Spark on this machine's cores, quiet."""
+    """Spark on this machine's cores, with the settings in conf/."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).resolve().parents[2] / "conf"))
     from pyspark.sql import SparkSession
 
-    spark = (
-        SparkSession.builder.master(f"local[{min(os.cpu_count() or 2, 8)}]")
-        .appName("flights")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    return SparkSession.builder.master(f"local[{min(os.cpu_count() or 2, 8)}]").appName("flights").getOrCreate()
 
 
 def write(spark: SparkSession, months: Path, store: Path, checkpoint: Path) -> StreamingQuery:
