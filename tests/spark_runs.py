@@ -76,6 +76,21 @@ def bodies(root: str, topic: str) -> Counter[str]:
     return found
 
 
+def in_order(root: str, topic: str) -> bool:
+    """Whether the rows of `fill` that came from one queue follow each other in order, in each queue of a topic."""
+    from messagestore import MessageStore
+
+    with MessageStore.open_read_only(root) as store:
+        for queue_id in store.topics().get(topic, []):
+            last = dict.fromkeys(range(4), -1)
+            for batch in store.read(topic, queue_id, 0):
+                for number in map(int, batch.column("body").to_pylist()):
+                    if number <= last[number % 4]:
+                        return False
+                    last[number % 4] = number
+    return True
+
+
 def fill(root: str, count: int, topic: str = "flights", **config: object) -> None:
     """A store with `count` messages, made without Spark."""
     import pyarrow as pa

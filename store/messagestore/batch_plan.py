@@ -173,7 +173,9 @@ class BatchPlan:
                     f"topic {topic!r} is not in config/topics.json and autoCreateTopic is false; create it first",
                     field="topic",
                 )
-            check_queue_id(queue_id, queue_count=config.write_queue_nums if config else request.write_queue_nums)
+            check_queue_id(
+                queue_id, queue_count=config.write_queue_nums if config else request.write_queue_nums, topic=topic
+            )
             if config is None:
                 missing.append(topic)
         for topic in missing:

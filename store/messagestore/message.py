@@ -223,9 +223,13 @@ def check_topic(topic: object, row: int | None = None) -> str:
     return topic
 
 
-def check_queue_id(queue_id: object, row: int | None = None, queue_count: int | None = None) -> int:
+def check_queue_id(
+    queue_id: object, row: int | None = None, queue_count: int | None = None, topic: str | None = None
+) -> int:
     """The queue id, when it is an int from 0 to `queue_count - 1` (without a count, to 65535)."""
     most = MAX_QUEUE_ID if queue_count is None else queue_count - 1
     if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id <= most:
-        raise MessageIllegalError(f"queue id: found {queue_id!r}; allowed is 0 to {most}", field="queue_id", row=row)
+        place = "" if topic is None else f" (writeQueueNums of topic {topic!r} is {queue_count})"
+        text = f"queue id: found {queue_id!r}; allowed is 0 to {most}{place}"
+        raise MessageIllegalError(text, field="queue_id", row=row)
     return queue_id

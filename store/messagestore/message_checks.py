@@ -124,7 +124,7 @@ def _flag_fault(texts: ColumnTexts) -> Fault | None:
 def _queue_fault(texts: ColumnTexts) -> Fault | None:
     queue_ids = texts.columns.queue_id
     if queue_ids is None:
-        raise ValueError("queue_id: no queues were chosen")
+        raise ValueError("queue_id: no queues were chosen; give a column queue_id with the queue of each message")
     fits = (queue_ids >= 0) & (queue_ids <= MAX_QUEUE_ID)
     if fits.all():
         return None

@@ -32,7 +32,7 @@ def session(master: str) -> SparkSession:
 def copy(spark: SparkSession, root: str, checkpoint: str, sink: str = "messagestore") -> None:
     """Topic `flights` to topic `copy`, 250 messages a micro-batch, then end."""
     df = (
-        spark.readStream.format("messagestore")
+        spark.readStream.format(sink)
         .option("subscribe", "flights")
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", 250)

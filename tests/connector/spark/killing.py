@@ -2,7 +2,13 @@
 
 The plan is a file (MESSAGESTORE_KILL_PLAN) with one line, `<place> <victim> <batch id>`; whoever gets there takes it
 away first, so the kill happens once. Victims:
-`self`, `executor` (its JVM and workers), or a process id: it and all below it.
+
+    self        this worker
+    executor    the executor's JVM, its daemon and this worker
+    jvm         the driver's JVM alone: its Python processes notice
+    zombie      the JVM and the daemon; this worker sleeps for a while and then goes on
+    <pid>       that process and all below it
+    raise       nobody: an error is raised here instead
 """
 
 from __future__ import annotations
@@ -10,12 +16,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from pyspark_messagestore import sink
+from messagestore.mapped_file import Disk
+from pyspark_messagestore import sink, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
 
 PLAN = "MESSAGESTORE_KILL_PLAN"
+BATCH_ROWS = 250
+_ZOMBIE_SLEEP_S = 8.0
+
+
+class PlannedError(RuntimeError):
+    """Raised where the plan says so."""
 
 
 def at(place: str, batch_id: object) -> None:
@@ -29,9 +43,14 @@ def at(place: str, batch_id: object) -> None:
         os.rename(path, path + ".done")
     except (OSError, ValueError):
         return
+    if victim == "raise":
+        raise PlannedError(f"raised at {place}")
+    if victim == "zombie":
+        with open(path + ".zombie", "w", encoding="ascii") as file:
+            file.write(str(os.getpid()))
     for pid in victims_of(victim):
         os.kill(pid, signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(_ZOMBIE_SLEEP_S if victim == "zombie" else 60)
 
 
 def victims_of(victim: str) -> list[int]:
@@ -41,6 +60,10 @@ def victims_of(victim: str) -> list[int]:
     if victim == "executor":
         daemon = os.getppid()
         return [parent_of(daemon), daemon, os.getpid()]
+    if victim in ("jvm", "zombie"):
+        above = ancestors(os.getpid())
+        jvm = next(pid for pid in above if name_of(pid) == "java")
+        return above[above.index(jvm) :: -1] if victim == "zombie" else [jvm]
     return family(int(victim))
 
 
@@ -62,8 +85,53 @@ def parent_of(pid: int) -> int:
         return int(stat.read().rpartition(")")[2].split()[1])
 
 
+def ancestors(pid: int) -> list[int]:
+    """Its parent, the parent's parent and so on."""
+    found = []
+    while (pid := parent_of(pid)) > 1:
+        found.append(pid)
+    return found
+
+
+def name_of(pid: int) -> str:
+    with open(f"/proc/{pid}/comm", encoding="ascii") as comm:
+        return comm.read().strip()
+
+
+@contextmanager
+def watched_disk(batch_id: object) -> Iterator[None]:
+    """While a batch is appended: write-half, data-synced, head-written, head-synced, dispatch."""
+    pwrite, fdatasync = Disk.pwrite, Disk.fdatasync
+    head_written = False
+
+    def watched_pwrite(disk, file, data, position):
+        nonlocal head_written
+        size = memoryview(data).nbytes
+        if "/commitlog/" in file.path and size > 8:
+            pwrite(disk, file, memoryview(data).cast("B")[: size // 2], position)
+            at("write-half", batch_id)
+        pwrite(disk, file, data, position)
+        if "/commitlog/" in file.path and size == 8:
+            head_written = True
+            at("head-written", batch_id)
+        if "/consumequeue/" in file.path:
+            at("dispatch", batch_id)
+
+    def watched_fdatasync(disk, file):
+        fdatasync(disk, file)
+        if "/commitlog/" in file.path:
+            at("head-synced" if head_written else "data-synced", batch_id)
+
+    Disk.pwrite, Disk.fdatasync = watched_pwrite, watched_fdatasync
+    try:
+        yield
+    finally:
+        Disk.pwrite, Disk.fdatasync = pwrite, fdatasync
+
+
 class KillingWriter(sink.StreamWriter):
-    """Places: task, staged, staged-half, commit, locked, data, sealed, published, returned."""
+    """Places: task, staged-half, staged; commit, locked, data, those of `watched_disk`, sealed, published, returned;
+    abort, aborted."""
 
     def write(self, iterator):
         from pyspark import TaskContext
@@ -92,7 +160,8 @@ class KillingWriter(sink.StreamWriter):
 
         def locked(*args):
             at("locked", batchId)
-            return originals[0](*args)
+            with watched_disk(batchId):
+                return originals[0](*args)
 
         def data(*args):
             at("data", batchId)
@@ -113,6 +182,25 @@ class KillingWriter(sink.StreamWriter):
     def abort(self, messages, batchId):  # noqa: N803
         at("abort", batchId)
         super().abort(messages, batchId)
+        super().abort(messages, batchId)  # a second one finds nothing to do
+        at("aborted", batchId)
+
+
+class KillingReader(source.StreamReader):
+    """Places: offsets (offsets/N is written), commits (commits/N is written)."""
+
+    def partitions(self, start, end):
+        at("offsets", batch_of(start))
+        return super().partitions(start, end)
+
+    def latestOffset(self, start, limit):  # noqa: N802
+        at("commits", batch_of(start) - 1)
+        return super().latestOffset(start, limit)
+
+
+def batch_of(start: dict) -> int:
+    """Number of the batch that begins at an offset, when all before have `BATCH_ROWS` rows."""
+    return sum(offset for queues in start["queues"].values() for offset in queues.values()) // BATCH_ROWS
 
 
 class KillingSource(MessageStoreDataSource):
@@ -124,3 +212,7 @@ class KillingSource(MessageStoreDataSource):
 
     def streamWriter(self, schema, overwrite):  # noqa: N802
         return KillingWriter(super().streamWriter(schema, overwrite).sink)
+
+    def streamReader(self, schema):  # noqa: N802
+        reader = super().streamReader(schema)
+        return KillingReader(reader.options, reader.projection)
