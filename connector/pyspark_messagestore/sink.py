@@ -205,8 +205,9 @@ class Sink:
         if identity is None or identity.store_id != self.store_id:
             found = "no store" if identity is None else f"another store, {identity.store_id}"
             raise NotAStoreError(
-                f"{paths.root}: host {socket.gethostname()} found {found} there, and the driver planned to write store "
-                f"{self.store_id}; executors and driver must see the same disk",
+                f"{paths.root}: host {socket.gethostname()} found {found} there, and the write was planned for store "
+                f"{self.store_id}; executors and driver must see the same disk, and nobody may replace the folder "
+                f"meanwhile",
                 path=paths.root,
             )
         return paths.staging
@@ -225,22 +226,14 @@ class Sink:
         staged = self._checked(messages, batch_id)
         files = [StagedFile(m.path, m.size, m.crc, m.row_count) for m in staged if m.path]
         request = self._request(staged, batch_id)
+        self._staging()  # a store that is gone is not made anew here
         chunks = StagedChunks(files)
         with attached_store(self.options.path, self.config).writing(_description(request)) as writer:
-            if writer.files.store_id != self.store_id:
-                raise self._other_store(writer.files.store_id)
+            self._staging()
             result = append_batch(writer, chunks, request)
         remove(file.path for file in files)
         self._sweep()
         return result
-
-    def _other_store(self, found: str) -> NotAStoreError:
-        return NotAStoreError(
-            f"{self.options.path}: found store {found}, and the batch was written for store {self.store_id}; the "
-            f"folder was "
-            "replaced meanwhile: start the query again",
-            path=self.options.path,
-        )
 
     def _checked(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> list[StagedMessage]:
         """The messages in the order of the partitions; each partition once, all of this batch and store."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -212,6 +213,16 @@ def test_a_task_that_sees_another_store(root, context) -> None:
     elsewhere = Sink(sink.options, sink.config, sink.mapping, "0" * 32)
     with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
         elsewhere.stage(iter([rows("a")]))
+
+
+def test_a_store_that_is_gone_at_the_commit_is_not_made_anew(root, context) -> None:
+    """The folder was removed between the tasks and the commit: an error, and no empty store in its place."""
+    sink = planned(root)
+    message = sink.stage(iter([rows("a")]))
+    shutil.rmtree(root)
+    with pytest.raises(NotAStoreError, match="found no store there, and the write was planned for store"):
+        sink.commit([message], 0)
+    assert not os.path.exists(root)
 
 
 def test_batch_writes(root, context) -> None:
