@@ -428,9 +428,8 @@ def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> 
     if text is None:
         if option.shown == "required":
             also = f" (or {', '.join(option.aliases)})" if option.aliases else ""
-            raise ConfigError(
-                f"option {option.name}{also}: is missing; {_REQUIRED[option.name]}", key=option.name, value=None
-            )
+            hint = _REQUIRED[option.name] + ("" if given else _NO_TABLE)
+            raise ConfigError(f"option {option.name}{also}: is missing; {hint}", key=option.name, value=None)
         return None
     try:
         return kind.parse(text)
@@ -440,6 +439,10 @@ def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> 
         ) from None
 
 
+_NO_TABLE = (
+    ". Spark does not hand on what a CREATE TABLE says: give it with each use, as in SELECT * FROM t WITH ('path' = "
+    "'/data/store', 'subscribe' = 'flights'), or make a TEMPORARY VIEW"
+)
 _REQUIRED = {
     "path": 'give the store\'s root folder, as in .load("/data/store") or .start("/data/store")',
     "subscribe": 'give topics, as in .option("subscribe", "flights")',

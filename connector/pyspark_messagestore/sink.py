@@ -288,6 +288,7 @@ class Sink:
         paths = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
         store = attached_store(self.options.path, self.config)
         try:
+            self._staging()  # a store that is gone is not made anew here
             with store.writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
                 remove(paths)
             self._sweep()

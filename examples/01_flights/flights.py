@@ -2,6 +2,7 @@
 
     make demo                      sets up, then runs this; again: goes on where it was
     make demo ARGS=--fresh         starts afresh
+    make demo ARGS="--every 50"    only every 50th flight: a quick look
 
 Two streaming queries run at the same time. `write` reads the flights as CSV, a file a month, and writes them to a topic
 for each airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics back as they
@@ -17,6 +18,7 @@ import argparse
 import csv
 import importlib.util
 import io
+import itertools
 import json
 import os
 import re
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-FLIGHT_COUNT = 336_776
 ORIGINS = ("EWR", "JFK", "LGA")
 TOPICS = tuple(f"flights-{origin}" for origin in ORIGINS)
 QUEUES = 4
@@ -74,20 +75,26 @@ def data_folder() -> Path:
     return Path(spec.submodule_search_locations[0], "data")
 
 
-def prepare(folder: Path) -> None:
-    """A CSV file a month, each row with its number; a file that is there is whole."""
+def prepare(folder: Path, every: int) -> int:
+    """A CSV file a month, each row with its number; a file that is there is whole. How many flights there are."""
     folder.mkdir(parents=True, exist_ok=True)
-    if len(list(folder.glob("*.csv"))) == 12:
-        return
+    note, temporary = folder / ".every", folder / ".new"
+    if note.exists() and note.read_text() != str(every):
+        sys.exit(f"{folder.parent}: was made with --every {note.read_text()}; give the same again, or --fresh")
+    temporary.write_text(str(every))
+    temporary.rename(note)
     months: dict[str, list[list[str]]] = {}
     with zipfile.ZipFile(data_folder() / "flights.csv.zip") as archive, archive.open("flights.csv") as raw:
         rows = csv.reader(io.TextIOWrapper(raw, encoding="utf-8"))
         next(rows)
-        for row in rows:
+        for row in itertools.islice(rows, 0, None, every):
             months.setdefault(row[1], []).append(row)
     number = 0
     for month in sorted(months, key=int):
-        path, temporary = folder / f"2013-{int(month):02d}.csv", folder / ".new"
+        path = folder / f"2013-{int(month):02d}.csv"
+        if path.exists():
+            number += len(months[month])
+            continue
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             for row in months[month]:
@@ -95,6 +102,7 @@ def prepare(folder: Path) -> None:
                 number += 1
         os.utime(temporary, (FIRST_MTIME_S + int(month), FIRST_MTIME_S + int(month)))
         temporary.rename(path)
+    return number
 
 
 def session() -> SparkSession:
@@ -276,10 +284,10 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def run(root: Path) -> int:
+def run(root: Path, every: int) -> int:
     """The demo; the exit code."""
     begin_s = time.monotonic()
-    prepare(root / "months")
+    flight_count = prepare(root / "months", every)
     with MessageStore.open(root / "store") as store:  # the tail subscribes before the first flight is there
         for topic in TOPICS:
             store.create_topic(topic, QUEUES)
@@ -297,7 +305,7 @@ def run(root: Path) -> int:
     picture(rows, root / "delays.png")
     tailed = sum(row["flights"] for row in rows)
     print(
-        f"\n{FLIGHT_COUNT:,} flights in, {counts['out']:,} in the store, {counts['distinct']:,} different ones, "
+        f"\n{flight_count:,} flights in, {counts['out']:,} in the store, {counts['distinct']:,} different ones, "
         f"{tailed:,} read back by the tail; {counts['out_of_order']} out of order, {counts['gaps']} gaps"
     )
     print(
@@ -307,8 +315,8 @@ def run(root: Path) -> int:
     print(f"picture: {root / 'delays.png'}")
     spark.stop()
     good = (
-        counts == {"out": FLIGHT_COUNT, "distinct": FLIGHT_COUNT, "out_of_order": 0, "gaps": 0}
-        and tailed == FLIGHT_COUNT
+        counts == {"out": flight_count, "distinct": flight_count, "out_of_order": 0, "gaps": 0}
+        and tailed == flight_count
     )
     print("PROVED: each flight once, in order" if good else "NOT PROVED: the counts above do not agree")
     return 0 if good else 1
@@ -320,7 +328,10 @@ def main() -> int:
     default = Path(tempfile.gettempdir()) / f"messagestore-flights-{os.getuid()}"
     parser.add_argument("--root", type=Path, default=default, help=f"folder of the demo (default: {default})")
     parser.add_argument("--fresh", action="store_true", help="delete the folder first and start afresh")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th flight: a quick look")
     arguments = parser.parse_args()
+    if arguments.every < 1:
+        parser.error(f"--every: found {arguments.every}; allowed is 1 or more")
     version = java_version()
     if version is None or version < MIN_JAVA:
         found = "none" if version is None else f"Java {version}"
@@ -333,7 +344,7 @@ def main() -> int:
         if not (root / "months").is_dir():
             sys.exit(f"{root}: is not a folder of this demo; not deleted")
         shutil.rmtree(root)
-    return run(root)
+    return run(root, arguments.every)
 
 
 if __name__ == "__main__":

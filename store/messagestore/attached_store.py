@@ -178,10 +178,10 @@ class AttachedStore:
         if self.writer is not None:
             self.writer.files.close()
         self.flush = self.writer = None
+        refuse_foreign_forms(self.disk, self.paths)
         identity = Identity.read(self.disk, self.paths.identity) or create_identity(self.disk, self.paths, self.config)
         files = StoreFiles(self.paths, self.config, identity, self.disk)
         files.load()
-        refuse_foreign_forms(files)
         self.writer, self.report = recover(files)
         self.writer.locks_intact = self._locks_intact
 

@@ -144,7 +144,7 @@ class BatchJournal:
                     )
                     for v, source, query_id, at, end, count, digest in rows
                 )
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
         return journal
 

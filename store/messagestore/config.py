@@ -79,7 +79,8 @@ class StoreConfig:
                 self._refuse(field.name, f"a value of type {field.type}")
         for name in ("mapped_file_size_commit_log",):
             self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
-        self._check_range("mapped_file_size_consume_queue", UNIT.size, CRC_MASK // UNIT.size * UNIT.size)
+        # Room for two units at least: RocketMQ's own recovery never ends where a queue file of one unit is full.
+        self._check_range("mapped_file_size_consume_queue", UNIT.size + 1, CRC_MASK // UNIT.size * UNIT.size)
         if self.mapped_file_size_consume_queue % UNIT.size:  # RocketMQ rounds up, too
             rounded = -(-self.mapped_file_size_consume_queue // UNIT.size) * UNIT.size
             object.__setattr__(self, "mapped_file_size_consume_queue", rounded)

@@ -29,7 +29,7 @@ from messagestore.errors import CorruptionError
 from messagestore.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.mapped_file import Disk, File, FilePool, sync_errors
 from messagestore.mapped_file_queue import MappedFileQueue
-from messagestore.message import topic_fault
+from messagestore.message import LMQ_PREFIX, topic_fault
 
 CONSUME_QUEUE_FOLDER = "consumequeue"
 UNIT_DTYPE: np.dtype[Any] = UNIT.dtype.newbyteorder("=")
@@ -306,7 +306,7 @@ class ConsumeQueue:
     def _create(self, start: int, chunk: memoryview, position: int) -> None:
         """Make the file that begins at `start`, with its first units in it."""
         path = self.files.path(start)
-        if self.disk.exists(path):
+        if self.disk.exists(path) and self.disk.size(path):  # an empty one is no file yet, as for `load`
             raise QueueFileReplaced(path)  # somebody else made it: renaming ours there would delete theirs
         self._note_folders()
         filler = np.zeros(position // UNIT.size, UNIT.dtype)
@@ -483,7 +483,7 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
     top = os.path.join(root, CONSUME_QUEUE_FOLDER)
     for topic in disk.names(top):
         folder = os.path.join(top, topic)
-        if not disk.is_folder(folder):
+        if not disk.is_folder(folder) or topic.startswith(LMQ_PREFIX):  # a light queue has no records of its own
             continue
         if topic_fault(topic) is not None:
             refused.append(topic)

@@ -1,8 +1,9 @@
 """Does the index lead to every record that has a key?
 
-Two questions, each with an answer that costs one pass over the entries. `missing`: is there an entry for each key of
-these records? Entries are in log order, so those of a stretch of the log lie side by side. `unreachable`: does the
-chain of its slot lead to each entry? Entries are read newest first; for each slot it is kept where its chain goes on:
+Three questions, each with an answer that costs one pass over the entries. `missing`: is there an entry for each key of
+these records? Entries are in log order, so those of a stretch of the log lie side by side. `wrong_times`: do header and
+entries tell the times of these records? `unreachable`: does the chain of its slot lead to each entry? Entries are read
+newest first; for each slot it is kept where its chain goes on:
 
     slot -> newest entry -> the one before -> ... -> 0          an entry that is passed over is not found by a search
 
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.index_table import IndexTable
+from messagestore.index_table import MAX_SECONDS, IndexTable
+from messagestore.layout import INDEX_ENTRY, INDEX_HEADER
 
 _ENTRY_CHUNK_COUNT = 1 << 20
 _SLOT_CHUNK_COUNT = 1 << 22
@@ -71,6 +73,58 @@ def _is_found(table: IndexTable, key_hash: int, physical_offset: int) -> bool:
     if not header.begin_physical_offset <= physical_offset <= header.end_physical_offset:
         return False
     return physical_offset in table.search(key_hash, header.entry_count, 0, 1 << 62)
+
+
+def wrong_times(
+    tables: Sequence[IndexTable], physical_offsets: NDArray[np.int64], timestamps_ms: NDArray[np.int64]
+) -> list[tuple[str, int, str, str]]:
+    """What headers and entries say wrongly of these records and their times: a search within a time would miss them.
+
+    Parameters
+    ----------
+    tables : sequence of IndexTable
+    physical_offsets, timestamps_ms : int64[n]
+        Where each record begins, ascending, and its store time.
+
+    Returns
+    -------
+    list of (path, position, what is expected, what was found)
+    """
+    found: list[tuple[str, int, str, str]] = []
+    first, last = int(physical_offsets[0]), int(physical_offsets[-1])
+    for table in tables:
+        header = table.header()
+        if header.entry_count <= 1 or header.end_physical_offset < first or header.begin_physical_offset > last:
+            continue
+        for name in ("begin", "end"):
+            at, time_ms = getattr(header, f"{name}_physical_offset"), getattr(header, f"{name}_timestamp_ms")
+            row = int(np.searchsorted(physical_offsets, at))
+            if first <= at <= last and physical_offsets[row] == at and timestamps_ms[row] != time_ms:
+                position = INDEX_HEADER.offset(f"{name}_timestamp_ms")
+                found.append((table.path, position, f"{int(timestamps_ms[row])}, the time of {at}", f"{time_ms}"))
+        start = max(2, _first_at_or_above(table, first, header.entry_count))  # the first one's is the file before's
+        entries = table.entries(start, max(0, _first_at_or_above(table, last + 1, header.entry_count) - start))
+        rows = np.minimum(np.searchsorted(physical_offsets, entries["physical_offset"]), len(physical_offsets) - 1)
+        known = physical_offsets[rows] == entries["physical_offset"]
+        wanted = np.clip((timestamps_ms[rows] - header.begin_timestamp_ms) // 1000, 0, MAX_SECONDS)
+        wanted[:] = wanted if header.begin_timestamp_ms > 0 else 0
+        for number in np.flatnonzero(known & (entries["seconds"] != wanted))[:_LOOKED_UP_COUNT].tolist():
+            position = table.entry_position(start + number) + INDEX_ENTRY.offset("seconds")
+            found.append((table.path, position, f"{int(wanted[number])} s", f"{int(entries['seconds'][number])} s"))
+    return found
+
+
+def wrong_headers(tables: Sequence[IndexTable]) -> list[tuple[str, int, str, str]]:
+    """Headers that do not name the records of their first and last entry, as `wrong_times` gives it."""
+    found: list[tuple[str, int, str, str]] = []
+    for table in tables:
+        header = table.header()
+        for name, number in (("begin", 1), ("end", header.entry_count - 1)):
+            at = getattr(header, f"{name}_physical_offset")
+            if 1 <= number < table.max_entry_count and table.entry(number)[1] != at:
+                position = INDEX_HEADER.offset(f"{name}_physical_offset")
+                found.append((table.path, position, f"{table.entry(number)[1]}, as entry {number}", f"{at}"))
+    return found
 
 
 def _entries_between(table: IndexTable, first: int, last: int) -> NDArray[np.void]:

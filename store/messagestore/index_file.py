@@ -350,6 +350,16 @@ class IndexService:
         """
         return index_check.missing(self.files, key_hashes, physical_offsets)
 
+    def wrong_times(
+        self, physical_offsets: NDArray[np.int64], timestamps_ms: NDArray[np.int64]
+    ) -> list[tuple[str, int, str, str]]:
+        """Path, position, what is expected and what was found, of each time of these records that is wrong."""
+        return index_check.wrong_times(self.files, physical_offsets, timestamps_ms)
+
+    def wrong_headers(self) -> list[tuple[str, int, str, str]]:
+        """The same, of each file's header that does not agree with its first and last entry."""
+        return index_check.wrong_headers(self.files)
+
     def unreachable(self) -> list[tuple[str, int, int]]:
         """Path, position and physical offset of each entry that no search can find. Reads all files once."""
         found = []

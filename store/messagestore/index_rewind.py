@@ -107,8 +107,9 @@ def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int 
     _zero_entries(table, count + 1)
     header = table.header()
     _, physical_offset, seconds, _ = table.entry(count)
-    if (header.entry_count, header.end_physical_offset) != (count + 1, physical_offset):
-        end_ms = store_timestamp_ms(physical_offset) if store_timestamp_ms is not None else None
+    end_ms = store_timestamp_ms(physical_offset) if store_timestamp_ms is not None else None
+    same = (header.entry_count, header.end_physical_offset) == (count + 1, physical_offset)
+    if not same or end_ms not in (None, header.end_timestamp_ms):  # half of a header may have been written
         if end_ms is None:
             # The first entry of a second file counts its seconds from the end of the file before.
             end_ms = header.begin_timestamp_ms + (seconds * 1000 if count > 1 else 0)

@@ -10,7 +10,8 @@ An index file is a hash table on disk, of a size that never changes:
                hash mod slots
 
 A search walks a slot's chain from the newest entry back. Entries are in log order: their physical offsets never go
-down. A put writes entries, then slots, then the header: what the header counts is there.
+down. A put writes entries, then the header, then slots: what the header counts is there, and slots lead to nothing
+else.
 
 Threads: one writer; readers with an object of their own. Source: RocketMQ `store/index/IndexFile.java`,
 `IndexHeader.java`.
@@ -175,7 +176,11 @@ class IndexTable:
         physical_offsets: NDArray[np.int64],
         store_timestamps_ms: NDArray[np.int64],
     ) -> IndexHeader:
-        """Write one entry per key.
+        """Write one entry per key: the entries, the header, then the slots.
+
+        A broker that takes over from a killed writer deletes an index file whose end is later than its checkpoint, and
+        makes it again; one with the old header it would keep, and lose what lies behind a slot that leads to an entry
+        the header does not count.
 
         Parameters
         ----------
@@ -210,7 +215,6 @@ class IndexTable:
         entries["seconds"] = _seconds(header, store_timestamps_ms)
         entries["previous"] = previous
         self.disk.pwrite(file, entries.view(np.uint8).data, self.entry_position(first_number))
-        touched.write(numbers[np.append(group_starts[1:], len(order)) - 1])
         if first_number <= 1:
             header = header._replace(
                 begin_timestamp_ms=int(store_timestamps_ms[0]), begin_physical_offset=int(physical_offsets[0])
@@ -222,6 +226,7 @@ class IndexTable:
             entry_count=first_number + len(order),
         )
         self.disk.pwrite(file, header.to_bytes(), 0)
+        touched.write(numbers[np.append(group_starts[1:], len(order)) - 1])
         return header
 
     def put_few(self, header: IndexHeader, keys: list[tuple[int, int, int]]) -> IndexHeader:
@@ -250,12 +255,12 @@ class IndexTable:
             if number <= 1:
                 header = header._replace(begin_timestamp_ms=timestamp_ms, begin_physical_offset=physical_offset)
         self.disk.pwrite(file, np.array(entries, INDEX_ENTRY.dtype).tobytes(), self.entry_position(first_number))
-        for slot, number in slots.items():
-            self.disk.pwrite(file, number.to_bytes(INDEX_SLOT_SIZE, "big"), slot_position(slot))
         header = header._replace(
             end_timestamp_ms=timestamp_ms, end_physical_offset=physical_offset, entry_count=first_number + len(keys)
         )
         self.disk.pwrite(file, header.to_bytes(), 0)
+        for slot, number in slots.items():
+            self.disk.pwrite(file, number.to_bytes(INDEX_SLOT_SIZE, "big"), slot_position(slot))
         return header
 
     # ---- search

@@ -512,11 +512,14 @@ class LogWriter:
     def _write_checkpoint(self, end: LogEnd) -> None:
         files = self.files
         old = store_checkpoint.read(files.disk, files.paths.checkpoint)
+        index_ms = old.index_timestamp_ms
+        if files.index is not None:  # below the times to come: a broker keeps an index file that ends at this time
+            index_ms = min(files.index.end_timestamp_ms, time.time_ns() // 1_000_000 - 1)
         new = replace(
             old,
             physic_timestamp_ms=end.last_store_timestamp_ms,
             logics_timestamp_ms=end.last_store_timestamp_ms,
-            index_timestamp_ms=files.index.end_timestamp_ms if files.index is not None else old.index_timestamp_ms,
+            index_timestamp_ms=index_ms,
             confirm_physical_offset=end.last_position,
         )
         self.journal.checkpoint_crc = record.crc32(new.to_bytes())

@@ -46,6 +46,7 @@ class MappedFileQueue:
     def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
         self.directory = directory
         self.file_size = file_size
+        self._size_is_known = file_size > 0
         self.pool = pool
         self.disk: Disk = pool.disk
         self.staging = staging
@@ -80,8 +81,8 @@ class MappedFileQueue:
                 continue  # just created by a broker, or left by one that crashed: not a file yet
             offsets.append(int(name))
             sizes.append(size)
-        if sizes and not self.file_size:
-            self.file_size = sizes[0]
+        if sizes and not self._size_is_known and not self.offsets:
+            self.file_size = sizes[0]  # whatever was assumed while there was no file
         for offset, size in zip(offsets, sizes, strict=True):
             if size != self.file_size:
                 raise CorruptionError(self.path(offset), 0, f"a file of {self.file_size} bytes", f"{size} bytes")

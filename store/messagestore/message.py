@@ -19,6 +19,8 @@ from messagestore.errors import MessageIllegalError
 BATCH_TOPIC = "rmq_sys_spark_sink"
 """The topic of BATCH records; users cannot put to it."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+LMQ_PREFIX = "%LMQ%"
+"""Of a light queue: its units point to records of other topics (a broker's enableLmq)."""
 MAX_TOPIC_SIZE = 127
 MAX_GROUP_TOPIC_SIZE = 255
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")

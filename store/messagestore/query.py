@@ -15,6 +15,7 @@ from messagestore import record
 from messagestore.errors import CorruptionError, UnknownTopicError
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.message import GetMessageResult, GetMessageStatus, MessageExt
+from messagestore.store_files import check_readable_topic
 from messagestore.view import StoreView
 
 LOWER, UPPER = "lower", "upper"
@@ -129,6 +130,7 @@ def query_message(
     visible = view.refresh()
     files = view.files
     if topic not in view.topics():
+        check_readable_topic(files, topic)
         raise UnknownTopicError(topic, view.topics())
     # entries keep whole seconds, and hits may be other keys with the same hash: ask for more, then check
     hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)

@@ -28,7 +28,7 @@ from messagestore.catching_up import batches_from
 from messagestore.config import ASYNC_FLUSH
 from messagestore.dispatch import Dispatcher, request_of
 from messagestore.errors import CorruptionError
-from messagestore.layout import STATE_CLEAN, STATE_RECOVERING
+from messagestore.layout import STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
 from messagestore.queue_proof import proven_queue_end
@@ -146,6 +146,8 @@ class _Recovery:
             return None
         if self._checkpoint_is_ours() is not True:
             return None  # a broker wrote: it may have cut the log below C first, and never zeroes
+        if end.last_size and self._folder_missing():
+            return None
         later = [s for s in self.log.files.offsets if s > state.clean_end]
         return None if any(any(self.log.read(s, 8)) for s in later) else end
 
@@ -173,7 +175,9 @@ class _Recovery:
     def _check_segments(self) -> None:
         """Queues without a log, or a log that ends below what was synced: files are missing."""
         path = self.files.paths.commit_log
-        if not self.log.files.offsets:
+        ours, state = self.abort == self.files.abort_token, self.state
+        never_synced = ours and state is not None and state.asynchronous and not state.clean_end
+        if not self.log.files.offsets and not never_synced:
             for topic, queue_ids in self.files.queue_names().items():
                 for queue_id in queue_ids:
                     if self.files.queue(topic, queue_id).end():
@@ -197,6 +201,8 @@ class _Recovery:
             before = _EMPTY
         elif self.abort is None:
             self.report.reason = "closed by a broker"
+            if self.log.files.offsets and self._folder_missing():
+                self.report.notes.append("ConsumeQueues or index were missing: rebuilt from the log")
             before = self._end_of_queues()
         elif ours:
             self.report.reason = "a writer crashed"
@@ -219,6 +225,14 @@ class _Recovery:
         """Whether somebody deleted all queues, or all index files, of a store that had them."""
         index = self.files.index
         return not self.files.queue_names() or (index is not None and not index.files)
+
+    def _folder_missing(self) -> bool:
+        """Whether somebody deleted all queues, or all index files, of a store that was closed: two small reads."""
+        disk, paths, index = self.files.disk, self.files.paths, self.files.index
+        if not disk.names(paths.consume_queue):
+            return True
+        had_keys = store_checkpoint.read(disk, paths.checkpoint).index_timestamp_ms > 0
+        return index is not None and not index.files and had_keys
 
     def _end_of_queues(self) -> LogEnd:
         """Behind the last record that a unit of any queue points to."""
@@ -358,6 +372,8 @@ class _Recovery:
         names = files.queue_names()
         for topic, queue_id in walk.next_offsets:
             queue = files.queue(topic, queue_id)
+            if not files.disk.is_folder(queue.files.directory):
+                continue  # of records that did not count after all: there is nothing to sync
             queue.note_names()
             files.mark_written(topic, queue_id, queue)
             if queue_id not in names.setdefault(topic, []):
@@ -425,7 +441,8 @@ class _Recovery:
             anchor_size=0,
             anchor_crc=0,
             boot_hash=boot_hash(),
-            flags=0,
+            # Units behind the log's end prove nothing until it is on the disk that they were zeroed: `move_clean`.
+            flags=old.flags & STATE_ASYNC if old is not None else 0,
             writer_pid=os.getpid(),
         )
         if old is None:

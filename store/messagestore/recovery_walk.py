@@ -213,8 +213,28 @@ class Walker:
                 queue = self.files.queue(*key)
                 if queue.files.offsets:
                     expected = queue.search_physical(self.walk.start)
+                    if expected != offset and self.own:
+                        expected = self._next_in_log(key, expected)
             self.walk.first_offsets[key] = offset
         return expected
+
+    def _next_in_log(self, key: tuple[str, int], known: int) -> int:
+        """A queue's next offset by the log below the start, when its units tell another one: some may be damaged, or
+        their file gone. Without this the records that follow would pass for a stale tail.
+        """
+        units = self.files.queue(*key).read(max(known - 1, 0), 1)
+        start = int(units["physical_offset"][0]) if len(units) and known else -1
+        if not self.log.min_offset <= start < self.walk.start or self.log.head(start) is None:
+            start = self.log.min_offset
+        for run in self.log.scan(start, self.walk.start, verify_body_crc=False):
+            request, row = request_of(run), 0
+            for topic, queue_id, count in zip(
+                request.run_topics, request.run_queue_ids.tolist(), request.run_counts.tolist(), strict=True
+            ):
+                row += count
+                if (topic, queue_id) == key:
+                    known = int(request.queue_offsets[row - 1]) + 1
+        return known
 
     def _unit_points_to(self, key: tuple[str, int], queue_offset: int, physical_offset: int) -> bool:
         units = self.files.queue(*key).read(queue_offset, 1)

@@ -19,12 +19,13 @@ from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.hosts import pack_host
 from messagestore.index_file import IndexService
 from messagestore.mapped_file import Disk, FilePool
-from messagestore.message import BATCH_TOPIC
+from messagestore.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.state import StateFile
 from messagestore.topics import Topics
 
 FORMAT_VERSION = 1
 _NEW = "new-"
+_BATCH_QUEUES = "batchconsumequeue"
 ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
 _MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
@@ -103,7 +104,7 @@ class Identity:
                 max_index_num=int(fields["maxIndexNum"]),
                 message_index_enable=bool(fields["messageIndexEnable"]),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60])) from error
         if version != FORMAT_VERSION:
             raise NotAStoreError(
@@ -354,23 +355,55 @@ def create_identity(disk: Disk, paths: Paths, config: StoreConfig) -> Identity:
     return identity
 
 
-def refuse_foreign_forms(files: StoreFiles) -> None:
+def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     """Refuse to write into stores whose queues are not simple ones, before the first byte.
 
     Raises
     ------
     NotAStoreError
-        RocksDB queues, or BatchConsumeQueues.
+        RocksDB queues, BatchConsumeQueues, or light queues: their units would be taken for damage, or not be written.
     """
-    paths, disk = files.paths, files.disk
-    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
-        raise NotAStoreError(
-            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be written",
-            path=paths.root,
-        )
-    folder = os.path.join(paths.root, "batchconsumequeue")
+    refuse_rocksdb(disk, paths)
+    folder = os.path.join(paths.root, _BATCH_QUEUES)
     if disk.names(folder):
         raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
+    light = [name for name in disk.names(paths.consume_queue) if name.startswith(LMQ_PREFIX)]
+    if light:
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written",
+            path=paths.root,
+        )
+
+
+def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
+    """Refuse a store whose queues are not in files: it would look empty.
+
+    Raises
+    ------
+    NotAStoreError
+    """
+    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be "
+            f"read and written",
+            path=paths.root,
+        )
+
+
+def check_readable_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic whose queues are of a kind that cannot be read: it would look empty.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found = ""
+    if topic.startswith(LMQ_PREFIX):
+        found = "a light queue (enableLmq): it points to messages of other topics; read those topics"
+    elif files.disk.exists(os.path.join(files.paths.root, _BATCH_QUEUES, topic)):
+        found = "BatchConsumeQueues (queue.type=BatchCQ)"
+    if found:
+        raise ConfigError(f"topic {topic!r}: found {found}; only simple queues can be read", key="topic", value=topic)
 
 
 def check_simple_topic(files: StoreFiles, topic: str) -> None:

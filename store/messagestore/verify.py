@@ -23,9 +23,10 @@ from messagestore.commit_log import Scanned
 from messagestore.config import StoreConfig
 from messagestore.dispatch import DispatchRequest, request_of
 from messagestore.errors import CorruptionError, NotAStoreError
-from messagestore.layout import BLANK
+from messagestore.layout import BLANK, PROPERTY_CRC_SIZE
 from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, topic_fault
+from messagestore.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.recovery_walk import bad_chunk
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
 from messagestore.verify_derived import IndexCheck, QueueCheck
@@ -208,6 +209,12 @@ class _Verifier:
         back = np.flatnonzero(times < np.maximum.accumulate(np.concatenate([[self.last_time_ms], times[:-1]])))
         self.times_back += (run.physical_offset + run.starts[back]).tolist()
         self.last_time_ms = max(self.last_time_ms, int(times.max()))
+        ends = run.starts + run.heads["total_size"]
+        names = run.data[(ends - PROPERTY_CRC_SIZE)[:, None] + np.arange(len(PROPERTY_CRC_BEGIN))]
+        same = (names == np.frombuffer(PROPERTY_CRC_BEGIN, np.uint8)).sum(axis=1)
+        for row in np.flatnonzero(same == len(PROPERTY_CRC_BEGIN) - 1).tolist():  # else a flipped bit switches it off
+            at = run.physical_offset + int(run.starts[row])
+            self.report.find(self._log_path(at), at, "a property __CRC32#", f"{names[row].tobytes()!r}")
         self.report.record_count += len(run.starts)
         request = request_of(run)
         if not len(request.sizes):

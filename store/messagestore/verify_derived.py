@@ -239,7 +239,9 @@ class QueueCheck:
         if start < end and not self.gap:  # behind a stretch that cannot be read nothing is known
             path, position = place(queue, start)
             expected = f"records for the units {start} to {end - 1} of {topic}/{queue_id}"
-            self.report.find(path, position, expected, f"none, and unit {start} says {_words(queue.read(start, 1)[0])}")
+            units = queue.read(start, 1)
+            says = _words(units[0]) if len(units) else "no unit"
+            self.report.find(path, position, expected, f"none, and unit {start} says {says}")
 
     def _check_names(self) -> None:
         """RocketMQ's folder holds queues only."""
@@ -303,6 +305,9 @@ class IndexCheck:
             self.uncovered_count += int(between.sum())
         for at in self.index.missing(request.key_hashes[covered], offsets[covered]).tolist():
             self.report.find(self.path, 0, f"an entry for each key of the record at {at}", "none")
+        times = np.broadcast_to(np.asarray(request.store_timestamps_ms, np.int64), request.physical_offsets.shape)
+        for path, position, expected, found in self.index.wrong_times(request.physical_offsets, times):
+            self.report.find(path, position, expected, found)
 
     def finish(self) -> None:
         """Each entry is found through its slot."""
@@ -318,6 +323,8 @@ class IndexCheck:
                 f"{self.uncovered_count} keys, the first of the record at {self.uncovered_from}, are in no index file: "
                 "a look-up scans the log for them"
             )
+        for path, position, expected, found in self.index.wrong_headers() if self.up_to_date else ():
+            self.report.find(path, position, expected, found)
         for path, position, physical_offset in self.index.unreachable() if self.up_to_date else ():
             if physical_offset < self.limit:
                 expected = f"an entry (of the record at {physical_offset}) to which the chain of its slot leads"

@@ -21,15 +21,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore import record_columns
+from messagestore import checkpoint as store_checkpoint
+from messagestore import record, record_columns
+from messagestore.batch_journal import BatchJournal
 from messagestore.config import StoreConfig
 from messagestore.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
 from messagestore.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.mapped_file import Disk
+from messagestore.message import LMQ_PREFIX
 from messagestore.queue_proof import proven_queue_end
-from messagestore.state import boot_hash
-from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
+from messagestore.state import State, boot_hash
+from messagestore.store_files import (
+    Identity,
+    Paths,
+    StoreFiles,
+    check_readable_topic,
+    looks_like_store,
+    refuse_rocksdb,
+)
 
 _TRIES = 2
 READ_ROWS = record_columns.BLOCK_ROWS
@@ -85,7 +95,7 @@ class StoreView:
     Raises
     ------
     NotAStoreError
-        When there is no store.
+        When there is no store, or one with RocksDB queues.
 
     Threads: one thread at a time.
     """
@@ -104,9 +114,12 @@ class StoreView:
                 path=paths.root,
             )
         self.files = StoreFiles(paths, config or StoreConfig(), Identity.read(disk, paths.identity), disk)
+        refuse_rocksdb(disk, paths)
         self.files.load(index=False)
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
+        self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
+        self._closed_end: int | None = None
         self.visible = self.refresh()
 
     @property
@@ -125,11 +138,13 @@ class StoreView:
         files = self.files
         if files.identity is None:
             files.identity = Identity.read(files.disk, files.paths.identity)
-        if not files.abort_is_ours:
-            state = files.state_file.read()
+        abort, state = files.read_abort(), files.state_file.read()
+        self._closed_end = None
+        if not files.store_id or abort != files.abort_token:
+            if abort is None and state is not None and self._closed_by_us(state):
+                self._closed_end = state.clean_end
             self.visible = Visible(None, state.counter if state is not None else -1, 0)
         else:
-            state = files.state_file.read()
             if state is None:
                 raise CorruptionError(
                     files.paths.state,
@@ -148,7 +163,25 @@ class StoreView:
             if self._seen is not None and self._seen.end is None and end is not None:
                 self._ends.clear()  # a writer of ours took over: what was taken on trust is clamped now
             self._seen = self.visible
+        if self._closed_end is not None and files.commit_log.files.max_offset < self._closed_end:
+            found = files.commit_log.files.max_offset
+            raise CorruptionError(
+                files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
+            )
         return self.visible
+
+    def _closed_by_us(self, state: State) -> bool:
+        """Whether a Python writer closed the store and no broker has written since: then its end is known.
+
+        Units are not doubted then: one that points to damage is to be read, and reported, and does not end its queue.
+        """
+        if not state.clean or state.visible_end != state.clean_end:
+            return False
+        files = self.files
+        if self._closed[0] != state.counter:
+            self._closed = state.counter, BatchJournal.read(files.disk, files.paths.journal).checkpoint_crc
+        checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
+        return self._closed[1] == record.crc32(checkpoint)
 
     def quiet(self) -> tuple[int, int] | None:
         """A token that is another one after any writer was at work; None while one may be.
@@ -169,7 +202,14 @@ class StoreView:
         return self.files.queue_names()
 
     def queue_ids(self, topic: str) -> list[int]:
-        """Queue ids of one topic, from its folders."""
+        """Queue ids of one topic, from its folders.
+
+        Raises
+        ------
+        ConfigError
+            The topic's queues are not simple ones.
+        """
+        check_readable_topic(self.files, topic)
         return queue_ids_of(self.files.disk, self.files.paths.root, topic)
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -182,6 +222,8 @@ class StoreView:
             queue.load()
             if not queue.files.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
                 self._ends.pop((topic, queue_id), None)
+        if not queue.files.offsets or topic.startswith(LMQ_PREFIX):
+            check_readable_topic(self.files, topic)
         if not queue.files.offsets and not queue.file_size:
             queue.file_size = self.files.config.mapped_file_size_consume_queue
         return queue
@@ -238,6 +280,8 @@ class StoreView:
     def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
         if (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
             return hint  # nothing came: one read
+        if self._closed_end is not None:
+            return self.files.queue(topic, queue_id).end(hint=hint)
         log = self.files.commit_log
         torn = self.files.read_abort() is not None  # a broker that crashed may have left a torn record
         end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)

@@ -225,6 +225,15 @@ def test_a_store_that_is_gone_at_the_commit_is_not_made_anew(root, context) -> N
     assert not os.path.exists(root)
 
 
+def test_a_store_that_is_gone_at_the_abort_is_not_made_anew(root, context) -> None:
+    """The disk is unmounted and Spark gives up: the empty folder does not become a store that the next run fills."""
+    sink = planned(root)
+    message = sink.stage(iter([rows("a")]))
+    shutil.rmtree(root)
+    sink.abort([message, None])
+    assert not os.path.exists(root)
+
+
 def test_batch_writes(root, context) -> None:
     """Without an app id: no exactly-once, and refused in foreachBatch; with one, known again."""
     context.properties = {}

@@ -144,6 +144,7 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
                 promise.batches.add((app, version))
         case ("group", int(number), int(count), str(topic), int(threads)):
             puts = [f"put/{number + i}/" for i in range(count)]
+            puts = [body for body in puts if body not in promise.accepted]  # a second try: those that failed
             promise.maybe_puts += puts
             put_side_by_side(store, puts, topic, threads, promise, config)
         case ("commit", str(app), int(version), int(rows), str(flush)):

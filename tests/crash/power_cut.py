@@ -107,6 +107,10 @@ class FileContent:
     doomed: dict[int, int] = field(default_factory=dict)
     """Sector -> how many of its pieces a failed sync left in the dark."""
 
+    def copy(self) -> FileContent:
+        pieces = {number: list(found) for number, found in self.pieces.items()}
+        return FileContent(self.size, dict(self.sectors), pieces, list(self.sizes), dict(self.doomed))
+
     @property
     def newest_size(self) -> int:
         return self.sizes[-1] if self.sizes else self.size
@@ -168,11 +172,17 @@ class Atom(NamedTuple):
 class Replay:
     """The disk at one moment: what is safe, and what is not."""
 
-    def __init__(self, root: int, files: Mapping[int, FileContent], folders: Mapping[int, Mapping[str, int]]) -> None:
+    def __init__(
+        self,
+        root: int,
+        files: Mapping[int, FileContent],
+        folders: Mapping[int, Mapping[str, int]],
+        changes: Sequence[Name] = (),
+    ) -> None:
         self.root = root
-        self.files = {inode: FileContent(file.size, dict(file.sectors)) for inode, file in files.items()}
+        self.files = {inode: file.copy() for inode, file in files.items()}
         self.folders = {inode: dict(names) for inode, names in folders.items()}
-        self.changes: list[Name] = []
+        self.changes = list(changes)
 
     def advance(self, event: Event) -> None:
         match event:

@@ -290,6 +290,7 @@ class RecordingDisk(FailDisk):
         self._ids: dict[tuple[int, int], int] = {}
         self._base_files: dict[int, FileContent] = {}
         self._base_folders: dict[int, dict[str, int]] = {}
+        self._base_changes: list[Name] = []
         self._root = self._take_in(self.folder)
         self._replay = Replay(self._root, self._base_files, self._base_folders)
         self._replayed = 0
@@ -358,7 +359,8 @@ class RecordingDisk(FailDisk):
         if not 0 <= cut <= len(self.operations):
             raise ValueError(f"cut: found {cut}; allowed is 0 to {len(self.operations)}")
         if self._replayed and self._events[self._replayed - 1][0] >= cut:
-            self._replay, self._replayed = Replay(self._root, self._base_files, self._base_folders), 0
+            base = Replay(self._root, self._base_files, self._base_folders, self._base_changes)
+            self._replay, self._replayed = base, 0
         while self._replayed < len(self._events) and self._events[self._replayed][0] < cut:
             self._replay.advance(self._events[self._replayed][1])
             self._replayed += 1

@@ -36,7 +36,7 @@ def between_open_and_close(operations: list[Operation]) -> range:
 
 
 def fail_unless_ok(label: str, crash: Crash, root: Path, *, thorough: bool = False) -> None:
-    verdict = judge(crash, root, thorough=thorough)
+    verdict = judge(crash, root, thorough=thorough, briefly=not thorough)
     assert verdict.ok, f"{label}: {verdict}"
 
 

@@ -70,6 +70,7 @@ def test_durations_of_a_config():
         ("mapped_file_size_commit_log", "1024"),
         ("mapped_file_size_commit_log", True),
         ("mapped_file_size_consume_queue", 19),
+        ("mapped_file_size_consume_queue", 20),  # one unit: a broker would load for ever
         ("mapped_file_size_consume_queue", (1 << 31) - 1),
         ("max_hash_slot_num", 0),
         ("max_index_num", 1),

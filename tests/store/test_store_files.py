@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from messagestore import CorruptionError, Message, MessageStore, NotAStoreError, StoreConfig
+from messagestore import ConfigError, CorruptionError, Message, MessageStore, NotAStoreError, StoreConfig
 from messagestore.mapped_file import Disk
 from messagestore.store_files import Identity, Paths, is_free, looks_like_store
 from small import SMALL, filled, read_all
@@ -127,3 +127,42 @@ def test_links_are_not_followed(tmp_path: Path, victim: str) -> None:
     with pytest.raises((NotAStoreError, CorruptionError, RuntimeError)), MessageStore.open(root, SMALL) as store:
         store.put_message(Message("t", b"x", queue_id=0))
     assert outside.read_bytes() == before
+
+
+# ---- forms of queues that this project does not read
+
+
+def with_queue(root: Path, folder: str) -> Path:
+    filled(root)
+    (root / folder).mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("folder", "topic", "named"),
+    [("consumequeue/%LMQ%a/0", "%LMQ%a", "light queue"), ("batchconsumequeue/b/0", "b", "BatchConsumeQueues")],
+)
+def test_queues_of_another_kind_look_empty(tmp_path: Path, folder: str, topic: str, named: str) -> None:
+    """A topic with light or batch queues was shown as one without messages: it is refused by name."""
+    root = with_queue(tmp_path / "store", folder)
+    with MessageStore.open_read_only(root) as store:
+        assert store.topics() == {"t": [0, 1]}
+        for read in (lambda: store.get_message(topic, 0, 0), lambda: store.query_message(topic, "k")):
+            with pytest.raises(ConfigError, match=named):
+                read()
+    with pytest.raises(NotAStoreError, match=named):
+        MessageStore.open(root, SMALL)
+
+
+def test_rocksdb_queues_look_empty(tmp_path: Path) -> None:
+    """A store with storeType=defaultRocksDB was shown without messages, and got an identity of ours before a writer was
+    refused."""
+    root = tmp_path / "store"
+    (root / "commitlog").mkdir(parents=True)
+    (root / "commitlog" / ("0" * 20)).write_bytes(bytes(4096))
+    (root / "consumequeue").mkdir()
+    (root / "consumequeue" / "CURRENT").write_text("MANIFEST-000004\n")
+    for opening in (MessageStore.open_read_only, MessageStore.open):
+        with pytest.raises(NotAStoreError, match="RocksDB"):
+            opening(root, SMALL)
+    assert not (root / "spark" / "store.json").exists()

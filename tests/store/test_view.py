@@ -278,3 +278,17 @@ def test_readers_while_the_store_is_recovered_and_closed(tmp_path: Path) -> None
     assert not errors, errors
     assert seen == expected
     assert os.path.exists(root)
+
+
+def test_a_reader_that_was_there_before_the_first_file(tmp_path: Path) -> None:
+    """A reader looked at a broker's empty store, and took the default sizes for its: the first file of another size was
+    called damage."""
+    made, root = filled(tmp_path / "made", 40), tmp_path / "store"
+    for folder in ("commitlog", "consumequeue"):
+        (root / folder).mkdir(parents=True)
+    with MessageStore.open_read_only(root) as store:
+        assert store.max_offset("t", 0) == 0
+        for folder in ("commitlog", "consumequeue"):
+            shutil.copytree(made / folder, root / folder, dirs_exist_ok=True)
+        assert store.max_offset("t", 0) == 20
+        assert len(store.get_message("t", 0, 0, 100).messages) == 20

@@ -21,6 +21,9 @@ CASES: dict[str, tuple[Case, str]] = {}
 """Name -> what to do with a session and a store of 100 messages in topic `flights`, and the last line of the error."""
 
 
+CANNOT_MOUNT = "a small disk cannot be mounted here (not root?)"
+
+
 def case(expected: str) -> Callable[[Case], Case]:
     def register(function: Case) -> Case:
         CASES[function.__name__] = (function, expected)
@@ -130,6 +133,47 @@ def held_by_a_broker(spark, root):
 def second_query_with_the_same_app_id(spark, root):
     for rows in (5, 6):
         write(spark.range(rows).selectExpr("'x' body"), root, topic="other", txnAppId="mine", txnVersion="0")
+
+
+@case(r"BatchConflictError: app 'mine': version 0 is in the store with 100 rows .*, and came again with 50 rows .*")
+def second_stream_with_the_same_app_id(spark, root):
+    for name, most in (("first", "100"), ("second", "50")):
+        df = read_stream(spark, root, maxOffsetsPerTrigger=most).select("body")
+        stream_in(df, root, topic="copy", txnAppId="mine", checkpointLocation=f"{root}-{name}")
+
+
+@case(r"NotAStoreError: .*host .* found no store there, .*executors and driver must see the same disk.*")
+def a_disk_the_executor_cannot_see(spark, root):
+    hidden = root + "-hidden"
+
+    def hide(batches):
+        for batch in batches:
+            if os.path.exists(root):
+                os.rename(root, hidden)  # between the plan, on the driver, and the first byte of the task
+            yield batch
+
+    try:
+        write(spark.range(0, 5, 1, 1).selectExpr("'x' body").mapInArrow(hide, "body string"), root)
+    finally:
+        os.rename(hidden, root)
+
+
+@case(r"StoreFullError: .*this batch needs about \d+ bytes, \d+ are free; nothing of it was written")
+def a_full_disk(spark, root):
+    disk = root + "-disk"
+    os.mkdir(disk)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        raise OSError(CANNOT_MOUNT)
+    try:
+        fill(disk + "/store", 100)
+        # the staged rows fit, their second copy in the log does not
+        write(spark.range(0, 4000, 1, 2).selectExpr("repeat('x', 1000) body"), disk + "/store")
+    finally:
+        try:
+            assert sum(bodies(disk + "/store", "flights").values()) == 100
+        finally:
+            subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @case(r"NotAStoreError: .* found no message store .*; give the store's root folder")

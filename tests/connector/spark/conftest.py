@@ -33,7 +33,8 @@ def kill_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(kill_plan: Path) -> Iterator[object]:
     """A classic session, `local[2]` with tasks that may be tried four times."""
-    os.environ.update(spark_runs.environment(), MESSAGESTORE_KILL_PLAN=str(kill_plan))
+    trace = kill_plan.with_name("trace")  # see tracing.py
+    os.environ.update(spark_runs.environment(), MESSAGESTORE_KILL_PLAN=str(kill_plan), MESSAGESTORE_TRACE=str(trace))
     sys.path.insert(0, str(spark_runs.HERE))
     from pyspark.sql import SparkSession
 

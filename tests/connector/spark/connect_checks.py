@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
-from spark_runs import bodies, fill
+import pytest
+
+from spark_runs import ROOT, bodies, fill
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,7 +57,33 @@ def foreach_batch(spark, folder: Path) -> None:
     assert bodies(root, "copy") == bodies(root, "flights")
 
 
-CHECKS = {"batch_round_trip": batch_round_trip, "foreach_batch": foreach_batch}
+def sql(spark, folder: Path) -> None:
+    """The SQL of connector/README.md, found by its name and registered by hand; a table that is not told is an error."""
+    from pyspark_messagestore import MessageStoreDataSource
+
+    text = (ROOT / "connector" / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for name in ("found", "registered"):
+        root = str(folder / name / "store")
+        fill(root, 40)
+        if name == "registered":
+            spark.dataSource.register(MessageStoreDataSource)
+        statements = block.replace("/data/store", root).split(";")
+        shown = [spark.sql(statement).collect() for statement in statements if statement.strip()]
+        assert [row["count(1)"] for row in shown[1]] == [40]
+        assert [(bytes(row["body"]), row["tags"], row["topic"]) for row in shown[-1]] == [(b"UA 1545", "UA", "late")]
+        told = {"path": root, "subscribe": "late"}
+        assert spark.read.options(**told).table("log").count() == 1
+        given = spark.sql("SELECT 'DL 9' body, 'DL' tags")
+        given.writeTo("late").options(path=root, topic="late").append()
+        assert bodies(root, "late") == {"UA 1545": 1, "DL 9": 1}
+        with pytest.raises(Exception, match="Spark does not hand on what a CREATE TABLE says"):
+            spark.sql("SELECT * FROM log").collect()
+        for statement in ("DROP VIEW flights", "DROP TABLE late", "DROP TABLE log"):
+            spark.sql(statement)
+
+
+CHECKS = {"sql": sql, "batch_round_trip": batch_round_trip, "foreach_batch": foreach_batch}
 
 
 def run(spark, folder: Path) -> None:

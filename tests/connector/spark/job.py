@@ -13,7 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_runs import SESSION
 
@@ -31,22 +31,36 @@ def session(master: str) -> SparkSession:
 
 def copy(spark: SparkSession, root: str, checkpoint: str, sink: str = "messagestore") -> None:
     """Topic `flights` to topic `copy`, 250 messages a micro-batch, then end."""
-    df = (
-        spark.readStream.format(sink)
+    writer = flights(spark, root, sink).writeStream.format(sink).option("topic", "copy")
+    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(root).awaitTermination()
+
+
+def copy_foreach(spark: SparkSession, root: str, checkpoint: str, source: str) -> None:
+    """The same through foreachBatch; place `foreach`: the write has gone through."""
+    import killing
+
+    from pyspark_messagestore import MessageStoreSink
+
+    sink = MessageStoreSink(root, topic="copy", app_id="copy")
+
+    def write(df: DataFrame, batch_id: int) -> None:
+        sink(df, batch_id)
+        killing.at("foreach", batch_id)
+
+    writer = flights(spark, root, source).writeStream.foreachBatch(write)
+    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+
+
+def flights(spark: SparkSession, root: str, source: str) -> DataFrame:
+    """The topic as a stream."""
+    return (
+        spark.readStream.format(source)
         .option("subscribe", "flights")
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", 250)
         .load(root)
+        .selectExpr("body", "keys", "tags", "properties")
     )
-    query = (
-        df.selectExpr("body", "keys", "tags", "properties")
-        .writeStream.format(sink)
-        .option("topic", "copy")
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start(root)
-    )
-    query.awaitTermination()
 
 
 def main() -> None:

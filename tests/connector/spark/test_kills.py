@@ -53,10 +53,10 @@ def test_a_killed_driver_starts_again(tmp_path, place: str):
     fill(root, COUNT)
     plan.write_text(f"{place} JVM 1")
     args = ("job.py", "local[2]", root, tmp_path / "checkpoint", "killing")
-    first = run_job(*args, MESSAGESTORE_KILL_PLAN=str(plan))
+    first = run_job(*args, cwd=tmp_path, MESSAGESTORE_KILL_PLAN=str(plan))
     assert '"done"' not in first.stdout
     assert not plan.exists(), first.stderr[-4000:]
-    second = run_job(*args, MESSAGESTORE_KILL_PLAN=str(plan))
+    second = run_job(*args, cwd=tmp_path, MESSAGESTORE_KILL_PLAN=str(plan))
     assert '"done"' in second.stdout, second.stderr[-4000:]
     assert bodies(root, "copy") == bodies(root, "flights")
 
@@ -69,6 +69,7 @@ def test_a_killed_executor_is_replaced(tmp_path):
     plan.write_text("staged-half executor 1")
     done = run_job(
         *("job.py", "local-cluster[2,1,1024]", root, tmp_path / "checkpoint", "killing"),
+        cwd=tmp_path,
         MESSAGESTORE_KILL_PLAN=str(plan),
     )
     assert not plan.exists(), done.stderr[-4000:]

@@ -12,7 +12,7 @@ def test_streams_through_sink_and_source(tmp_path, master: str):
     """A store is read as a stream and written back to another topic, found by name alone, with nothing registered."""
     root = str(tmp_path / "store")
     fill(root, 1000)
-    done = run_job("job.py", master, root, tmp_path / "checkpoint")
+    done = run_job("job.py", master, root, tmp_path / "checkpoint", cwd=tmp_path)
     assert '{"done": true}' in done.stdout, done.stderr[-4000:]
     assert bodies(root, "copy") == bodies(root, "flights")
     assert len(bodies(root, "copy")) == 1000

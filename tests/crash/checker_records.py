@@ -1,0 +1,142 @@
+"""What does one record, and `spark/state`, say? With `struct` only, and without a line of the package: the codec of `crash.checker`."""
+
+from __future__ import annotations
+
+import binascii
+import re
+import struct
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import reference
+
+BATCH_TOPIC = "rmq_sys_spark_sink"
+
+
+class Record(NamedTuple):
+    """What one record says; `fault` when it is none."""
+
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    store_ms: int
+    born_ms: int
+    flag: int
+    body: bytes
+    properties: tuple[tuple[str, str], ...]
+    tags_code: int
+    key_hashes: tuple[int, ...]
+    fault: str = ""
+
+
+@lru_cache(1 << 16)
+def parse(data: bytes) -> Record:
+    """One whole record."""
+    try:
+        return _parse(data)
+    except (struct.error, ValueError, IndexError) as error:
+        return broken(len(data), f"framing: {error}")
+
+
+def broken(size: int, fault: str) -> Record:
+    return Record(size, "", -1, -1, -1, 0, 0, 0, b"", (), 0, (), fault)
+
+
+def _parse(data: bytes) -> Record:
+    size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms = struct.unpack_from(
+        ">iIiiiqqiq", data
+    )
+    if magic not in (reference.V1, reference.V2) or size != len(data):
+        return broken(len(data), f"size {size}, magic {magic:#x}")
+    at = 48 + (20 if sys_flag & 0x10 else 8)
+    (store_ms,) = struct.unpack_from(">q", data, at)
+    at += 8 + (20 if sys_flag & 0x20 else 8) + 12
+    (body_size,) = struct.unpack_from(">i", data, at)
+    if not 0 <= body_size <= size:
+        return broken(size, f"body size {body_size}")
+    body = data[at + 4 : at + 4 + body_size]
+    at += 4 + body_size
+    head = ">h" if magic == reference.V2 else ">b"
+    (topic_size,) = struct.unpack_from(head, data, at)
+    at += struct.calcsize(head)
+    topic = data[at : at + topic_size].decode("ascii")
+    (properties_size,) = struct.unpack_from(">h", data, at + topic_size)
+    at += topic_size + 2
+    if topic_size <= 0 or properties_size < 0 or at + properties_size != size:
+        return broken(size, f"topic size {topic_size}, properties size {properties_size}, which end at no {size}")
+    text = data[at:]
+    if (reference.body_crc(body) if body else 0) != crc:
+        return broken(size, "body CRC")
+    has_crc = b"__CRC32#" in text
+    if sum(x == y for x, y in zip(text[-20:-11], b"__CRC32#\x01", strict=False)) == 8:
+        return broken(size, f"a property {text[-20:-12]!r}, which is __CRC32# but for one character")
+    if has_crc and (len(text) < 20 or text[-20:] != reference.property_crc(data[:-20])):
+        return broken(size, "property CRC")
+    if topic == BATCH_TOPIC and not has_crc:
+        return broken(size, "a BATCH record without __CRC32#")
+    if text and not text.endswith(b"\x02"):
+        return broken(size, "properties without an end")
+    if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,255}", topic) or queue_id < 0 or queue_offset < 0:
+        return broken(size, f"topic {topic!r}, queue {queue_id}, queue offset {queue_offset}")
+    pairs = [part.partition(b"\x01") for part in text.split(b"\x02") if part]
+    properties = tuple((name.decode(), value.decode()) for name, _, value in pairs if name != b"__CRC32#")
+    fields = dict(properties)
+    keys = [*fields.get("KEYS", "").split(" "), fields.get("UNIQ_KEY", "")]
+    return Record(
+        size, topic, queue_id, queue_offset, physical_offset, store_ms, born_ms, flag, body, properties,
+        reference.java_hash(fields["TAGS"]) if "TAGS" in fields else 0,
+        tuple(reference.index_key(topic, key) for key in keys if key),
+    )  # fmt: skip
+
+
+_ROW_FIELDS = ("queue_id", "topic", "flag", "born_ms")
+
+
+@lru_cache(1 << 16)
+def _row_hash(record: Record, given: tuple[bool, ...]) -> int:
+    """The row hash of a record, if the columns in `given` (of `_ROW_FIELDS`) were the user's own."""
+    fields = dict(record.properties)
+    own = {k: v for k, v in fields.items() if k not in ("KEYS", "TAGS", "UNIQ_KEY", "WAIT")}
+    values: dict[str, Any] = {
+        "keys": fields["KEYS"].split(" ") if "KEYS" in fields else None,
+        "tags": fields.get("TAGS"),
+        "properties": own or None,
+    }
+    values |= {name: getattr(record, name) for name, is_given in zip(_ROW_FIELDS, given, strict=True) if is_given}
+    return reference.row_hash(record.body, **values)
+
+
+def digest_holds(digest: str, rows: list[Record]) -> bool:
+    """Whether the digest is that of the rows; which columns the user gave is not in the log, so each way is tried."""
+    for given in product((True, False), (False, True), (False, True), (False, True)):
+        if f"{sum(_row_hash(row, given) for row in rows) % 2**64:016x}" == digest:
+            return True
+    return False
+
+
+class Slot(NamedTuple):
+    """A slot of `spark/state`."""
+
+    counter: int
+    in_flight: int
+    visible_end: int
+    clean_end: int
+    anchor_position: int
+    anchor_size: int
+    anchor_crc: int
+    boot_hash: int
+    flags: int
+    writer_pid: int
+
+
+def slot_of(data: bytes) -> Slot | None:
+    """The slot of a `spark/state` that counts."""
+    best: Slot | None = None
+    for position in (0, 512):
+        *values, crc = struct.unpack_from(">qqqqqiIIIiI", data, position)
+        if crc == binascii.crc32(data[position : position + 60]) and (best is None or values[0] > best.counter):
+            best = Slot(*values)
+    return best

@@ -1,0 +1,283 @@
+"""The mode `concurrency` of `make crash`: many at once, on a real disk.
+
+readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 gaps, 0 repeats, batches whole
+threads     16 threads put and append through one session
+processes   4 processes commit in turn, each with the lock for one commit only
+races       two writers open a store at the same moment: one wins, the other changes no byte
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from crash import checker
+from crash.counts import Counts, again
+from crash.harness import (
+    SMALL,
+    Promise,
+    batch_columns,
+    do_step,
+    make_base,
+    payload,
+    run_until_killed,
+    scratch_folder,
+    tree_hash,
+)
+from crash.imitate import commit, dispatch, kill_when
+from crash.judge import Verdict, note_content, note_faults
+from crash.simdisk import KillDisk
+from crash.workloads import FILLED, batch, copy_of, put
+from messagestore import BatchRequest, MessageStore, StoreLockedError
+from messagestore.attached_store import attached_store
+
+READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
+_QUEUES, _ROWS = 3, 30
+ROLLING = SMALL.replace(clean_interval="20ms", lock_timeout="30s")
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """Each kind once, or in turn for so many seconds; a case is a kind and its seed."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
+        "readers": partial(_readers, quick_s=8.0), "threads": _threads, "processes": _processes, "races": _races,
+    }  # fmt: skip
+    with scratch_folder() as folder:
+        for turn in range(part[0], 1 << 30, part[1]):
+            for kind, look in kinds.items():
+                key = f"{kind}/{turn}"
+                if case and key != case:
+                    continue
+                verdict = look(folder / f"{kind}-{turn}", random.Random(f"{seed} {key}"), counts)
+                if not verdict.ok:
+                    counts.fail(f"{key}: {verdict}", again("concurrency", seed, key), verdict)
+            if quick or time.monotonic() > until_s or (case and turn >= int(case.rpartition("/")[2])):
+                return counts
+    return counts
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Run in a forked process; its pid. Its status is 0 when the work ended as it should."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:  # noqa: BLE001 - whatever it was, the parent is told
+            traceback.print_exc()
+            sys.stderr.flush()
+        os._exit(status)
+    return pid
+
+
+def ended(pid: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+# ---- readers
+
+
+def _readers(root: Path, chance: random.Random, counts: Counts, *, quick_s: float) -> Verdict:
+    verdict = Verdict()
+    with MessageStore.open(root, ROLLING) as store:
+        store.create_topic("topic-many", _QUEUES)
+        _append(store, 0)
+        until_s = time.monotonic() + quick_s
+        read_end, write_end = os.pipe()
+        pids = [in_child(partial(_follow, root, until_s, write_end)) for _ in range(READERS)]
+        os.close(write_end)
+        version = 1
+        while time.monotonic() < until_s:
+            _append(store, version)
+            version += 1
+    failed = sum(not ended(pid) for pid in pids)
+    with os.fdopen(read_end) as said:
+        read = sum(map(int, said.read().split()))
+    if failed:
+        verdict.misread.append(f"{failed} of {READERS} readers saw something torn, missing, or twice (see the log)")
+    counts.cases["messages read beside a writer"] += read
+    counts.cases["reader processes"] += READERS
+    return verdict
+
+
+def _append(store: MessageStore, version: int) -> None:
+    request = BatchRequest(app_id="many", version=version, version_source="user")
+    store.append_batch(batch_columns("many", version, _ROWS, _QUEUES), request)
+
+
+def _follow(root: Path, until_s: float, pipe: int) -> None:
+    """A reader: each queue without gap or repeat, each batch whole at any moment."""
+    queues = [("topic-many", queue_id) for queue_id in range(_QUEUES)]
+    per_queue = _ROWS // _QUEUES
+    read = 0
+    while time.monotonic() < until_s + 0.2:
+        with MessageStore.open_read_only(root, ROLLING) as reader:  # a new one now and then
+            begun_s, following = time.monotonic(), [0] * _QUEUES
+            while time.monotonic() < min(begun_s + 2.0, until_s + 0.2):
+                ends = reader.view.max_offsets(queues)
+                assert len(set(ends.values())) == 1, f"half of a batch: {ends}"
+                assert not ends[queues[0]] % per_queue, f"half of a batch: {ends}"
+                for queue_id in range(_QUEUES):
+                    start, end = following[queue_id], ends[("topic-many", queue_id)]
+                    assert end >= start, f"the queue went back from {start} to {end}"
+                    for table in reader.read("topic-many", queue_id, start, end):
+                        offsets = table.column("queue_offset").to_pylist()
+                        assert offsets == list(range(start, start + len(offsets))), "a gap, or a repeat"
+                        wanted = [payload("many", n // per_queue, n % per_queue * _QUEUES + queue_id) for n in offsets]
+                        assert table.column("body").to_pylist() == wanted, "torn, or another message"
+                        start += len(offsets)
+                        read += len(offsets)
+                    assert start == end, f"stopped at {start} of {end}"
+                    following[queue_id] = end
+    os.write(pipe, f"{read} ".encode())
+
+
+# ---- threads and processes
+
+
+def _threads(root: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """Puts, puts side by side and batches of 16 threads through one session."""
+    promise, failures = Promise(), list[str]()
+    with MessageStore.open(root, ROLLING) as store:
+
+        def work(thread: int) -> None:
+            try:
+                for number in range(20):
+                    own = thread * 1000 + number
+                    if number % 5 == 4:
+                        do_step(store, ("batch", f"app{thread}", number // 5, 12, "SYNC_FLUSH"), promise, ROLLING)
+                    elif number % 5 == 3:
+                        do_step(store, ("puts", own * 10, 3, "single", thread % 3), promise, ROLLING)
+                    else:
+                        do_step(store, ("put", own * 10, "single", thread % 3), promise, ROLLING)
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the test fails by it
+                failures.append(repr(error))
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    counts.cases["appends of 16 threads"] += THREADS * 20
+    verdict = _closed(root, promise)
+    verdict.misread += failures
+    return verdict
+
+
+def _closed(root: Path, promise: Promise) -> Verdict:
+    verdict, found = Verdict(), checker.check(checker.read_tree(root))
+    note_faults(verdict, found, "closed")
+    note_content(verdict, found.bodies, found.queues, promise, (), everything=True)
+    return verdict
+
+
+def _processes(root: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """Four processes, each holding the lock for one commit; some stay attached between, some do not."""
+    promise, versions = Promise(), 25
+    with MessageStore.open(root, ROLLING):
+        pass
+
+    def work(app: str, seed: int) -> None:
+        own = random.Random(seed)
+        store = attached_store(root, ROLLING)
+        for version in range(versions):
+            with store.writing(f"{app} {version}") as writer:
+                commit(writer, app, version, 6)
+            if own.random() < 0.2:
+                store.detach()
+            time.sleep(own.random() * 0.002)
+        store.detach()
+
+    pids = [in_child(partial(work, f"p{number}", chance.randrange(1 << 30))) for number in range(PROCESSES)]
+    good = [ended(pid) for pid in pids]
+    for number in range(PROCESSES):
+        promise.rows |= {(f"p{number}", version): 6 for version in range(versions)}
+    promise.maybe_batches = set(promise.rows)
+    counts.cases["commits of 4 processes"] += PROCESSES * versions
+    verdict = _closed(root, promise)
+    if not all(good):
+        verdict.misread.append(f"{good.count(False)} of {PROCESSES} processes failed (see the log)")
+    return verdict
+
+
+# ---- races
+
+
+def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """Two processes open a store at once."""
+    verdict = Verdict()
+    bases = {"closed": root.with_name("race-closed"), "killed": root.with_name("race-killed")}
+    promise = make_base(bases["closed"], FILLED)
+    shutil.copytree(bases["closed"], bases["killed"])
+    disk = KillDisk(half_writes=True)
+    kill_when(disk, dispatch, nth=3)
+    run_until_killed(bases["killed"], [("open",), put(10), batch(1, 40)], disk, promise=copy_of(promise))
+    alone = {}
+    for name, base in bases.items():
+        copied = root.with_name(f"race-{name}-alone")
+        shutil.copytree(base, copied)
+        with MessageStore.open(copied, SMALL):
+            pass
+        alone[name] = tree_hash(copied)
+    for number in range(RACES):
+        name = "killed" if number % 2 else "closed"
+        target = root.with_name(f"race-{number}")
+        shutil.copytree(bases[name], target)
+        _race(target, name, alone[name], verdict)
+        counts.cases["races of two writers"] += 1
+        shutil.rmtree(target)
+        if not verdict.ok:
+            break
+    return verdict
+
+
+def _race(root: Path, name: str, alone: dict[str, str], verdict: Verdict) -> None:
+    go_read, go_write = os.pipe()
+    won_read, won_write = os.pipe()
+    hold_read, hold_write = os.pipe()
+    before = _everything(root)
+
+    def work() -> None:
+        os.close(go_write)
+        os.close(hold_write)
+        os.read(go_read, 1)
+        try:
+            store = MessageStore.open(root, SMALL.replace(lock_timeout="0s"))
+        except StoreLockedError:
+            os.write(won_write, b"l")
+            return
+        os.write(won_write, b"w")
+        os.read(hold_read, 1)  # holds it until the other one is gone
+        store.close()
+
+    pids = [in_child(work) for _ in range(2)]
+    os.close(won_write)
+    os.close(go_read)
+    os.close(hold_read)
+    os.close(go_write)  # both go
+    said = sorted(os.read(won_read, 1) for _ in pids)
+    if said != [b"l", b"w"]:
+        verdict.misread.append(f"{name}: two writers opened at once: {said}")
+    if name == "closed" and _everything(root) != before:
+        verdict.misread.append("the writer that lost changed bytes")
+    os.close(hold_write)
+    good = [ended(pid) for pid in pids]
+    if not all(good):
+        verdict.misread.append(f"{name}: a process failed (see the log)")
+    os.close(won_read)
+    if tree_hash(root) != alone:
+        verdict.misread.append(f"{name}: other bytes than one writer alone leaves")
+
+
+def _everything(root: Path) -> dict[str, bytes]:
+    """All bytes but the lock's note of who holds it."""
+    return {path: data for path, data in checker.read_tree(root).items() if not path.endswith(".lock")}

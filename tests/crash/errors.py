@@ -1,0 +1,245 @@
+"""The mode `errors` of `make crash`: what the operating system refuses, at the n-th operation for every n.
+
+faults      each operation of each workload fails, once, and from then on: EIO, ENOSPC, EMFILE, EROFS, EACCES, MemoryError
+opens       the n-th opening of a file fails
+short       every write is done in pieces of a few bytes; or nothing of it is written
+tmpfs       a file system that is really full, and has room again (root)
+ulimit      64 descriptors for a process, 40 queues
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from crash import checker
+from crash.counts import Counts, again
+from crash.faults import FAULTS, check_fault, fault_points
+from crash.harness import SMALL, Promise, Step, batch_columns, check_content, die, run_steps, scratch_folder
+from crash.judge import Verdict, note_content, note_faults
+from crash.workloads import FILLED, WORKLOADS, Bases, batch, put
+from messagestore import BatchRequest, Message, MessageStore, StoreError, StoreFullError, StorePoisonedError
+from messagestore.mapped_file import Disk
+from messagestore.verify import verify
+
+_QUICK_OF_A_KIND = {"EIO": 2, "ENOSPC": 2}
+_QUICK = (
+    "single puts", "group commit", "async puts", "async, then sync", "roll-over", "roll-over of the index", "Spark commits",
+    "clean end moves", "topics",
+)  # fmt: skip
+Case = tuple[str, str, Callable[[], Verdict]]
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """Each case of each kind; in deep mode all operations of a kind, for so many seconds."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    with scratch_folder() as folder:
+        cases = itertools.chain(_others(folder), _faults(folder, quick and not case))
+        for number, (kind, key, run_case) in enumerate(cases):
+            if key != case if case else number % part[1] != part[0]:
+                continue
+            if not quick and time.monotonic() > until_s:
+                break
+            try:
+                verdict = run_case()
+            except (AssertionError, StoreError, OSError) as error:
+                verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+            except CannotRunHere as error:
+                counts.notes.append(f"{kind}: {error}")
+                continue
+            counts.take(kind, verdict, key, again("errors", seed, key))
+            if case:
+                break
+    return counts
+
+
+class CannotRunHere(Exception):
+    """The machine does not let us."""
+
+
+# ---- in memory
+
+
+def _faults(folder: Path, quick: bool) -> Iterator[Case]:
+    root = folder / "store"
+    bases = Bases(root)
+    names = [name for name in WORKLOADS if not name.startswith(("recovery", "a new", "close and"))]
+    for name in _QUICK if quick else names:
+        workload = WORKLOADS[name]
+        for fault, sticky in itertools.product(FAULTS, (False, True)):
+            if quick and sticky and fault not in ("EIO", "ENOSPC", "MemoryError"):
+                continue
+            most = (1 if sticky else _QUICK_OF_A_KIND.get(fault, 1)) if quick else None
+            for group in fault_points(bases[workload.base], workload, root, fault).values():
+                for number, at in enumerate(group[:most]):
+                    tries = 1 + (number + sticky) % 2  # who gives up goes on with something else
+                    key = f"{name}/{fault}{' sticky' if sticky else ''}/{at}"
+                    yield "I/O errors", key, partial(_fault, bases, name, fault, at, sticky, False, tries)
+        for fault in ("EMFILE", "EACCES", "EIO"):
+            for at in range(0, 60, 5 if quick else 1):
+                yield (
+                    "errors of open",
+                    f"{name}/{fault} open/{at}",
+                    partial(_fault, bases, name, fault, at, False, True),
+                )
+
+
+def _fault(bases: Bases, name: str, fault: str, at: int, sticky: bool, opens: bool, tries: int = 2) -> Verdict:
+    workload = WORKLOADS[name]
+    base = bases[workload.base]
+    return check_fault(base, workload, bases.root, fault, at, sticky=sticky, opens=opens, tries=tries)[2]
+
+
+# ---- on the real disk
+
+
+def _others(folder: Path) -> Iterator[Case]:
+    for size in (1, 7, 500):
+        yield "short writes", f"short/{size}", partial(_short_writes, folder, size)
+    for at in range(0, 40, 4):
+        yield "short writes", f"nothing written/{at}", partial(_nothing_written, folder, at)
+    yield "full tmpfs", "tmpfs/puts", partial(_full_tmpfs, folder, False)
+    yield "full tmpfs", "tmpfs/batches", partial(_full_tmpfs, folder, True)
+    yield "64 descriptors", "ulimit", partial(_few_descriptors, folder)
+
+
+class ShortDisk(Disk):
+    """Writes at most so many bytes at a time; none at all in the n-th call, when that is given."""
+
+    def __init__(self, most: int, nothing_at: int = -1) -> None:
+        self.most = most
+        self.nothing_at = nothing_at
+        self.count = 0
+
+    def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+        self.count += 1
+        if self.count == self.nothing_at:
+            return 0
+        return os.pwrite(fd, view[: self.most], position)
+
+
+_STEPS: list[Step] = [*FILLED[:-1], put(10), batch(1, 40), put(11, 1), batch(2, 130), ("close",)]
+
+
+def _checked(root: Path, promise: Promise) -> Verdict:
+    """What the checker, and the store's own `verify`, say of a closed store on the real disk."""
+    verdict, found = Verdict(), checker.check(checker.read_tree(root))
+    note_faults(verdict, found, "closed")
+    note_content(verdict, found.bodies, found.queues, promise, ())
+    report = verify(root)
+    if not report.ok:
+        verdict.misread.append(f"verify: {report.findings[:3]}")
+    return verdict
+
+
+def _short_writes(folder: Path, size: int) -> Verdict:
+    root, promise = folder / f"short-{size}", Promise()
+    run_steps(root, _STEPS, ShortDisk(size), promise, SMALL)
+    return _checked(root, promise)
+
+
+def _nothing_written(folder: Path, at: int) -> Verdict:
+    """A write of nothing is an error, and no endless loop."""
+    root, promise = folder / f"nothing-{at}", Promise()
+    with contextlib.suppress(OSError, StoreError):  # queues and index are written a second time instead
+        run_steps(root, _STEPS, ShortDisk(1 << 20, at + 1), promise, SMALL)
+    die(root)
+    with MessageStore.open(root, SMALL) as store:
+        check_content(store, promise)
+    return _checked(root, promise)
+
+
+def die_of(root: Path) -> None:
+    from crash.harness import die
+
+    die(root)
+
+
+def _full_tmpfs(folder: Path, batches: bool) -> Verdict:
+    """A file system of 1 MiB fills up: the store says so, loses nothing, and goes on when there is room again."""
+    mount = folder / "full"
+    mount.mkdir(exist_ok=True)
+    if os.geteuid() != 0:
+        raise CannotRunHere("mounting a tmpfs needs root")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", mount], capture_output=True, check=False)
+    if mounted.returncode:
+        raise CannotRunHere(f"mounting a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        return _fill(mount / "store", mount, batches)
+    finally:
+        subprocess.run(["umount", "-l", mount], check=False)
+
+
+def _fill(root: Path, folder: Path, batches: bool) -> Verdict:
+    promise = Promise()
+    ballast = [folder / f"ballast-{number}" for number in range(3)]
+    for path in ballast:
+        path.write_bytes(bytes(150_000))
+    store = MessageStore.open(root, SMALL)
+    numbers = itertools.count()
+    while ballast:
+        try:
+            while True:
+                _append(store, next(numbers), batches, promise)
+        except (StoreFullError, StorePoisonedError) as error:
+            ballast.pop().unlink()  # there is room again
+            if isinstance(error, StorePoisonedError):  # no room behind the commit point: only recovery can tell
+                with contextlib.suppress(StoreError):
+                    store.close()
+                die(root)
+                store = MessageStore.open(root, SMALL)
+    store.close()
+    after = _checked(root, promise)
+    with MessageStore.open_read_only(root, SMALL) as reader:
+        check_content(reader, promise)  # type: ignore[arg-type]
+    return after
+
+
+def _append(store: MessageStore, number: int, batches: bool, promise: Promise) -> None:
+    if batches:
+        key = ("app-1", number)
+        promise.maybe_batches.add(key)
+        promise.rows[key] = 20
+        store.append_batch(batch_columns(*key, 20), BatchRequest(app_id="app-1", version=number, version_source="user"))
+        promise.batches.add(key)
+    else:
+        body = f"put/{number}/" + "x" * 300
+        promise.maybe_puts.append(body)
+        if store.put_message(Message("full", body.encode(), queue_id=number % 4)).is_ok:
+            promise.puts.append(body)
+
+
+def _few_descriptors(folder: Path) -> Verdict:
+    """`ulimit -n 64`: a batch for 40 queues, and reading them."""
+    verdict = Verdict()
+    code = f"from crash.errors import write_many_queues; write_many_queues({str(folder / 'ulimit')!r})"
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False, timeout=300
+    )
+    if done.returncode:
+        verdict.misread.append(done.stderr[-1500:])
+        return verdict
+    note_faults(verdict, checker.check(checker.read_tree(folder / "ulimit")), "ulimit")
+    return verdict
+
+
+def write_many_queues(root: str) -> None:
+    """In a process of its own: 64 descriptors are allowed, and no more than that are used."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    with MessageStore.open(root, SMALL.replace(mapped_file_size_commit_log=1 << 18)) as store:
+        store.create_topic("topic-many", 40)
+        for version in range(3):
+            columns = batch_columns("many", version, 200, 40)
+            store.append_batch(columns, BatchRequest(app_id="many", version=version, version_source="user"))
+        for queue_id in range(40):
+            found = [m.body for m in store.get_message("topic-many", queue_id, 0, 1000).messages]
+            assert len(found) == 15, f"queue {queue_id}: {len(found)} messages"

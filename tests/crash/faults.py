@@ -1,0 +1,243 @@
+"""The operating system says no: operation n fails, for n = 0, 1, 2, ... and the process lives on.
+
+It must not acknowledge what is not safe, not sync again what failed to sync, say what is wrong in an error of its own
+kind, and stay of use where the disk was only full. Then it dies, by a kill and by power cuts, and is judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from crash.harness import Promise, Step, die, do_step
+from crash.imitate import seal
+from crash.judge import Crash, Verdict, judge
+from crash.memdisk import MemRecordingDisk
+from crash.simdisk import Operation
+from crash.workloads import Base, Workload, copy_of, in_log_order
+from messagestore import CorruptionError, MessageStore, StoreConfig, StoreError, StorePoisonedError
+from messagestore.mapped_file import File
+
+FAULTS = {
+    "EIO": errno.EIO,
+    "ENOSPC": errno.ENOSPC,
+    "EMFILE": errno.EMFILE,
+    "EROFS": errno.EROFS,
+    "EACCES": errno.EACCES,
+    "MemoryError": -1,
+}
+ROOM_TAKERS = ("pwrite", "open_new", "mkdir", "rename")
+OPENERS = ("open_new", "fsync_dir", "open")
+_MAY_FAIL_WITH = {
+    "EIO": (),  # anything
+    "ENOSPC": ROOM_TAKERS,
+    "EMFILE": OPENERS,
+    "EROFS": (*ROOM_TAKERS, "unlink", "open"),
+    "EACCES": ("open_new", "mkdir", "rename", "unlink", "open"),
+    "MemoryError": (),
+}
+
+
+class Faulty(MemRecordingDisk):
+    """One operation fails; whoever syncs again what failed to sync is found out.
+
+    Parameters
+    ----------
+    root, content
+    fault : str
+        Of `FAULTS`.
+    at : int | None
+        Which operation.
+    sticky : bool
+        It goes on failing, for all operations of its kind.
+    opens : bool
+        Not operation `at`, but the opening of a file after so many of them.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        content: Any,
+        fault: str = "EIO",
+        at: int | None = None,
+        *,
+        sticky: bool = False,
+        opens: bool = False,
+    ) -> None:
+        super().__init__(root, content, fail_at=None if opens else at, error_number=FAULTS[fault], half_writes=True)
+        self.fault = fault
+        self.sticky = sticky
+        self.open_at = at if opens else None
+        self.open_count = 0
+        self.failed: Operation | None = None
+        self.synced_again: list[str] = []
+        self.renamed_since = False
+
+    def open(self, path: str | Path, *, writable: bool = False) -> File:
+        number, self.open_count = self.open_count, self.open_count + 1
+        if self.open_at is not None and (number == self.open_at or (self.sticky and number > self.open_at)):
+            self.failed = self.failed or Operation("open", str(path), "failed")
+            raise self._error(str(path))
+        return super().open(path, writable=writable)
+
+    def _attempt(self, operation: Operation, *arguments: Any) -> Any:
+        failed = self.failed
+        if failed is not None and operation.name == "rename" and operation.detail.startswith(f"to {failed.path}/"):
+            self.renamed_since = True  # another name in the folder that could not be synced: it may be tried
+        if failed is not None and operation.name == failed.name:
+            syncs = operation.name in ("fdatasync", "fsync_dir", "syncfs")
+            again = operation.path == failed.path and "/new-" not in operation.path and not self.renamed_since
+            if syncs and again and not self.sticky and self.fault != "MemoryError":  # then nothing was synced at all
+                self.synced_again.append(str(operation))
+            if self.sticky:
+                self.fail_at = len(self.operations)
+        if len(self.operations) == self.fail_at:
+            self.failed = self.failed or operation
+            if FAULTS[self.fault] < 0:
+                self.operations.append(operation._replace(detail=f"{operation.detail}, failed".lstrip(", ")))
+                raise self._error(operation.path)
+        return super()._attempt(operation, *arguments)
+
+    def _error(self, path: str) -> Exception:
+        number = FAULTS[self.fault]
+        return MemoryError("no memory (by the test)") if number < 0 else OSError(number, os.strerror(number), path)
+
+
+def run_failing(
+    root: Path, steps: Sequence[Step], disk: Faulty, promise: Promise, config: StoreConfig, tries: int = 2
+) -> str:
+    """A process that goes on after an error: each step is tried so many times. How it ended.
+
+    After `StorePoisonedError` nothing may work any more until the store is opened again.
+    """
+    typed = (StoreError, OSError, MemoryError) if disk.fault == "MemoryError" else (StoreError, OSError)
+    try:
+        store = MessageStore.open(root, config, disk=disk)
+    except typed as error:
+        refuse_corruption(error)
+        return "not opened"
+    for step in steps:
+        for _ in range(tries):
+            try:
+                do_step(store, step, promise, config)
+                break
+            except StorePoisonedError:
+                check_poisoned(store, config)
+                with contextlib.suppress(*typed):
+                    store.close()
+                return "poisoned"
+            except typed as error:
+                refuse_corruption(error)
+    try:
+        do_step(store, ("close",), promise, config)
+    except typed:
+        return "not closed"
+    return "closed"
+
+
+def refuse_corruption(error: BaseException) -> None:
+    """A disk that says no is no damage."""
+    if isinstance(error, CorruptionError):
+        raise AssertionError(f"took a failing disk for damage: {error}") from error
+
+
+def check_poisoned(store: MessageStore, config: StoreConfig) -> None:
+    """Nothing works any more."""
+    for step in (("put", 999, "single", 0), ("batch", "app-1", 99, 1, "SYNC_FLUSH"), ("clean",)):
+        try:
+            do_step(store, step, Promise(), config)
+        except StorePoisonedError:
+            continue
+        raise AssertionError(f"a poisoned writer did {step}")
+
+
+def check_fault(
+    base: Base,
+    workload: Workload,
+    root: Path,
+    fault: str,
+    at: int,
+    *,
+    sticky: bool = False,
+    opens: bool = False,
+    tries: int = 2,
+) -> tuple[str, Operation | None, Verdict]:
+    """Operation `at` fails. How the process ended, what failed (None: there are not so many operations), and what is wrong."""
+    disk = Faulty(root, base.content, fault, at, sticky=sticky, opens=opens)
+    own, verdict = copy_of(base.promise), Verdict()
+    ended = "?"
+    with quiet_threads():
+        try:
+            ended = run_failing(root, workload.steps, disk, own, workload.config, tries)
+        except (AssertionError, StoreError, OSError) as error:
+            verdict.misread.append(f"{type(error).__name__}: {error}")
+        finally:
+            die(root)
+    if disk.failed is None:
+        return ended, None, verdict
+    verdict.misread += [f"what failed to sync was synced again: {operation}" for operation in disk.synced_again]
+    # A step that failed twice leaves a hole in the row: it is not asked about.
+    steps = [*base.steps, *(step for step in workload.steps if any(accepted(own, step)))]
+    for content, power_cut in (
+        (disk.image(disk.position, "strict")._folder, True),
+        (disk.image(disk.position, "all")._folder, True),
+        (disk.content(), False),
+    ):
+        after = judge(Crash(content, own, steps, workload.config, power_cut=power_cut), root)
+        # A disk that failed in the middle of a recovery or an append leaves any part of what was in flight: what is
+        # seen before the next recovery is not asked about here.
+        after.misread = [text for text in after.misread if not text.startswith("before recovery")]
+        for kind, found in vars(after).items():
+            getattr(verdict, kind).extend(found)
+    once_full = fault == "ENOSPC" and not sticky
+    if once_full and is_before_commit(disk.failed) and ended != "closed":
+        verdict.misread.append(f"a full disk before the commit point, and the process is of no use any more ({ended})")
+    return ended, disk.failed, verdict
+
+
+def accepted(promise: Promise, step: Step) -> Iterator[bool]:
+    """Whether a step returned, as far as it left something."""
+    for whole in in_log_order([step]):
+        name = whole[0].decode()
+        key = (name.split("/")[0], int(name.split("/")[1]))
+        yield name in promise.accepted or key in promise.accepted
+
+
+def is_before_commit(operation: Operation) -> bool:
+    """Whether nothing is promised yet, or can be done again, when there is no room for this."""
+    if operation.name not in ROOM_TAKERS or seal(operation):
+        return False
+    return "/commitlog/" in operation.path or re.search("/spark/new-([0-9a-f]{32}|abort)$", operation.path) is not None
+
+
+def fault_points(base: Base, workload: Workload, root: Path, fault: str) -> dict[str, list[int]]:
+    """Operations that may fail so, by what they are for (the kind of file, and what is done to it)."""
+    disk = Faulty(root, base.content)
+    ended = run_failing(root, workload.steps, disk, copy_of(base.promise), workload.config)
+    die(root)
+    if ended != "closed":
+        raise AssertionError(f"without a fault the process ended: {ended}")
+    found: dict[str, list[int]] = {}
+    for at, operation in enumerate(disk.operations):
+        if not _MAY_FAIL_WITH[fault] or operation.name in _MAY_FAIL_WITH[fault]:
+            where = (operation.detail if operation.name == "rename" else operation.path).split(f"{disk.root}/")[-1]
+            where = re.sub("[0-9a-f]{17,}", "*", where)
+            found.setdefault(f"{operation.name} {where} {seal(operation)}", []).append(at)
+    return found
+
+
+@contextlib.contextmanager
+def quiet_threads() -> Iterator[None]:
+    """The flush thread may die of a fault: what it left is judged, its traceback is no news."""
+    before = threading.excepthook
+    threading.excepthook = lambda _: None
+    try:
+        yield
+    finally:
+        threading.excepthook = before

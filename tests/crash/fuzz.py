@@ -1,0 +1,403 @@
+"""The mode `fuzz` of `make crash`: hostile bytes for everything that reads bytes. Only errors of the store's own kinds may
+come of it, soon, and without much memory.
+
+Inputs are valid files with bytes flipped, lengths and offsets replaced by the numbers that hurt, parts cut out, doubled or
+swapped; and bytes of no meaning. They go to the readers of segments, records, units, index files, `state`, the journal,
+`store.json`, `topics.json`, the store checkpoint and staging files; every hundredth into a whole store, which is then read,
+verified and opened. A list of named cases follows: links, FIFOs, topics that climb out of the root, decompression bombs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import resource
+import struct
+import tempfile
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from crash.counts import Counts, again
+from crash.faults import quiet_threads
+from crash.flips import TINY, Sample, _tree, make_samples
+from crash.harness import SMALL, batch_columns, die, scratch_folder
+from crash.judge import Verdict, read_queue
+from crash.memdisk import MemDisk
+from messagestore import Message, MessageIllegalError, MessageStore, StoreError, record, record_columns
+from messagestore import checkpoint as store_checkpoint
+from messagestore.batch_journal import BatchJournal
+from messagestore.batch_record import parse as parse_batch
+from messagestore.checkpoint import StoreCheckpoint
+from messagestore.index_file import IndexService
+from messagestore.mapped_file import FilePool
+from messagestore.record_scan import scan
+from messagestore.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.state import State
+from messagestore.store_files import Identity
+from messagestore.topics import Topics
+from messagestore.verify import verify
+
+QUICK_COUNT = 100_000
+_SLOW_S = 5.0
+_MEMORY = 256 << 20
+_LONG_AGO: tuple[type[BaseException], ...] = (StoreError, OSError)
+_NASTY = (0, 1, -1, 2**15, 2**15 - 1, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**63 - 1, -(2**63), 0x7FFFFFFF, 91, 8)
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Something like `data`."""
+    changed = bytearray(data)
+    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+        size = len(changed)
+        at = chance.randrange(size) if size else 0
+        match chance.randrange(8):
+            case 0 | 1 if size:
+                changed[at] ^= 1 << chance.randrange(8)
+            case 2 if size:
+                changed[at] = chance.randrange(256)
+            case 3:
+                width = chance.choice((2, 4, 8))
+                value = chance.choice(_NASTY) % (1 << 8 * width)
+                at -= at % chance.choice((1, 2, 4))
+                changed[at : at + width] = value.to_bytes(width, "big")
+            case 4:
+                del changed[at : at + chance.choice((1, 4, 20, 100))]
+            case 5:
+                part = changed[at : at + chance.choice((1, 4, 20, 100))]
+                other = chance.randrange(size) if size else 0
+                changed[other:other] = part
+            case 6:
+                changed[at : at + 20] = chance.randbytes(chance.choice((0, 1, 20)))
+            case _:
+                changed[at : at + 64] = bytes(chance.choice((0, 64)))
+    return bytes(changed)
+
+
+# ---- readers
+
+
+class Target:
+    """Something that reads bytes.
+
+    Parameters
+    ----------
+    name : str
+    seeds : list of bytes
+        Valid inputs.
+    read : callable
+    weight : int
+        How often, relative to the others.
+    """
+
+    def __init__(self, name: str, seeds: list[bytes], read: Callable[[bytes], object], weight: int) -> None:
+        self.name, self.seeds, self.read, self.weight = name, seeds, read, weight
+
+
+def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
+    trees = [_tree(samples[name]) for name in ("batches", "killed", "puts")]
+
+    def of(prefix: str) -> list[bytes]:
+        return [data for tree in trees for path, data in tree.items() if path.startswith(prefix)]
+
+    logs = [data[: samples[name].end + 100] for name in ("batches", "killed", "puts") for data in of_one(samples[name])]
+    records = [one for data in logs for one in split_records(data)]
+    batches = [one for one in records if b'{"messagestore"' in one]
+    memory = MemDisk(folder / "memory")
+    return [
+        Target("records", records, _read_record, 30),
+        Target("segments", logs, _read_segment, 15),
+        Target("BATCH records", batches, _read_batch, 10),
+        Target("state slots", [d[i : i + 64] for d in of("spark/state") for i in (0, 512)], State.from_bytes, 10),
+        Target("journals", of("spark/journal"), BatchJournal.from_json, 10),
+        Target("checkpoints", of("checkpoint"), partial(_read_small, memory, "checkpoint", _read_checkpoint), 4),
+        Target(
+            "store.json", of("spark/store.json"), partial(_read_small, memory, "spark/store.json", _read_identity), 6
+        ),
+        Target(
+            "topics.json", of("config/topics.json"), partial(_read_small, memory, "config/topics.json", _read_topics), 6
+        ),
+        Target("index files", of("index/"), partial(_read_small, memory, "index/20260101000000000", _read_index), 6),
+        Target("staging files", [staged_bytes(folder)], partial(_read_staged, folder), 3),
+    ]
+
+
+def of_one(sample: Sample) -> list[bytes]:
+    return [data for path, data in _tree(sample).items() if path.startswith("commitlog/")]
+
+
+def split_records(log: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at + 4 <= len(log) and (size := struct.unpack_from(">i", log, at)[0]) > 0:
+        found.append(log[at : at + size])
+        at += size
+    return found
+
+
+def _read_record(data: bytes) -> None:
+    message = record.decode_message(data, physical_offset=int.from_bytes(data[28:36], "big", signed=True))
+    assert len(message.body) <= len(data)
+
+
+def _read_segment(data: bytes) -> None:
+    array = np.frombuffer(data, np.uint8)
+    starts, heads, _ = scan(array, 0, file_bytes_left=len(data))
+    if len(starts):
+        sizes = heads["total_size"].astype(np.int32)
+        record_columns.decode(array, starts, sizes, record_columns.COLUMNS, path="fuzz")
+
+
+def _read_batch(data: bytes) -> None:
+    parse_batch(data, int.from_bytes(data[28:36], "big", signed=True))
+
+
+def _read_small(disk: MemDisk, name: str, read: Callable[[MemDisk, str], object], data: bytes) -> None:
+    disk.put_file(name, data)
+    read(disk, f"{disk.root}/{name}")
+
+
+def _read_checkpoint(disk: MemDisk, path: str) -> StoreCheckpoint:
+    return store_checkpoint.read(disk, path)
+
+
+def _read_identity(disk: MemDisk, path: str) -> Identity | None:
+    return Identity.read(disk, path)
+
+
+def _read_topics(disk: MemDisk, path: str) -> None:
+    topics = Topics(disk, disk.root)
+    topics.load()
+    topics.get("topic-app-1")
+    topics.is_simple_queue("single")
+
+
+def _read_index(disk: MemDisk, path: str) -> None:
+    index = IndexService(
+        os.path.dirname(path), FilePool(disk, 8), f"{disk.root}/spark",
+        slot_count=TINY.max_hash_slot_num, max_entry_count=TINY.max_index_num,
+    )  # fmt: skip
+    index.load()
+    index.search("topic-app-1", "k0-0", 32, 0, 1 << 62)
+    index.unreachable()
+    index.wrong_headers()
+
+
+def staged_bytes(folder: Path) -> bytes:
+    with StagingWriter(str(folder)) as writing:
+        host = b"\x7f\0\0\1\0\0\0\0"
+        writing.write(
+            record_columns.encode(batch_columns("app-1", 0, 5), limits=SMALL, store_host=host, born_host=host)
+        )
+        staged = writing.finish()
+    data = Path(staged.path).read_bytes()
+    os.unlink(staged.path)
+    return data
+
+
+def _read_staged(folder: Path, data: bytes) -> None:
+    """A staging file that is not what its task wrote: its CRC says so before anything else is read of it."""
+    path = folder / "fuzz.staged"
+    path.write_bytes(data)
+    original = staged_of.setdefault("crc", zlib.crc32(data))
+    StagedChunks([StagedFile(str(path), len(data), original, 5)])
+
+
+staged_of: dict[str, int] = {}
+
+
+# ---- whole stores
+
+
+def _whole_store(sample: Sample, root: Path, chance: random.Random) -> None:
+    """Some file of a store is another one: it is read, verified, and opened for writing."""
+    disk = MemDisk(root, sample.content)
+    paths = sorted(path for path in _tree(sample) if not path.startswith("spark/writer"))
+    for _ in range(chance.choice((1, 1, 2))):
+        path = chance.choice(paths)
+        disk.put_file(path, mutated(bytes(disk.node(path)), chance))
+    try:
+        for look in (_read_all, lambda root, sample, disk: verify(root, disk=disk), _open):
+            try:
+                look(root, sample, disk)
+            except _LONG_AGO:
+                continue
+    finally:
+        die(root)
+
+
+def _read_all(root: Path, sample: Sample, disk: MemDisk) -> None:
+    with MessageStore.open_read_only(root, sample.config, disk=disk) as reader:
+        for topic, queue_ids in reader.topics().items():
+            for queue_id in queue_ids:
+                read_queue(reader, topic, queue_id)
+            reader.query_message(topic, "k0-0")
+
+
+def _open(root: Path, sample: Sample, disk: MemDisk) -> None:
+    with MessageStore.open(root, sample.config, disk=disk):
+        pass
+
+
+# ---- named cases
+
+
+def _climbing_topics(folder: Path) -> None:
+    with MessageStore.open(folder / "climb", SMALL) as store:
+        for topic in ("../../etc", "/abs", "", ".", "..", "a/b", "a\0b", "a\nb", "x" * 128, "tópico", "a b"):
+            try:
+                store.put_message(Message(topic, b"x"))
+            except MessageIllegalError:
+                continue
+            raise AssertionError(f"topic {topic!r} was taken")
+    assert sorted(p.name for p in folder.iterdir() if p.name.startswith("climb")) == ["climb"]
+
+
+def _strange_files(folder: Path) -> None:
+    """A link, a FIFO or a folder where a file must be: refused, and not followed."""
+    secret = folder / "secret"
+    secret.write_bytes(b"not for you")
+    for number, name in enumerate(
+        ("commitlog/00000000000000000000", "spark/state", "spark/store.json", "lock", "checkpoint")
+    ):
+        for kind in ("link", "fifo", "folder"):
+            root = folder / f"strange-{number}-{kind}"
+            with MessageStore.open(root, SMALL) as store:
+                store.put_message(Message("t", b"x", queue_id=0))
+            (root / name).unlink()
+            if kind == "link":
+                (root / name).symlink_to(secret)
+            elif kind == "fifo":
+                os.mkfifo(root / name)
+            else:
+                (root / name).mkdir()
+            try:
+                with MessageStore.open(root, SMALL) as store:
+                    store.put_message(Message("t", b"y", queue_id=0))
+            except _LONG_AGO:
+                pass
+            die(root)
+            assert secret.read_bytes() == b"not for you", f"{name}: a link was followed"
+            if name != "lock":  # holds no data, and is not verify's business
+                assert verify_says(root), f"{name} {kind}: verify found nothing"
+
+
+def verify_says(root: Path) -> bool:
+    try:
+        report = verify(root)
+    except _LONG_AGO:
+        return True
+    return not report.ok
+
+
+def _bombs(folder: Path) -> None:
+    """A body that would inflate to a gibibyte, from a broker's log: not inflated beyond the limit."""
+    import reference
+
+    root = folder / "bomb"
+    with MessageStore.open(root, SMALL.replace(mapped_file_size_commit_log=1 << 22)):
+        pass
+    packer = zlib.compressobj(9)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1024)) + packer.flush()
+    data = reference.encode(topic="bomb", body=bomb, sys_flag=0x1 | 0x300, store_ms=1, born_ms=1)
+    (root / "commitlog").mkdir(exist_ok=True)
+    (root / "commitlog" / ("0" * 20)).write_bytes(data.ljust(1 << 22, b"\0"))
+    (root / "consumequeue" / "bomb" / "0").mkdir(parents=True)
+    (root / "consumequeue" / "bomb" / "0" / ("0" * 20)).write_bytes(reference.unit(0, len(data), 0).ljust(320, b"\0"))
+    tracemalloc.start()
+    try:
+        with MessageStore.open_read_only(root, SMALL) as reader:
+            try:
+                for message in reader.get_message("bomb", 0, 0, 10).messages:
+                    assert len(message.body) <= 64 << 20
+            except _LONG_AGO:
+                pass
+            try:
+                read_queue(reader, "bomb", 0)
+            except _LONG_AGO:
+                pass
+        assert tracemalloc.get_traced_memory()[1] < _MEMORY, "a bomb was inflated"
+    finally:
+        tracemalloc.stop()
+
+
+NAMED = {
+    "climbing topics": _climbing_topics,
+    "links, FIFOs and folders": _strange_files,
+    "a decompression bomb": _bombs,
+}
+
+
+# ---- the mode of `make crash`
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """`QUICK_COUNT` inputs, or as many as the seconds allow; a case is an input's number."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    with scratch_folder() as folder, quiet_threads():
+        chosen = targets(make_samples(folder / "store"), folder)
+        samples = make_samples(folder / "whole")
+        _read_staged(folder, chosen[-1].seeds[0])
+        begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in itertools.count(part[0], part[1]) if not case.isdigit() else [int(case)]:
+            if number >= QUICK_COUNT if quick and not case else not case and time.monotonic() > until_s:
+                break
+            if case and not case.isdigit():
+                break
+            _one(number, random.Random(f"{seed} {number}"), chosen, samples, folder, counts, seed)
+        if not case and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin > _MEMORY >> 10:
+            counts.fail("more than 256 MiB of memory were used", again("fuzz", seed, ""))
+        for number, (name, look) in enumerate(NAMED.items()):
+            if name == case if case else number % part[1] == part[0]:
+                _named(name, look, Path(tempfile.mkdtemp(dir=folder)), counts, seed)
+    return counts
+
+
+def _one(
+    number: int,
+    chance: random.Random,
+    chosen: list[Target],
+    samples: dict[str, Sample],
+    folder: Path,
+    counts: Counts,
+    seed: int,
+) -> None:
+    whole = number % 100 == 0
+    name = "whole store"
+    began_s = time.perf_counter()
+    verdict = Verdict()
+    try:
+        if whole:
+            sample = samples[chance.choice(("batches", "killed", "puts"))]
+            _whole_store(sample, folder / "whole", chance)
+        else:
+            target = chance.choices(chosen, [target.weight for target in chosen])[0]
+            name = target.name
+            data = (
+                chance.randbytes(chance.randrange(300))
+                if chance.random() < 0.02
+                else mutated(chance.choice(target.seeds), chance)
+            )
+            target.read(data)
+    except _LONG_AGO:
+        pass
+    except Exception as error:  # noqa: BLE001 - whatever else comes is what is looked for
+        verdict.misread.append(f"{type(error).__name__}: {error}")
+    took_s = time.perf_counter() - began_s
+    if took_s > _SLOW_S:
+        verdict.misread.append(f"took {took_s:.1f} s")
+    counts.take("fuzz inputs", verdict, f"{name}, input {number}", again("fuzz", seed, str(number)))
+
+
+def _named(name: str, look: Callable[[Path], None], folder: Path, counts: Counts, seed: int) -> None:
+    verdict = Verdict()
+    try:
+        look(folder)
+    except (AssertionError, StoreError, OSError) as error:
+        verdict.misread.append(f"{type(error).__name__}: {error}")
+    counts.take("hostile stores", verdict, name, again("fuzz", seed, name))

@@ -1,0 +1,280 @@
+"""A store as a crash left it: does the next process find everything that was promised, and nothing else?
+
+`judge` looks at one image in memory, as the next processes would: a reader that comes first; the next writer, which
+recovers; the batches again, as Spark would replay them; close; another open. In between, and at the end, the checker that
+shares no code with the store (`crash.checker`) looks at every byte, and the messages are counted from their bodies.
+
+What is wrong is counted: `lost` (promised, and not there), `duplicated` (there twice), `misread` (half a batch, out of
+order, damage that nobody reports, or anything else that the checker finds).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+from crash import checker
+from crash.harness import Promise, Step, batch_columns, die, payload
+from crash.imitate import another_boot
+from crash.memdisk import MemDisk, Tree
+from crash.power_cut import Folder
+from crash.simdisk import RecordingDisk
+from crash.workloads import prefix_faults
+from messagestore import (
+    ASYNC_FLUSH,
+    SYNC_FLUSH,
+    BatchRequest,
+    LostBatchesError,
+    MessageStore,
+    StoreConfig,
+    StoreError,
+    record_columns,
+)
+from messagestore.transaction import APPENDED, KNOWN, Chunks, append_batch
+from messagestore.verify import verify
+
+
+@dataclass
+class Verdict:
+    """What is wrong with what was found; nothing, mostly."""
+
+    lost: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
+    misread: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.duplicated or self.misread)
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{kind}: {'; '.join(map(str, found[:3]))}{' ...' if len(found) > 3 else ''}"
+            for kind, found in vars(self).items()
+            if found
+        )
+
+
+@dataclass(frozen=True)
+class Crash:
+    """What one crash left, and what must be there.
+
+    Parameters
+    ----------
+    content : Folder
+    promise : Promise
+        `puts` and `batches`: what must be there; for a kill all that was accepted.
+    steps : sequence of Step
+        All that was done since the store was made, in order; what is there is a prefix of it.
+    config : StoreConfig
+    power_cut : bool
+        Another boot looks at it. False: the process was killed, and the page cache is as it was.
+    left : (RecordingDisk, int, Promise) | None
+        For a kill: the disk, and how many operations had been done; and what a power cut now must leave.
+    """
+
+    content: Folder
+    promise: Promise
+    steps: Sequence[Step]
+    config: StoreConfig
+    power_cut: bool = True
+    left: tuple[RecordingDisk, int, Promise] | None = None
+
+
+def judge(crash: Crash, root: Path, *, thorough: bool = False, briefly: bool = False) -> Verdict:
+    """Everything that the next processes do, and what the checkers say.
+
+    Parameters
+    ----------
+    crash : Crash
+    root : Path
+        Where the store is, as far as it knows; only lock files are really there.
+    thorough : bool
+        Also by the store's own reading and `verify`: slower.
+    briefly : bool
+        Without the last open, which must not change a byte.
+    """
+    verdict = Verdict()
+    disk = MemDisk(root, crash.content)
+    with another_boot() if crash.power_cut else contextlib.nullcontext():
+        try:
+            _next_processes(crash, root, disk, verdict, thorough)
+            if not briefly:
+                _open_again(crash, root, disk, verdict)
+        except (StoreError, OSError, AssertionError) as error:
+            verdict.misread.append(f"{type(error).__name__}: {error}")
+        finally:
+            die(root)
+    return verdict
+
+
+def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, thorough: bool) -> None:
+    if not crash.power_cut and "spark/state" in disk.tree():
+        note_faults(verdict, checker.check(disk.tree(), settled=False), "before recovery")
+    seen = _reader(crash, root, disk, verdict) if thorough and "commitlog/" in disk.tree() else 0
+    config = crash.config
+    with MessageStore.open(root, config, disk=disk) as store:
+        found = checker.check(disk.tree())
+        note_faults(verdict, found, "after recovery")
+        kept = note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
+        if seen > kept:
+            verdict.misread.append(f"a reader saw {seen} puts and batches, and recovery kept {kept}")
+        if thorough:
+            _same_by_reading(store, found.queues, verdict)
+        if _replay(store, crash.promise, disk, verdict, set(found.bodies)):
+            found = checker.check(disk.tree())
+            note_faults(verdict, found, "after replay")
+            note_content(verdict, found.bodies, found.queues, crash.promise, (), everything=True)
+    closed = disk.tree()
+    note_faults(verdict, checker.check(closed), "after close")
+    if "abort" in closed:
+        verdict.misread.append("abort is there after close")
+    if thorough:
+        report = verify(root, disk=disk)
+        if not report.ok:
+            verdict.misread.append(f"verify: {report.findings[:3]}")
+
+
+def _open_again(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> None:
+    closed = disk.tree()
+    with MessageStore.open(root, crash.config, disk=disk):
+        pass
+    changed = [path for path in differing(closed, disk.tree()) if not path.startswith("spark/")]
+    if changed:
+        verdict.misread.append(f"opening again changed {changed}")
+
+
+def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> int:
+    """A reader that comes before any writer: how many puts and batches it sees."""
+    before = disk.tree()
+    with MessageStore.open_read_only(root, crash.config, disk=disk) as reader:
+        bodies: set[bytes] = set()
+        for topic, queue_ids in reader.topics().items():
+            if topic != checker.BATCH_TOPIC:
+                for queue_id in queue_ids:
+                    bodies |= set(read_queue(reader, topic, queue_id))
+    kept, faults = prefix_faults(bodies, crash.steps)
+    verdict.misread += [f"reader: {fault}" for fault in faults]
+    if disk.tree() != before:
+        verdict.misread.append("a reader changed bytes")
+    return kept
+
+
+def read_queue(store: object, topic: str, queue_id: int) -> list[bytes]:
+    """Bodies of a queue, by the store's own reading."""
+    found: list[bytes] = []
+    for table in store.read(topic, queue_id, 0, columns=("body",)):  # type: ignore[attr-defined]
+        found += table.column("body").to_pylist()
+    return found
+
+
+def _same_by_reading(store: MessageStore, queues: dict[tuple[str, int], list[bytes]], verdict: Verdict) -> None:
+    for (topic, queue_id), bodies in queues.items():
+        if read_queue(store, topic, queue_id) != bodies:
+            verdict.misread.append(f"{topic}/{queue_id}: the store reads other messages than are in its log")
+
+
+def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdict, bodies: set[bytes]) -> bool:
+    """The batches again, as Spark would; whether anything was appended."""
+    appended = False
+    for app in sorted({app for app, _ in promise.rows}):
+        versions = sorted(version for name, version in promise.rows if name == app)
+        there = [v for v in versions if promise.rows[(app, v)] and payload(app, v, 0) in bodies]
+        lost = [v for v in versions if promise.rows[(app, v)] and v not in there]
+        if lost and there and max(there) < min(lost):
+            _gap_is_told(store, app, versions[-1] + 1, disk, verdict)
+        for version in [v for v in versions if v not in there[:-1]]:  # Spark writes its last batch again, not all
+            row_count = promise.rows[(app, version)]
+            flush = SYNC_FLUSH if (app, version) in promise.batches else ASYNC_FLUSH
+            status = append(store, app, version, row_count, flush)
+            if row_count and status != (KNOWN if version in there else APPENDED):
+                wrong = verdict.duplicated if version in there else verdict.lost
+                wrong.append(f"batch {(app, version)}: is {'' if version in there else 'not '}there, and was {status}")
+            appended |= status == APPENDED
+    return appended
+
+
+def append(store: MessageStore, app: str, version: int, row_count: int, flush: str) -> str:
+    """One batch; its status."""
+    writer = store.writer
+    chunk = encoded(app, version, row_count, writer.files.config, writer.files.store_host)
+    chunk = replace(chunk, data=chunk.data.copy())  # it is stamped in place
+    request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
+    return append_batch(writer, Chunks([chunk]), request).status
+
+
+@lru_cache(1024)
+def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: bytes) -> record_columns.EncodedRecords:
+    """The records of a batch, as a task stages them."""
+    columns = batch_columns(app, version, row_count)
+    return record_columns.encode(columns, limits=config, store_host=host, born_host=host)
+
+
+def _gap_is_told(store: MessageStore, app: str, version: int, disk: MemDisk, verdict: Verdict) -> None:
+    """Batches are gone (ASYNC_FLUSH), and Spark goes on behind them: it is told, and nothing is written."""
+    before = disk.tree()
+    try:
+        append(store, app, version, 1, ASYNC_FLUSH)
+        verdict.lost.append(f"{app}: version {version} was appended over a gap")
+    except LostBatchesError:
+        if disk.tree() != before:
+            verdict.misread.append("a refused batch changed bytes")
+
+
+# ---- what must hold
+
+
+def note_faults(verdict: Verdict, found: checker.Checked, when: str) -> None:
+    """What the checker found."""
+    verdict.misread += [f"{when}: {fault}" for fault in found.faults]
+
+
+def note_content(
+    verdict: Verdict,
+    bodies: Sequence[bytes],
+    queues: dict[tuple[str, int], list[bytes]],
+    promise: Promise,
+    steps: Sequence[Step],
+    *,
+    everything: bool = False,
+) -> int:
+    """Nothing promised is lost, nothing is there twice, batches are whole, queues in order; how much is there."""
+    verdict.duplicated += [repr(body) for body, count in Counter(bodies).items() if count > 1]
+    there = set(bodies)
+    texts = {body.decode() for body in there if body.startswith(b"put/")}
+    verdict.lost += sorted(text[:40] for text in set(promise.puts) - texts)
+    verdict.misread += sorted(f"{text[:40]}, that nobody put" for text in texts - set(promise.maybe_puts))
+    wanted = promise.maybe_batches if everything else promise.batches
+    for (app, version), row_count in promise.rows.items():
+        count = sum(payload(app, version, row) in there for row in range(row_count))
+        if count not in (0, row_count):
+            verdict.misread.append(f"batch {(app, version)}: {count} of {row_count} rows")
+        elif count < row_count and (app, version) in wanted:
+            verdict.lost.append(f"batch {(app, version)}")
+    for key, found in queues.items():
+        order = [tuple(int(n) for n in body.split(b"/")[1:3]) for body in found if not body.startswith(b"put/")]
+        if order != sorted(order):
+            verdict.misread.append(f"{key}: out of order")
+    kept, faults = prefix_faults(there, steps)
+    verdict.misread += faults
+    return kept
+
+
+def differing(one: Tree, other: Tree) -> Iterator[str]:
+    """Paths that differ."""
+    yield from sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
+
+
+def killed(promise: Promise) -> Promise:
+    """What must be there when the process was only killed: all that returned, in ASYNC_FLUSH, too."""
+    return Promise(
+        puts=[body for body in promise.maybe_puts if body in promise.accepted],
+        maybe_puts=promise.maybe_puts,
+        batches={key for key in promise.maybe_batches if key in promise.accepted},
+        maybe_batches=promise.maybe_batches,
+        rows=promise.rows,
+        accepted=promise.accepted,
+    )

@@ -1,0 +1,204 @@
+"""The mode `kills` of `make crash`: SIGKILL of forked writers, at any moment, on a real disk.
+
+A child writes for ever and tells its parent through a pipe what it is about to do, and what was acknowledged. The parent
+kills it after some microseconds; a new child goes on in the same store, so that hundreds of kills pile up in it. After
+each kill the store is judged: by a reader that comes first, by the next writer, and by the checker of these tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from crash import checker
+from crash.counts import Counts, again
+from crash.harness import SMALL, Promise, Step, batch_columns, die, payload, scratch_folder
+from crash.judge import Verdict, note_content, note_faults, read_queue
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig, StoreError
+from messagestore.transaction import KNOWN
+
+QUICK_COUNT = 500
+KILLS_OF_A_STORE = 25
+_STEP = struct.Struct(">ciiI")  # what, app or number, version or count, rows
+_BEGUN, _DONE = b"b", b"d"
+_APPS = ("one", "two")
+_PUT = 99
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """`QUICK_COUNT` kills, or as many as the seconds allow. Where a kill falls is chance: a case is a store's seed."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    with scratch_folder() as folder:
+        for number in range(part[0], 1 << 30, part[1]):
+            if case and number != int(case):
+                if number > int(case):
+                    break
+                continue
+            done = counts.cases["SIGKILLs"]
+            if done * part[1] >= QUICK_COUNT if quick else time.monotonic() > until_s:
+                break
+            one_store(
+                folder / f"store-{number}", random.Random(f"{seed} {number}"), counts, again("kills", seed, str(number))
+            )
+    return counts
+
+
+def one_store(root: Path, chance: random.Random, counts: Counts, command: str) -> None:
+    """One store, killed again and again."""
+    promise, config = Promise(), some_config(chance)
+    for number in range(KILLS_OF_A_STORE):
+        child = Child(root, config, number, chance.randrange(1 << 30), promise)
+        wait_s = 0.004 + chance.random() * chance.choice((0.01, 0.03, 0.06))
+        time.sleep(wait_s)
+        steps = child.kill()
+        verdict = judged(root, promise, config, steps)
+        counts.take("SIGKILLs", verdict, f"kill {number} after {wait_s:.4f} s", command)
+        if not verdict.ok:
+            return
+
+
+def some_config(chance: random.Random) -> StoreConfig:
+    """SYNC_FLUSH or ASYNC_FLUSH; the clean end moves all the time, or never."""
+    return SMALL.replace(
+        flush_disk_type=chance.choice((SYNC_FLUSH, SYNC_FLUSH, ASYNC_FLUSH)),
+        clean_interval=chance.choice(("1h", "5ms")),
+        flush_interval_commit_log=20,
+    )
+
+
+class Child:
+    """A process that writes until it is killed.
+
+    Parameters
+    ----------
+    root : Path
+    config : StoreConfig
+    number : int
+        Of the process: its puts have numbers of their own.
+    seed : int
+    promise : Promise
+        What processes before it promised; `kill` adds to it.
+    """
+
+    def __init__(self, root: Path, config: StoreConfig, number: int, seed: int, promise: Promise) -> None:
+        self.promise, self.config = promise, config
+        self.pipe, write_end = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.pipe)
+            _write_for_ever(root, config, write_end, 1000 * number, random.Random(seed), dict(promise.rows))
+        os.close(write_end)
+
+    def kill(self, *, power_cut: bool = False) -> list[Step]:
+        """Kill it; what it had begun, in order. What was acknowledged is in the promise now, as far as it is one: what
+        ASYNC_FLUSH acknowledges a power cut may take.
+        """
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        promised = not power_cut or self.config.flush_disk_type == SYNC_FLUSH
+        return _take_in(self.pipe, self.promise, self.config, promised)
+
+
+def _write_for_ever(
+    root: Path, config: StoreConfig, pipe: int, first: int, chance: random.Random, rows: dict[tuple[str, int], int]
+) -> None:
+    """The child: it never returns."""
+    status = 1
+    with contextlib.suppress(BaseException):
+        following = {app: max((v + 1 for a, v in rows if a == app), default=0) for app in _APPS}
+        with MessageStore.open(root, config) as store:
+            for number in range(first, first + 1000):
+                if chance.random() < 0.5:
+                    os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
+                    store.put_message(Message("single", f"put/{number}/".encode(), queue_id=number % 3))
+                    os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
+                    continue
+                app = chance.randrange(len(_APPS))
+                version, count = following[_APPS[app]], chance.choice((1, 7, 40, 130))
+                os.write(pipe, _STEP.pack(_BEGUN, app, version, count))
+                store.append_batch(batch_columns(_APPS[app], version, count), _request(_APPS[app], version, config))
+                os.write(pipe, _STEP.pack(_DONE, app, version, count))
+                following[_APPS[app]] += 1
+        status = 0
+    os._exit(status)
+
+
+def _request(app: str, version: int, config: StoreConfig) -> BatchRequest:
+    return BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=config.flush_disk_type)
+
+
+def _take_in(pipe: int, promise: Promise, config: StoreConfig, promised: bool) -> list[Step]:
+    """What the child said before it died."""
+    with os.fdopen(pipe, "rb") as said:
+        data = said.read()
+    steps: list[Step] = []
+    for what, app, version, rows in _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size]):
+        if what == _DONE and not promised:
+            continue
+        if app == _PUT:
+            (promise.maybe_puts if what == _BEGUN else promise.puts).append(f"put/{version}/")
+            step: Step = ("put", version, "single", version % 3)
+        else:
+            promise.rows[(_APPS[app], version)] = rows
+            (promise.maybe_batches if what == _BEGUN else promise.batches).add((_APPS[app], version))
+            step = ("batch", _APPS[app], version, rows, config.flush_disk_type)
+        if what == _BEGUN:
+            steps.append(step)
+    return steps
+
+
+def judged(root: Path, promise: Promise, config: StoreConfig, steps: Sequence[Step]) -> Verdict:
+    """A reader, a writer that replays each app's last batch, and the checker."""
+    verdict = Verdict()
+    if not (root / "commitlog").exists():
+        if promise.puts or promise.batches:
+            verdict.lost.append("the whole store")
+        return verdict
+    try:
+        _next_processes(root, promise, config, steps, verdict)
+    except (StoreError, OSError, AssertionError) as error:
+        verdict.misread.append(f"{type(error).__name__}: {error}")
+    finally:
+        die(root)
+    return verdict
+
+
+def _next_processes(root: Path, promise: Promise, config: StoreConfig, steps: Sequence[Step], verdict: Verdict) -> None:
+    with MessageStore.open_read_only(root, config) as reader:
+        seen = {
+            body
+            for topic, queue_ids in reader.topics().items()
+            if topic != checker.BATCH_TOPIC
+            for queue_id in queue_ids
+            for body in read_queue(reader, topic, queue_id)
+        }
+    with MessageStore.open(root, config) as store:
+        found = checker.check(checker.read_tree(root))
+        note_faults(verdict, found, "after recovery")
+        note_content(verdict, found.bodies, found.queues, promise, steps)
+        there = set(found.bodies)
+        if not seen <= there:
+            verdict.misread.append("a reader saw what recovery did not keep")
+        for key in [key for key in promise.rows if payload(*key, 0) not in there and key not in promise.batches]:
+            del promise.rows[key]  # what was not promised, and is gone: the next process writes it anew
+            promise.maybe_batches.discard(key)
+        for app in _APPS:
+            last = max((version for name, version in promise.rows if name == app), default=-1)
+            if last >= 0:
+                rows = promise.rows[(app, last)]
+                result = store.append_batch(batch_columns(app, last, rows), _request(app, last, config))
+                if result.status != KNOWN:
+                    verdict.duplicated.append(f"{app} {last}: is there, and was {result.status} again")
+                promise.batches.add((app, last))
+    # Closed: everything that is there now is durable, and stays.
+    found = checker.check(checker.read_tree(root))
+    note_faults(verdict, found, "after close")
+    note_content(verdict, found.bodies, found.queues, promise, ())
+    promise.puts = [body for body in promise.maybe_puts if body.encode() in there]
+    promise.batches = set(promise.rows)

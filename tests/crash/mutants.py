@@ -1,0 +1,524 @@
+"""The mode `mutants` of `make crash`: bugs planted in the store, one at a time; a harness that misses one is not done.
+
+Each mutant is a patch of the store's code and the search that must find it: kills, power cuts, second deaths, errors,
+damage, or many at once. The store it begins with is made by the code without the bug; everything after, by the code with
+it. The search stops at the first case that is judged wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from crash import concurrency, errors, flips, images
+from crash.counts import Counts, again
+from crash.faults import check_fault, fault_points, quiet_threads
+from crash.harness import SMALL, Promise, batch_columns, run_steps, scratch_folder
+from crash.judge import Verdict, judge
+from crash.memdisk import MemDisk
+from crash.simdisk import KillDisk
+from crash.workloads import WORKLOADS, Bases
+from messagestore import (
+    BatchConflictError,
+    BatchRequest,
+    MessageStore,
+    StoreError,
+    StorePoisonedError,
+    catching_up,
+    recovery,
+    recovery_walk,
+    transaction,
+)
+from messagestore.attached_store import AttachedStore
+from messagestore.batch_journal import BatchJournal
+from messagestore.commit_log import CommitLog
+from messagestore.consume_queue import ConsumeQueue
+from messagestore.dispatch import Dispatcher
+from messagestore.flush import FlushService
+from messagestore.index_file import IndexService
+from messagestore.log_writer import LogWriter
+from messagestore.mapped_file import Disk
+from messagestore.mapped_file_queue import MappedFileQueue
+from messagestore.state import StateFile
+from messagestore.store_files import StoreFiles
+from messagestore.transaction import BatchResult
+from messagestore.view import StoreView
+from messagestore.writer_lock import WriterLock
+
+MOST_CASES = 1500
+Planted = Callable[[], AbstractContextManager[object]]
+Search = Callable[["Ground"], Iterator[Verdict]]
+
+
+class Ground:
+    """Where the searches run."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.chance = folder, chance
+        self.root = folder / "store"
+        self.bases = Bases(self.root)
+        for name in {workload.base for workload in WORKLOADS.values()}:
+            assert self.bases[name]  # made by the code without a bug
+        self.samples = flips.make_samples(self.root)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Parameters
+    ----------
+    name : str
+    planted : callable
+        A context manager that patches the store.
+    found_by : str
+        The kind of case that must find it; for people.
+    search : callable
+        Its cases.
+    """
+
+    name: str
+    planted: Planted
+    found_by: str
+    search: Search
+
+
+# ---- searches
+
+
+def kills(*names: str) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for name in names:
+            story = images.Story.of(name, ground.bases)
+            for number, (_, crash) in enumerate(images.kills(story, ground.root)):
+                yield judge(crash, ground.root, thorough=number % 4 == 0)
+
+    return search
+
+
+def power_cuts(*names: str) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for name in names:
+            story = images.Story.of(name, ground.bases)
+            cases = list(images.power_cuts(story, limit=2))
+            ground.chance.shuffle(cases)
+            for number, (_, crash) in enumerate(cases):
+                yield judge(crash, ground.root, thorough=number % 4 == 0)
+
+    return search
+
+
+def second_deaths(*names: str) -> Search:
+    """Killed, and then power goes while the next process recovers, or just after."""
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for name in names:
+            story = images.Story.of(name, ground.bases)
+            cases = list(images.kills(story, ground.root))
+            ground.chance.shuffle(cases)
+            for _, crash in cases:
+                yield judge(images.again(crash, ground.root, ground.chance)[1], ground.root)
+
+    return search
+
+
+def faults(name: str, *kinds: str, tries: int = 2) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        workload = WORKLOADS[name]
+        base = ground.bases[workload.base]
+        for kind in kinds:
+            for group in fault_points(base, workload, ground.root, kind).values():
+                for at in group[:3]:
+                    yield check_fault(base, workload, ground.root, kind, at, tries=tries)[2]
+
+    return search
+
+
+def damage(name: str, *parts: str, ways: str = "vrw") -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        cases = [*flips.damages(ground.samples), *flips.flips(ground.samples)]
+        chosen = [case for case in cases if case[1].startswith(name + ":") and any(part in case[1] for part in parts)]
+        ground.chance.shuffle(chosen)
+        for _, _, sample, change, path, derived in chosen:
+            yield flips.look(sample, ground.root, change, path, ways, derived=derived)[1]
+
+    return search
+
+
+def many(kind: Callable[..., Verdict], **options: Any) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for number in range(3):
+            with mock.patch("traceback.print_exc"), tempfile.TemporaryDirectory(dir=ground.folder) as folder:
+                yield kind(Path(folder, f"many-{number}"), ground.chance, Counts(), **options)
+
+    return search
+
+
+def short_writes(ground: Ground) -> Iterator[Verdict]:
+    yield errors._short_writes(ground.folder, 7)
+
+
+# ---- patches
+
+
+def without(target: object, name: str, result: Any = None) -> Planted:
+    """A function that does nothing."""
+    return lambda: mock.patch.object(target, name, return_value=result)
+
+
+def patched(target: object, name: str, make: Callable[[Any], Any]) -> Planted:
+    """A method made from the one that is there."""
+    return lambda: mock.patch.object(target, name, make(getattr(target, name)))
+
+
+def no_sync(part: str, operation: str = "fdatasync") -> Planted:
+    """One kind of file or folder is not synced: the call that should do it is dropped."""
+
+    def make(real: Any) -> Any:
+        def dropped(disk: Disk, what: Any) -> None:
+            path = str(getattr(what, "path", what))
+            if part not in path.removeprefix(disk.folder) + "/":  # type: ignore[attr-defined]
+                real(disk, what)
+
+        def careful(disk: Disk, what: Any) -> None:
+            return dropped(disk, what) if hasattr(disk, "folder") else real(disk, what)
+
+        return careful
+
+    return patched(KillDisk, operation, make)
+
+
+def sync_log(*, data: bool, head: bool) -> Planted:
+    def make(real: Any) -> Any:
+        def some(writer: LogWriter, end: int, *, segment: int | None = None) -> None:
+            if head if segment is not None else data:
+                real(writer, end, segment=segment)
+            elif segment is None:
+                writer.synced_end = end
+
+        return some
+
+    return patched(LogWriter, "sync_log", make)
+
+
+def without_mutex(real: Any) -> Any:
+    def init(writer: LogWriter, *arguments: Any) -> None:
+        real(writer, *arguments)
+        writer.mutex = _NoLock()  # type: ignore[assignment]
+
+    return init
+
+
+def head_first(real: Any) -> Any:
+    def write(writer: LogWriter, plan: Any, request: Any) -> Any:
+        head, timestamp_ms = real(writer, plan, request)
+        writer.log.write(plan.batch.physical_offset, head)
+        return head, timestamp_ms
+
+    return write
+
+
+def retried(real: Any) -> Any:
+    def run(plan: Any) -> None:
+        try:
+            real(plan)
+        except OSError:
+            real(plan)
+
+    return run
+
+
+def swallowed(real: Any) -> Any:
+    def run(plan: Any) -> None:
+        with contextlib.suppress(OSError):
+            real(plan)
+
+    return run
+
+
+def state_before_dispatch(real: Any) -> Any:
+    def publish(writer: LogWriter, plan: Any, timestamp_ms: int) -> None:
+        writer.write_state(visible_end=plan.batch.end)
+        real(writer, plan, timestamp_ms)
+
+    return publish
+
+
+def visible_before_head(real: Any) -> Any:
+    def commit(writer: LogWriter, plan: Any, head: bytes, request: Any) -> None:
+        writer.write_state(visible_end=plan.batch.end)
+        real(writer, plan, head, request)
+
+    return commit
+
+
+def abort_first(real: Any) -> Any:
+    def tidy(store: AttachedStore) -> None:
+        if store.writer is not None and store.disk.exists(store.paths.abort):
+            store.disk.unlink(store.paths.abort)
+        real(store)
+
+    return tidy
+
+
+def recovers_before_it_locks(real: Any) -> Any:
+    def take(store: AttachedStore, timeout_s: float, description: str) -> None:
+        if store.writer is None:
+            store._recover()
+        real(store, timeout_s, description)
+
+    return take
+
+
+def same_slot(real: Any) -> Any:
+    def write(file: StateFile, state: Any) -> Any:
+        last = file._last or file.read()
+        if last is not None and state.counter % 2:
+            state = replace(state, counter=state.counter + 1)
+            file._last = replace(last, counter=state.counter - 1)
+        return real(file, state)
+
+    return write
+
+
+def forgets_nothing(real: Any) -> Any:
+    def catch_up(writer: LogWriter) -> bool:
+        before = dict(writer.next_offsets)
+        done: bool = real(writer)
+        writer.next_offsets.update(before)
+        return done
+
+    return catch_up
+
+
+def late_clock(real: Any) -> Any:
+    def write(writer: LogWriter, end: Any) -> None:
+        real(writer, end._replace(last_store_timestamp_ms=end.last_store_timestamp_ms + 1000))
+
+    return write
+
+
+def known_anyway(entry: Any, app_id: str, source: Any, request: Any) -> BatchResult:
+    return BatchResult(transaction.KNOWN, entry.physical_offset, entry.end, entry.row_count)
+
+
+def never_known(real: Any) -> Any:
+    def check(writer: LogWriter, source: Any, request: Any) -> Any:
+        return None
+
+    return check
+
+
+def one_write(disk: Disk, file: Any, data: Any, position: int) -> None:
+    disk._pwrite(file.fileno(), memoryview(data).cast("B"), position)
+
+
+def first_unit_torn(real: Any) -> Any:
+    def append(queue: ConsumeQueue, queue_offset: int, units: Any) -> None:
+        units = units.copy()
+        units["tags_code"][-1] += 1
+        real(queue, queue_offset, units)
+
+    return append
+
+
+def other_offsets(real: Any) -> Any:
+    def next_offset(writer: LogWriter, topic: str, queue_id: int) -> int:
+        offset: int = real(writer, topic, queue_id)
+        return offset + (topic == "new" and offset == 1)
+
+    return next_offset
+
+
+def blind(real: Any) -> Any:
+    def refresh(view: StoreView) -> Any:
+        real(view)
+        if view.visible.end is not None:
+            view.visible = view._seen = replace(view.visible, end=1 << 40)
+        return view.visible
+
+    return refresh
+
+
+def other_rows(ground: Ground) -> Iterator[Verdict]:
+    """A known batch comes again with other rows: refused, and nothing is written."""
+    disk, verdict = MemDisk(ground.root, ground.bases["filled"].content), Verdict()
+    run_steps(ground.root, [("open",), ("close",)], disk, Promise())
+    with MessageStore.open(ground.root, SMALL, disk=disk) as store:
+        request = BatchRequest(app_id="app-1", version=0, version_source="spark")
+        try:
+            store.append_batch(batch_columns("app-1", 7, 30), request)
+            verdict.lost.append("other rows under a known version were dropped")
+        except BatchConflictError:
+            pass
+    yield verdict
+
+
+def vanished_batch(ground: Ground) -> Iterator[Verdict]:
+    """The journal, a cache, names a batch that the log does not hold: the batch is appended when it comes."""
+    disk, verdict = MemDisk(ground.root, ground.bases["filled"].content), Verdict()
+    fields = json.loads(bytes(disk.node("spark/journal.json")))
+    [first] = fields["apps"]["app-1"]
+    fields["apps"]["app-1"] = [first, [1, *first[1:]]]
+    disk.node("spark/journal.json")[:] = json.dumps(fields).encode()
+    with MessageStore.open(ground.root, SMALL, disk=disk) as store:
+        request = BatchRequest(app_id="app-1", version=1, version_source="spark")
+        if store.append_batch(batch_columns("app-1", 0, first[5]), request).status != transaction.APPENDED:
+            verdict.lost.append("batch 1 is known, and nowhere")
+    yield verdict
+
+
+def _forget_names(real: Any) -> Any:
+    def create(queue: MappedFileQueue, *arguments: Any, **options: Any) -> Any:
+        queue._name_unsynced = False
+        return real(queue, *arguments, **options)
+
+    return create
+
+
+def _no_property_crc() -> AbstractContextManager[object]:
+    from messagestore import record_scan
+
+    return mock.patch.object(
+        record_scan, "bad_property_crcs", lambda data, starts, where: np.zeros(len(starts), np.bool_)
+    )
+
+
+def _sync_plan(make: Callable[[Any], Any]) -> AbstractContextManager[object]:
+    from messagestore.commit_log import SyncPlan
+
+    return mock.patch.object(SyncPlan, "run", make(SyncPlan.run))
+
+
+def _load_anything(queue: MappedFileQueue) -> None:
+    queue.offsets = [int(name) for name in queue.disk.names(queue.directory) if name.isdigit()]
+    if queue.offsets and not queue.file_size:
+        queue.file_size = queue.disk.size(queue.path(queue.offsets[0]))
+
+
+def _pretend(lock: WriterLock, timeout_s: float, *, description: str) -> None:
+    lock._held = True
+    lock._open()
+
+
+class _NoLock:
+    """A lock that keeps nobody out."""
+
+    def acquire(self, *_: object, **__: object) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _both(*managers: AbstractContextManager[object]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for manager in managers:
+            stack.enter_context(manager)
+        yield
+
+
+_ASYNC = ("async batches", "async roll-over", "clean end moves, async")
+MUTANTS = (
+    Mutant("no sync of the log before a put is acknowledged", no_sync("/commitlog/"), "power cuts", power_cuts("single puts")),
+    Mutant("no sync of a batch's data", sync_log(data=False, head=True), "power cuts", power_cuts("batches")),
+    Mutant("no sync of a batch's head", sync_log(data=True, head=False), "power cuts", power_cuts("batches")),
+    Mutant("the head is written before the data is synced", patched(transaction, "_write", head_first), "power cuts", power_cuts("batches", "roll-over")),
+    Mutant("acknowledged before the group's sync", without(FlushService, "wait", True), "power cuts", power_cuts("single puts", "group commit")),
+    Mutant("no directory sync of the CommitLog", no_sync("/commitlog/", "fsync_dir"), "power cuts", power_cuts("roll-over", "roll-over by puts")),
+    Mutant("no directory sync of ConsumeQueues", no_sync("/consumequeue/", "fsync_dir"), "power cuts", power_cuts("first batch of a topic", "clean end moves", "single puts")),
+    Mutant("no sync of ConsumeQueues before the clean end", no_sync("/consumequeue/"), "power cuts", power_cuts("clean end moves", "batches")),
+    Mutant("no sync of the index before the clean end", without(IndexService, "sync"), "power cuts", power_cuts("clean end moves", "batches")),
+    Mutant("abort is not made", without(LogWriter, "ensure_abort"), "kills and power cuts", kills("batches")),
+    Mutant("the clean end moves before queues and index are synced", without(StoreFiles, "sync_derived"), "power cuts", power_cuts("clean end moves")),
+    Mutant("two new names of a folder are not synced", patched(MappedFileQueue, "create", _forget_names), "power cuts", power_cuts("roll-over", "async roll-over")),
+    Mutant("recovery does not make durable what it keeps", without(recovery._Recovery, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts")),
+    Mutant("the ASYNC flag is not synced before the first ASYNC byte", no_sync("/spark/state/"), "power cuts", power_cuts(*_ASYNC)),
+    Mutant("the CRCs of a batch are not checked in recovery", without(recovery_walk, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
+    Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check")), "an entry without its batch", vanished_batch),
+    Mutant("the tail is not zeroed", without(CommitLog, "zero_behind", 0), "kills", kills("batches", "recovery: not sealed")),
+    Mutant("a batch is visible before it is dispatched", patched(transaction, "_publish", state_before_dispatch), "kills", kills("batches")),
+    Mutant("a batch is visible before its head is written", patched(transaction, "_commit", visible_before_head), "kills", kills("batches")),
+    Mutant("index entries are forgotten", without(Dispatcher, "_put_index"), "kills", kills("single puts")),
+    Mutant("a wrong tags code in the last unit", patched(ConsumeQueue, "append", first_unit_torn), "kills", kills("single puts")),
+    Mutant("a queue offset is left out", patched(LogWriter, "next_queue_offset", other_offsets), "kills", kills("group commit")),
+    Mutant("abort goes before the clean end has moved", patched(AttachedStore, "_tidy", abort_first), "kills and power cuts", power_cuts("batches", "single puts")),
+    Mutant("state has one slot", patched(StateFile, "write", same_slot), "kills", kills("batches", "single puts")),
+    Mutant("a replay is not recognised", patched(transaction, "_check_journal", never_known), "kills", kills("batches")),
+    Mutant("the digest is not compared", lambda: mock.patch.object(transaction, "_known", known_anyway), "replay with other rows", other_rows),
+    Mutant("the store checkpoint is newer than the data", patched(LogWriter, "_write_checkpoint", late_clock), "kills", kills("single puts")),
+    Mutant("recovery does not repair queues and index", without(recovery._Recovery, "_repair_derived"), "kills", kills("batches")),
+    Mutant("a failed sync is tried again", lambda: _sync_plan(retried), "errors", faults("single puts", "EIO")),
+    Mutant("a failed sync is passed over", lambda: _sync_plan(swallowed), "errors", faults("single puts", "EIO")),
+    Mutant("a failed append is not undone", without(LogWriter, "undo"), "errors", faults("roll-over", "ENOSPC", "EIO", tries=1)),
+    Mutant("a writer is not poisoned", lambda: mock.patch.object(LogWriter, "poison", lambda _, reason: StorePoisonedError(reason)), "errors", faults("batches", "EIO")),
+    Mutant("a short write is taken for a whole one", lambda: mock.patch.object(Disk, "pwrite", one_write), "short writes", short_writes),
+    Mutant("what lies behind the end proves nothing", lambda: _both(mock.patch.object(recovery, "later_sync_batch", return_value=None), mock.patch.object(recovery._Recovery, "_check_unit_behind")), "damage", damage("killed", "commitlog/", ways="w")),
+    Mutant("__CRC32# is not checked", _no_property_crc, "bit flips", damage("puts", "commitlog/", ways="v")),
+    Mutant("a gap between segments is passed over", lambda: mock.patch.object(MappedFileQueue, "load", _load_anything), "damage", damage("large", "commitlog/")),
+    Mutant("a reader does not look at the visible end", patched(StoreView, "refresh", blind), "kills", kills("batches", "roll-over")),
+    Mutant("the lock among writers is not taken", lambda: mock.patch.object(WriterLock, "acquire", _pretend), "races", many(concurrency._races)),
+    Mutant("recovery before the lock", patched(AttachedStore, "_take_lock", recovers_before_it_locks), "races", many(concurrency._races)),
+    Mutant("queue offsets are cached over another's turn", patched(catching_up, "_catch_up", forgets_nothing), "processes", many(concurrency._processes)),
+    Mutant("appends of threads are not one at a time", patched(LogWriter, "__init__", without_mutex), "threads", many(concurrency._threads)),
+)  # fmt: skip
+
+
+# ---- the mode of `make crash`
+
+
+def hunt(mutant: Mutant, ground: Ground) -> tuple[int, Verdict | None]:
+    """How many cases it took, and the verdict that found it; None when all were judged well."""
+    count = 0
+    with mutant.planted(), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            for verdict in mutant.search(ground):
+                count += 1
+                if not verdict.ok:
+                    return count, verdict
+                if count >= MOST_CASES:
+                    break
+        except (StoreError, AssertionError, ValueError) as error:
+            return count, Verdict(misread=[f"{type(error).__name__}: {error}"])
+    return count, None
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """All mutants; a case is a mutant's name."""
+    counts = Counts()
+    for number, mutant in enumerate(MUTANTS):
+        if mutant.name != case if case else number % part[1] != part[0]:
+            continue
+        counts.add(one(mutant, seed))
+    return counts
+
+
+def one(mutant: Mutant, seed: int) -> Counts:
+    """One mutant, hunted."""
+    counts = Counts()
+    with scratch_folder() as folder, quiet_threads():
+        count, verdict = hunt(mutant, Ground(folder, random.Random(f"{seed} {mutant.name}")))
+    counts.cases["mutants caught"] += verdict is not None
+    if verdict is None:
+        counts.fail(
+            f"MISSED after {count} cases of {mutant.found_by}: {mutant.name}", again("mutants", seed, mutant.name)
+        )
+    return counts

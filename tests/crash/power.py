@@ -1,0 +1,136 @@
+"""The mode `power` of `make crash`: real power cuts, of ext4 and XFS on loop devices.
+
+`FS_IOC_SHUTDOWN` with "no log flush" drops every page and every part of the journal that is not on the disk; mounting
+again replays the journal, as after a power cut. The writers are those of `crash.kills`; they are killed just before or
+just after, so that some see what a dead disk says. Each cut is another boot. (FAULTS.md 0.1 and 2.5.)
+
+Needs root, loop devices, and mkfs of the two file systems; where something is missing the result says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import shutil
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from crash.counts import Counts, again
+from crash.harness import Promise, scratch_folder
+from crash.imitate import another_boot
+from crash.kills import Child, judged, some_config
+
+QUICK_COUNT = 500
+CUTS_OF_A_STORE = 25
+FILE_SYSTEMS = {"ext4": ("64M", ["mkfs.ext4", "-q", "-F"]), "xfs": ("320M", ["mkfs.xfs", "-q", "-f"])}
+_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = 2
+
+
+class CannotMountError(Exception):
+    """The machine does not let us."""
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """`QUICK_COUNT` cuts, half of them on each file system; in deep mode as many as the seconds allow."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    with scratch_folder() as folder:
+        for kind in FILE_SYSTEMS:
+            if case and not case.startswith(kind):
+                continue
+            half_s = until_s if kind == "xfs" else time.monotonic() + seconds / 2
+            try:
+                with loop_mount(kind, folder) as disk:
+                    for number in range(part[0], 1 << 30, part[1]):
+                        if case and case != f"{kind}/{number}":
+                            if number > int(case.rpartition("/")[2]):
+                                break
+                            continue
+                        done = counts.cases[f"power cuts ({kind})"]
+                        if done * part[1] >= QUICK_COUNT / 2 if quick else time.monotonic() > half_s:
+                            break
+                        key = f"{kind}/{number}"
+                        one_store(disk, random.Random(f"{seed} {key}"), counts, again("power", seed, key))
+            except CannotMountError as error:
+                counts.cases[f"power cuts ({kind})"] += 0
+                counts.notes.append(f"power cuts on {kind}: {error}")
+    return counts
+
+
+class LoopDisk:
+    """A file system in a file, mounted."""
+
+    def __init__(self, kind: str, image: Path, mount: Path) -> None:
+        self.kind, self.image, self.folder = kind, image, mount
+
+    def mount(self) -> None:
+        run_command(["mount", "-o", "loop", str(self.image), str(self.folder)])
+
+    def unmount(self) -> None:
+        for _ in range(50):
+            if subprocess.run(["umount", self.folder], capture_output=True, check=False).returncode == 0:
+                return
+            time.sleep(0.02)
+        run_command(["umount", "-l", str(self.folder)])
+
+    def cut(self) -> None:
+        """Power goes."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        finally:
+            os.close(fd)
+
+
+def run_command(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CannotMountError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+
+
+@contextlib.contextmanager
+def loop_mount(kind: str, folder: Path) -> Iterator[LoopDisk]:
+    size, make = FILE_SYSTEMS[kind]
+    if os.geteuid() != 0:
+        raise CannotMountError("needs root")
+    if shutil.which(make[0], path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin") is None:
+        raise CannotMountError(f"{make[0]} is not installed")
+    image, mount = folder / f"{kind}.img", folder / kind
+    run_command(["truncate", "-s", size, str(image)])
+    run_command(["env", f"PATH={os.environ.get('PATH', '')}:/sbin:/usr/sbin", *make, str(image)])
+    mount.mkdir()
+    disk = LoopDisk(kind, image, mount)
+    disk.mount()
+    try:
+        yield disk
+    finally:
+        disk.unmount()
+        image.unlink()
+
+
+def one_store(disk: LoopDisk, chance: random.Random, counts: Counts, command: str) -> None:
+    """One store, and power that goes again and again."""
+    root = disk.folder / f"store-{chance.randrange(1 << 30)}"
+    promise, config = Promise(), some_config(chance)
+    for number in range(CUTS_OF_A_STORE):
+        with another_boot(1000 + number):
+            child = Child(root, config, number, chance.randrange(1 << 30), promise)
+            wait_s = 0.004 + chance.random() * chance.choice((0.01, 0.03, 0.06))
+            time.sleep(wait_s)
+            disk.cut()
+            if chance.random() < 0.5:
+                time.sleep(0.003)  # the writer learns what a dead disk says: nothing may be acknowledged any more
+            steps = child.kill(power_cut=True)
+            disk.unmount()
+            disk.mount()
+        with another_boot(5000 + number):
+            verdict = judged(root, promise, config, steps)
+        counts.take(f"power cuts ({disk.kind})", verdict, f"cut {number} after {wait_s:.4f} s", command)
+        if not verdict.ok:
+            return
+    shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,199 @@
+"""`make crash`: every fault of FAULTS.md injected, counted, and judged.
+
+    make crash                                    the quick profile: fixed counts, at most 8 minutes on 2 cores
+    make crash-deep SECONDS=3600 SEED=7           each mode in turn, by chance, for as long as it is told
+    make crash ARGS="--only images --seed 7 --case 'roll-over/31'"   one case again
+
+Each mode is a function `run(seconds, seed, quick) -> counts`; those that can be shared out among processes also take
+`part` (which, of how many) and `case`. As many processes run as there are cores. The last line is computed from what
+was found; anything found ends the run with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crash.counts import Counts, again
+
+_TESTS = Path(__file__).resolve().parent.parent
+_JOB_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One kind of fault injection.
+
+    Parameters
+    ----------
+    name : str
+    module : str
+        Has `run`.
+    parts : int
+        Into how many jobs the quick profile shares it out; 0: it takes no `part`.
+    share : float
+        Of the seconds of `make crash-deep`.
+    """
+
+    name: str
+    module: str
+    parts: int
+    share: float
+
+
+MODES = (
+    Mode("spark", "spark_faults", 0, 0.2),  # mostly waits; the longest, so it begins first
+    Mode("images", "crash.images", 4, 0.35),
+    Mode("fuzz", "crash.fuzz", 2, 0.1),
+    Mode("flips", "crash.flips", 2, 0.1),
+    Mode("errors", "crash.errors", 2, 0.1),
+    Mode("mutants", "crash.mutants", 2, 0.0),
+    Mode("kills", "crash.kills", 1, 0.05),
+    Mode("power", "crash.power", 1, 0.05),
+    Mode("concurrency", "crash.concurrency", 1, 0.05),
+)
+
+
+@dataclass
+class Job:
+    """A process that runs one part of one mode."""
+
+    mode: Mode
+    arguments: list[str]
+    output: Path
+    started_s: float = 0.0
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(_TESTS), "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-m", "crash", *self.arguments, "--json", str(self.output)]
+        self.started_s = time.monotonic()
+        with self.output.with_suffix(".log").open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=_TESTS.parent, env=environment, stdout=log, stderr=log)
+
+    def result(self) -> Counts:
+        """What it found; a job that did not end as it should is a failure."""
+        try:
+            return Counts.from_dict(json.loads(self.output.read_text()))
+        except (OSError, ValueError):
+            counts = Counts()
+            said = self.output.with_suffix(".log").read_text(errors="replace")[-1500:]
+            assert self.process is not None
+            counts.fail(f"ended with status {self.process.returncode}: {said}", f"make crash ARGS='{self.words}'")
+            return counts
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit status."""
+    parser = argparse.ArgumentParser(prog="make crash", description=__doc__.partition("\n")[0])
+    parser.add_argument("--deep", type=float, metavar="SECONDS", help="by chance, for so long; else the quick profile")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", help=f"some modes: {','.join(mode.name for mode in MODES)}")
+    parser.add_argument("--case", default="", help="one case of one mode, as a failure printed it")
+    parser.add_argument("--part", default="", help="i/n: one share of one mode, in this process")
+    parser.add_argument("--jobs", type=int, default=max(2, min(os.cpu_count() or 2, 8)))
+    parser.add_argument("--json", type=Path, help="write the counts there")
+    options = parser.parse_args(arguments)
+    modes = [mode for mode in MODES if not options.only or mode.name in options.only.split(",")]
+    if not modes or (options.case and len(modes) != 1):
+        parser.error(f"--only: found {options.only!r}; the modes are {', '.join(mode.name for mode in MODES)}")
+    if options.case or options.part or options.json:
+        counts = run_here(modes[0], options)
+        if options.json is not None:
+            options.json.write_text(json.dumps(counts.to_dict()))
+            return 0
+        return report({modes[0].name: counts})
+    return run_all(modes, options)
+
+
+def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
+    """One mode, or a share of it, in this process."""
+    module = importlib.import_module(mode.module)
+    quick, seconds = options.deep is None, options.deep or 0.0
+    if mode.parts:
+        index, _, count = (options.part or "0/1").partition("/")
+        result: Counts = module.run(seconds, options.seed, quick, part=(int(index), int(count)), case=options.case)
+        return result
+    counts = Counts()
+    try:
+        cases = Counter(module.run(seconds, options.seed, quick))
+        counts.notes = [kind for kind in cases if "NOT RUN" in kind]
+        counts.cases = Counter({kind: count for kind, count in cases.items() if kind not in counts.notes})
+    except AssertionError as error:
+        counts.fail(str(error), again(mode.name, options.seed, ""))
+    return counts
+
+
+def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
+    """All jobs, as many at a time as there are cores; their report."""
+    began_s = time.monotonic()
+    total = sum(mode.share for mode in modes) or 1.0
+    results = {mode.name: Counts() for mode in modes}
+    with tempfile.TemporaryDirectory() as folder:
+        waiting = []
+        for mode in modes:
+            parts = 1 if not mode.parts else mode.parts if options.deep is None else options.jobs
+            for part in range(parts):
+                arguments = ["--only", mode.name, "--seed", str(options.seed)]
+                arguments += ["--part", f"{part}/{parts}"] if mode.parts else []
+                if options.deep is not None:
+                    arguments += ["--deep", f"{options.deep * mode.share / total * options.jobs / parts:.0f}"]
+                waiting.append(Job(mode, arguments, Path(folder, f"{mode.name}-{part}.json")))
+        running: list[Job] = []
+        while waiting or running:
+            for job in [job for job in running if is_over(job)]:
+                running.remove(job)
+                results[job.mode.name].add(job.result())
+                print(f"    {job.words}: {time.monotonic() - job.started_s:.0f} s", flush=True)
+            while waiting and len(running) < options.jobs:
+                running.append(waiting.pop(0))
+                running[-1].start()
+            time.sleep(0.05)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    took_s = time.monotonic() - began_s
+    print(f"==> {took_s:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processors, seed {options.seed}")
+    return report(results)
+
+
+def is_over(job: Job) -> bool:
+    """Whether a job has ended; one that hangs is killed."""
+    assert job.process is not None
+    if job.process.poll() is None and time.monotonic() - job.started_s > _JOB_LIMIT_S and "--deep" not in job.arguments:
+        job.process.kill()
+        job.process.wait()
+    return job.process.poll() is not None
+
+
+def report(results: dict[str, Counts]) -> int:
+    """Counts per mode; failures; what could not be done; and the last line."""
+    everything = Counts()
+    for name, counts in results.items():
+        print(f"{name:12} {counts.words}")
+        everything.add(counts)
+    for failure in everything.failures:
+        print(f"FAILED {failure}")
+    for note in everything.notes:
+        print(f"!!! NOT DONE HERE: {note}")
+    done = re.sub(r"\s+", " ", everything.words)
+    missing = f" (NOT DONE: {len(everything.notes)}, see above)" if everything.notes else ""
+    print(
+        f"{done}{missing}: lost {everything.lost}, duplicated {everything.duplicated}, misread {everything.misread}",
+        flush=True,
+    )
+    return 0 if everything.ok else 1

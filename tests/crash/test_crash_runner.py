@@ -1,0 +1,122 @@
+"""`make crash` itself: its last line is computed, what is wrong ends it with status 1 and the command that does it again."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from crash import concurrency, errors, images, kills, mutants, power, runner
+from crash.counts import Counts, again
+from crash.harness import no_thread_warnings
+from crash.judge import Verdict
+
+pytestmark = no_thread_warnings
+
+
+def test_one_case_again(capfd: pytest.CaptureFixture[str]) -> None:
+    """The command that a failure prints."""
+    assert runner.main(["--only", "images", "--seed", "3", "--case", "batches/40"]) == 0
+    assert capfd.readouterr().out.endswith("1 crash images: lost 0, duplicated 0, misread 0\n")
+    assert again("images", 3, "batches/40") == "make crash ARGS='--only images --seed 3 --case batches/40'"
+
+
+def test_what_is_wrong_is_counted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Lost, duplicated, misread; the command; status 1."""
+
+    def judged(label: str, *_: object, **__: object) -> tuple[str, Verdict]:
+        return label, Verdict(lost=["put/1/", "put/2/"], duplicated=["put/3/"])
+
+    monkeypatch.setattr(images, "judged", judged)
+    assert runner.main(["--only", "images", "--case", "single puts/3"]) == 1
+    said = capfd.readouterr().out
+    assert "again: make crash ARGS=" in said
+    assert said.endswith("1 crash images: lost 2, duplicated 1, misread 0\n")
+
+
+def test_a_job_that_dies_is_a_failure(tmp_path: Path) -> None:
+    """A process that leaves no counts has not found nothing."""
+    job = runner.Job(runner.MODES[1], ["--only", "nothing"], tmp_path / "out.json")
+    job.start()
+    assert job.process is not None
+    job.process.wait()
+    assert runner.is_over(job)
+    assert job.result().misread == 1
+
+
+def test_counts_travel() -> None:
+    """From the process of a job to the runner, and add up."""
+    one = Counts(notes=["no XFS"])
+    one.take("images", Verdict(), "a", "b")
+    one.take("images", Verdict(misread=["x"]), "a", "b")
+    two = Counts.from_dict(json.loads(json.dumps(one.to_dict())))
+    two.add(one)
+    assert (two.cases["images"], two.misread, two.notes, len(two.failures)) == (4, 2, ["no XFS"], 2)
+
+
+def test_what_cannot_be_done_is_said_loudly(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without root there are no power cuts, and the last line says so."""
+    monkeypatch.setattr(power.os, "geteuid", lambda: 1000)
+    assert runner.main(["--only", "power", "--case", "ext4/0"]) == 0
+    said = capfd.readouterr().out
+    assert "!!! NOT DONE HERE: power cuts on ext4: needs root" in said
+    assert "NOT DONE: 1" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", ["threads/0", "processes/0"])
+def test_many_at_once(kind: str) -> None:
+    """16 threads on one session; 4 processes in turn."""
+    counts = concurrency.run(0.0, 1, True, case=kind)
+    assert counts.cases.total() > 50
+    assert counts.ok, counts.failures
+
+
+def test_a_few_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writers at once: one wins, the other changes no byte."""
+    monkeypatch.setattr(concurrency, "RACES", 10)
+    counts = concurrency.run(0.0, 1, True, case="races/0")
+    assert counts.cases["races of two writers"] == 10
+    assert counts.ok, counts.failures
+
+
+def test_a_few_kills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real SIGKILLs, piled up in one store."""
+    monkeypatch.setattr(kills, "KILLS_OF_A_STORE", 12)
+    counts = kills.run(0.0, 1, True, case="0")
+    assert counts.cases["SIGKILLs"] == 12
+    assert counts.ok, counts.failures
+
+
+@pytest.mark.parametrize("case", ["short/7", "nothing written/8", "ulimit"])
+def test_a_few_errors(case: str) -> None:
+    """Writes in pieces, a write of nothing, 64 descriptors."""
+    counts = errors.run(0.0, 1, True, case=case)
+    assert counts.cases.total() == 1
+    assert counts.ok, counts.failures
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no sync of a batch's head", "the tail is not zeroed", "a failed sync is tried again", "__CRC32# is not checked"],
+)
+def test_planted_bugs_are_found(name: str) -> None:
+    """Four of the mutants; `make crash` plants all of them."""
+    counts = mutants.run(0.0, 1, True, case=name)
+    assert counts.cases["mutants caught"] == 1
+    assert counts.ok, counts.failures
+
+
+def test_enough_bugs_are_planted() -> None:
+    names = [mutant.name for mutant in mutants.MUTANTS]
+    assert len(names) == len(set(names)) >= 25
+
+
+def test_the_track_record_names_tests() -> None:
+    """Each bug of the track record in ARCHITECTURE.md has a test that is there."""
+    tests = Path(__file__).resolve().parent.parent
+    text = (tests.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(crash/test_\w+\.py)::(test_\w+)`", text)
+    assert len(named) > 10
+    assert [name for path, name in named if f"def {name}(" not in (tests / path).read_text(encoding="utf-8")] == []

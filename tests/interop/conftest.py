@@ -1,0 +1,122 @@
+"""The JVMs of the interop tests, why they cannot run where they cannot, and the closing line of `make interop`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from interop import java_build, java_store
+from interop.java_store import COUNTS, VERSIONS_USED, Driver
+
+HERE = Path(__file__).resolve().parent
+_TOTALS = java_store.Counts()
+_VERSIONS: set[str] = set()
+_STARTED_S = time.monotonic()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder are marked `java`."""
+    for item in items:
+        if HERE in Path(item.path).parents:
+            item.add_marker(pytest.mark.java)
+
+
+def need(version: str) -> None:
+    """Skip, aloud, where the driver cannot be built; in CI that is a failure."""
+    try:
+        java_build.classpath(version)
+    except java_build.CannotBuild as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"in CI the Java store must run: {error}", pytrace=False)
+        pytest.skip(f"no Java store: {error}")
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Driver]]:
+    """The JVM of a version of RocketMQ, started when first asked for; one for all tests of this process."""
+    folder, started = tmp_path_factory.mktemp("java"), dict[str, Driver]()
+
+    def driver(version: str) -> Driver:
+        need(version)
+        if version not in started or started[version].process.poll() is not None:
+            started[version] = Driver(version, folder)
+        return started[version]
+
+    yield driver
+    for each in started.values():
+        each.stop()
+
+
+@pytest.fixture
+def java(drivers: Callable[[str], Driver]) -> Driver:
+    """The newest RocketMQ."""
+    return drivers(java_build.NEWEST)
+
+
+@pytest.fixture(params=java_build.VERSIONS)
+def each_java(request: pytest.FixtureRequest, drivers: Callable[[str], Driver]) -> Driver:
+    """Every version in turn."""
+    return drivers(request.param)
+
+
+@pytest.fixture
+def own_java(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    """JVMs for one test, which may kill them."""
+    need(java_build.NEWEST)
+    started: list[Driver] = []
+
+    def driver(version: str = java_build.NEWEST) -> Driver:
+        started.append(Driver(version, tmp_path / "java"))
+        return started[-1]
+
+    yield driver
+    for each in started:
+        each.stop()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, where syncs cost nothing; a temporary one where there is none."""
+    where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="messagestore-interop-", dir=where) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def root(memory: Path) -> Path:
+    return memory / "store"
+
+
+# ---- the closing line
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of xdist hands its numbers to the one process that prints."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is None:
+        _TOTALS.add(vars(COUNTS))
+        _VERSIONS.update(VERSIONS_USED)
+    else:
+        output["interop"] = {"counts": vars(COUNTS), "versions": sorted(VERSIONS_USED)}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    found = getattr(node, "workeroutput", {}).get("interop")
+    if found:
+        _TOTALS.add(found["counts"])
+        _VERSIONS.update(found["versions"])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _TOTALS.stores:
+        terminalreporter.write_line(
+            f"interop: {_TOTALS.stores} stores opened by RocketMQ {' and '.join(sorted(_VERSIONS))}; "
+            f"{_TOTALS.messages} messages compared, {_TOTALS.keys} keys looked up; "
+            f"{time.monotonic() - _STARTED_S:.0f} s"
+        )

@@ -1,0 +1,5 @@
+import sys
+
+from spark_faults.runner import main
+
+sys.exit(main())

@@ -1,0 +1,101 @@
+"""Cells of the kill matrix on one real Spark; started by `spark_faults.cells`, again when its JVM was killed.
+
+    python cell_job.py MASTER FOLDER CELL...        CELL is place:victim, or two:drivers
+
+A cell that was begun goes on with the same checkpoint. Prints a line `CELL <cell> <runs of the query>` for each that
+is done and right.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import job
+import killing
+from pyspark.errors import StreamingQueryException
+
+from spark_runs import bodies, fill, in_order
+
+ROWS = 750
+BATCH = 1
+RUNS = 5
+TWO_DRIVERS = "two:drivers"
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    master, folder, *cells = sys.argv[1:]
+    plan = Path(os.environ[killing.PLAN])
+    spark = job.session(master)
+    spark.dataSource.register(killing.KillingSource)
+    for cell in cells:
+        print("CELL", cell, one(spark, Path(folder, cell.replace(":", "-")), cell, plan), flush=True)
+    spark.stop()
+
+
+def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
+    """Run the query of one cell until it ends by itself; then count."""
+    place, victim = cell.split(":")
+    root, checkpoint = str(folder / "store"), str(folder / "checkpoint")
+    others = []
+    if not folder.exists():
+        fill(root, ROWS)
+        plan.with_suffix(".done").unlink(missing_ok=True)
+        if cell == TWO_DRIVERS:
+            others = [another_driver(folder, root, checkpoint)]
+        else:
+            plan.write_text(f"{place} {os.getpid() if victim == 'driver' else victim} {BATCH}")
+    runs = 0
+    while True:
+        runs += 1
+        try:
+            (job.copy_foreach if place == "foreach" else job.copy)(spark, root, checkpoint, "killing")
+            if all(other.poll() is not None for other in others):
+                break
+        except StreamingQueryException as error:
+            lines = [line for line in str(error).splitlines() if "Error" in line or "Exception" in line]
+            print("FAILED", cell, *lines[-1:], flush=True)
+            if runs >= RUNS and not others:
+                raise
+    assert not plan.exists(), f"{cell}: nobody came to this place"
+    wait_for_zombie(plan)
+    found = bodies(root, "copy")
+    assert found == bodies(root, "flights"), f"{cell}: {len(found)} of {ROWS} rows"
+    assert len(found) == ROWS
+    assert set(found.values()) == {1}, f"{cell}: rows are there twice"
+    assert in_order(root, "copy"), f"{cell}: out of order"
+    return runs
+
+
+def another_driver(folder: Path, root: str, checkpoint: str) -> subprocess.Popen[bytes]:
+    """A second driver on the same checkpoint; when it comes to a batch this one has, it fails, or this one does."""
+    script = Path(job.__file__)
+    with (folder / "other.txt").open("wb") as words:
+        other = subprocess.Popen(
+            [sys.executable, str(script), "local[2]", root, checkpoint, "killing"], stdout=words, stderr=words
+        )
+    while not Path(checkpoint, "offsets", "0").exists() and other.poll() is None:
+        time.sleep(0.05)  # from here on both are at work
+    return other
+
+
+def wait_for_zombie(plan: Path) -> None:
+    """Until the worker that outlived its JVM has done what it will do."""
+    note = plan.with_name(plan.name + ".zombie")
+    if note.exists():
+        pid = int(note.read_text())
+        end_s = time.monotonic() + 60
+        while Path(f"/proc/{pid}/stat").exists() and time.monotonic() < end_s:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                break
+            time.sleep(0.1)
+        note.unlink()
+
+
+if __name__ == "__main__":
+    main()

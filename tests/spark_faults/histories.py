@@ -1,0 +1,315 @@
+"""Random histories of a fake Spark: kills, failures, replays, restarts, zombies, second drivers, tampered checkpoints.
+
+One number decides everything that happens in a history. Every row that a query took must be in the store once, and in
+order per queue; what ends with an error must end with the right one, and go on when its cause is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from messagestore import (
+    BatchConflictError,
+    MessageStore,
+    StoreError,
+    VersionRegressionError,
+)
+from messagestore.staging import sweep
+from messagestore.verify import verify
+from spark_faults.fake_spark import Checkpoint, Driver, Job, QueryFailedError
+from spark_faults.ledger import check, raw_bodies, visible
+from spark_faults.processes import WAIT_S, Killed, Process, site_of
+from spark_faults.world import QUEUES, TURNS, Query, World
+
+
+class History(World):
+    """One history: a number decides what happens."""
+
+    def run(self) -> None:
+        """All of it, and the checks.
+
+        Raises
+        ------
+        AssertionError
+            A row is lost, twice or out of order, or an error was the wrong one.
+        """
+        actions: list[tuple[int, Callable[[], None]]] = [
+            (8, self.go_on),
+            (3, self.append),
+            (1, self.new_query),
+            (3, self.zombie),
+            (3, self.two_drivers),
+            (2, self.two_queries),
+            (1, self.copied_checkpoint),
+            (2, self.forget_commits),
+            (2, self.roll_back),
+            (1, self.delete_checkpoint),
+            (3, self.batch_job),
+            (2, self.retention),
+            (1, self.detach),
+        ]
+        weights, calls = zip(*actions, strict=True)
+        try:
+            with self.process("setup").running(), MessageStore.open(self.input, self.config) as store:
+                store.create_topic("in", QUEUES)
+            self.append()
+            self.new_query()
+            for _ in range(self.rng.randint(2, 5)):
+                action = self.rng.choices(calls, weights)[0]
+                self.tally["action " + action.__name__.replace("_", " ")] += 1
+                self.note(f"action {action.__name__}")
+                action()
+            self.note("finish")
+            self.finish()
+        finally:
+            for process in self.processes:
+                process.die()
+
+    # ---- actions
+
+    def go_on(self) -> None:
+        """Run a query with faults; its driver may be killed between any two calls."""
+        query = self.any_query()
+        driver = self.driver(query)
+        self.draw_fault(driver)
+        places = driver.batches()
+        self.drive(query, driver, places, kill=self.rng.choice((0.0, 0.08)))
+        self.doom.clear()
+        driver.die()
+
+    def zombie(self) -> None:
+        """JVM and daemon are killed while a commit sleeps; a new driver commits; then the sleeper wakes up."""
+        query = self.any_query()
+        driver = self.driver(query)
+        if self.drive(query, driver, driver.batches(), stop="commit") != "commit":
+            return
+        attempt, process = driver.attempt, driver.commit_process or Process()
+        assert attempt is not None
+        self.processes.append(process)
+        process.disk.stop_at = len(process.disk.operations) + self.rng.randrange(30)
+        self.ledger.attempted(attempt)
+        errors: list[BaseException] = []
+        thread = threading.Thread(target=_commit, args=(driver, process, attempt.version, errors))
+        thread.start()
+        while thread.is_alive() and not process.disk.stopped.wait(0.0005):
+            pass
+        self.asleep = process.disk.stopped.is_set()
+        self.tally["a commit sleeps"] += self.asleep
+        driver.die(zombie=True)
+        for _ in range(2):
+            after = self.driver(query)
+            self.drive(query, after, after.batches())
+        process.disk.go_on.set()
+        thread.join(WAIT_S)
+        assert not thread.is_alive(), "a commit never ends"
+        self.asleep = False
+        process.die()
+        for error in errors:
+            self.tally[f"a sleeper ended with {type(error).__name__}"] += 1
+            assert isinstance(error, StoreError), repr(error)
+
+    def two_drivers(self) -> None:
+        """Two drivers on one checkpoint, in turns."""
+        query = self.any_query()
+        self.in_turns([query, query])
+
+    def two_queries(self) -> None:
+        """Two queries into one topic, in turns; a commit of one may be killed."""
+        if len([query for query in self.queries if not query.done_for]) < 2:
+            self.new_query()
+        running = self.rng.sample([query for query in self.queries if not query.done_for], 2)
+        if self.rng.random() < 0.5:
+            self.doom["commit"] = {"kill_at": self.rng.randrange(40), "half": self.rng.random() < 0.5}
+        self.in_turns(running)
+        self.doom.clear()
+
+    def copied_checkpoint(self) -> None:
+        """The checkpoint is copied, and both are used: sooner or later one of them has to give up."""
+        query = self.any_query()
+        twin = Query(query.label, query.checkpoint.copy(), dict(query.source), dict(query.sink))
+        twin.not_before = query.not_before
+        twin.foreach = query.foreach
+        twin.tampered = query.tampered = twin.copied = query.copied = True
+        self.queries.append(twin)
+        self.in_turns([query, twin])
+        self.append()
+
+    def in_turns(self, queries: list[Query]) -> None:
+        """Drivers at the same time, until all have ended."""
+        drivers = [self.driver(query) for query in queries]
+        alive = [(query, driver, driver.batches()) for query, driver in zip(queries, drivers, strict=True)]
+        for _ in range(TURNS):
+            if not alive:
+                return
+            one = self.rng.choice(alive)
+            if self.step(*one) in ("idle", "failed"):
+                alive.remove(one)
+        raise AssertionError("two drivers never end")
+
+    def forget_commits(self) -> None:
+        """The last commits/N are gone: these batches are written again, in other partitions."""
+        query = self.any_query()
+        for number in sorted(query.checkpoint.commits)[-self.rng.randint(1, 2) :]:
+            query.checkpoint.commits.discard(number)
+        last = query.checkpoint.last
+        if last is not None:  # Spark looks at the last batch only
+            query.checkpoint.offsets = {n: o for n, o in query.checkpoint.offsets.items() if n <= last}
+        self.go_on()
+
+    def roll_back(self) -> None:
+        """The checkpoint of some batches ago is put back; a backup of the newer one is kept."""
+        query = self.any_query()
+        query.backups.append(query.checkpoint.copy())
+        query.checkpoint.roll_back(self.rng.randint(1, 3))
+        query.tampered = True
+        if self.rng.random() < 0.5:
+            self.append()
+        self.go_on()
+
+    def delete_checkpoint(self) -> None:
+        """A new checkpoint: under a name of its own all comes again; under a known app id it is known, or a conflict."""
+        query = self.any_query()
+        if "txnAppId" in query.sink:
+            query.backups.append(query.checkpoint)
+            query.checkpoint = Checkpoint(self.identifier())
+            query.tampered = True
+        else:
+            query.done_for = query.replaced = True
+            self.new_query()
+        self.go_on()
+
+    def batch_job(self) -> None:
+        """A batch job, run until it succeeds; then the same version with other rows, and an older one."""
+        rng = self.rng
+        number = sum(label.startswith("j") for label in self.labels.values())
+        label, version = f"j{number}/", rng.randrange(3)
+        rows = [f"{rng.randrange(QUEUES)}/{i}".encode() for i in range(rng.randint(1, 30))]
+        sink = {"path": self.out, "topic": "out", "storeConfig": self.settings, "lockTimeout": "20ms"}
+        if rng.random() < 0.8:
+            sink |= {"txnAppId": f"job-{number}", "txnVersion": str(version)}
+        query = Query(label, Checkpoint(""), {}, sink)
+        for _ in range(TURNS):
+            job = self.job(query, rows)
+            if rng.random() < 0.6:
+                self.draw_fault(job)
+            places = job.batches()
+            self.drive(query, job, places, kill=rng.choice((0.0, 0.1)))
+            self.doom.clear()
+            job.die()
+            if job.checkpoint.commits or "txnAppId" not in sink:
+                break
+        if "txnAppId" in sink:
+            self._refused(query, [*rows, b"0/99"], version, BatchConflictError)
+            if version:
+                self._refused(query, rows, version - 1, VersionRegressionError)
+
+    def job(self, query: Query, rows: list[bytes]) -> Job:
+        """The batch job with these rows, in as many partitions as may be."""
+        cut = self.rng.randint(0, len(rows))
+        job = Job([rows[:cut], rows[cut:]], dict(query.sink), query.label, self.process)
+        job.on_commit = self.ledger.attempted
+        self.labels[job.app] = query.label
+        return job
+
+    def _refused(self, query: Query, rows: list[bytes], version: int, kind: type[StoreError]) -> None:
+        query.sink["txnVersion"] = str(version)
+        job = self.job(query, rows)
+        try:
+            for _ in job.batches():
+                pass
+        except QueryFailedError as error:
+            assert isinstance(error.__cause__, kind), repr(error.__cause__)
+        else:
+            raise AssertionError(f"{query.label} version {version} was accepted")
+        job.die()
+        self.tally[f"refused with {kind.__name__}"] += 1
+
+    def retention(self) -> None:
+        """The oldest segment of the input is removed, whoever has not read it yet."""
+        if self.input == self.out:
+            return
+        self.go_on()
+        for _ in range(4):
+            self.append(fat=True)
+        before = self.look_at_input()
+        segments = sorted((Path(self.input) / "commitlog").iterdir())
+        if len(segments) < 2:
+            return
+        segments[0].unlink()
+        self.gone |= before - self.look_at_input()
+        self.tally["rows removed by retention"] += len(self.gone)
+        for query in self.queries:
+            query.tampered = True
+
+    def detach(self) -> None:
+        """All processes that live have been idle for a while; a kill may come in between."""
+        for process in self.processes:
+            if not process.disk.dead:
+                if self.rng.random() < 0.3:
+                    process.disk.kill_at = len(process.disk.operations) + self.rng.randrange(8)
+                try:
+                    process.idle()
+                except Killed:
+                    self.tally["killed while detaching"] += 1
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """All queries run to their end without faults; then everything is counted."""
+        self.finishing = True
+        for process in self.processes:
+            if process.disk.killed_in is not None and process.disk.killed_in.name != "kill":
+                self.tally[f"killed at {site_of(process.disk.killed_in)}"] += 1
+            process.die()
+        for root in {self.input, self.out}:
+            with Process().running(), MessageStore.open(root, self.config):
+                pass  # what a killed writer left half done is seen only when the next one has recovered
+        for _ in range(TURNS):
+            self.doom.clear()
+            ends = []
+            for query in [query for query in self.queries if not query.done_for]:
+                driver = self.driver(query)
+                ends.append(self.drive(query, driver, driver.batches()))
+            if "failed" not in ends:
+                break
+        else:
+            raise AssertionError("a query fails for ever")
+        for process in self.processes:
+            process.die()
+        with Process().running(), MessageStore.open(self.out, self.config):
+            pass
+        queues = visible(self.out, "out")
+        assert {q: b for q, b in raw_bodies(self.out, "out").items() if b} == {q: b for q, b in queues.items() if b}
+        check(queues, self.ledger, self.labels)
+        self.check_complete({body for bodies in queues.values() for body in bodies})
+        staging = Path(self.out, "spark", "staging")
+        sweep(str(staging), -1)
+        assert list(staging.iterdir()) == []
+        if self.rng.random() < 0.1:
+            report = verify(Path(self.out))
+            assert report.ok, report.findings[:3]
+        self.tally["rows"] += sum(map(len, queues.values()))
+
+    def check_complete(self, there: set[bytes]) -> None:
+        """Each query that goes on has delivered all rows it had to; one of each name does."""
+        self.look_at_input()
+        for label in {query.label for query in self.queries}:
+            alive = [query for query in self.queries if query.label == label and not query.done_for]
+            replaced = any(query.replaced for query in self.queries if query.label == label)
+            assert alive or replaced, f"{label}: nobody goes on"
+            for query in alive:
+                for body, offset in self.seen.items():
+                    if label.encode() + body in there or body in self.gone:
+                        continue
+                    skipped = query.source["startingOffsets"] == "latest" and query.not_before is not None
+                    first = query.not_before.get(int(body.split(b"/")[0]), 0) if skipped else 0
+                    assert offset < first, f"{label}: lost {body!r}, offset {offset}"
+
+
+def _commit(driver: Driver, process: Process, version: int, errors: list[BaseException]) -> None:
+    try:
+        driver.commit_in(process, version)
+    except BaseException as error:  # noqa: BLE001 # whatever it is, it is looked at
+        errors.append(error)

@@ -1,0 +1,124 @@
+"""What was given to `commit`, and what must be in the store because of it; and two ways to read a store."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import reference
+from messagestore import MessageStore
+
+BLANK_SIZE = 8
+
+
+@dataclass
+class Attempt:
+    """A batch that was given to `commit`: whose, which, and its rows in the order of the partitions."""
+
+    app: str
+    version: int
+    rows: list[bytes]
+
+
+@dataclass
+class Ledger:
+    """Batches that are in the store for sure, and others that may be."""
+
+    sure: dict[tuple[str, int], Attempt] = field(default_factory=dict)
+    tried: dict[tuple[str, int], list[Attempt]] = field(default_factory=lambda: defaultdict(list))
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Before a commit."""
+        self.tried[attempt.app, attempt.version].append(attempt)
+
+    def committed(self, attempt: Attempt, *, skipping: bool = False) -> None:
+        """After a commit that returned: the store has it, and nothing else under its name."""
+        key = attempt.app, attempt.version
+        before = self.sure.get(key)
+        same = before is None or sorted(before.rows) == sorted(attempt.rows)
+        assert same or skipping, f"{key}: was accepted a second time with other rows"
+        if not skipping:
+            self.sure[key] = attempt
+
+    def has_other_rows(self, attempt: Attempt) -> bool:
+        """Whether an attempt under the same name had other rows."""
+        given = self.tried[attempt.app, attempt.version]
+        return any(sorted(other.rows) != sorted(attempt.rows) for other in given)
+
+    def has_later(self, attempt: Attempt) -> bool:
+        """Whether a later version was tried."""
+        return any(app == attempt.app and version > attempt.version for app, version in self.tried)
+
+
+def visible(root: str, topic: str) -> dict[int, list[bytes]]:
+    """Queue -> bodies from its first message on, as a reader sees them; offsets have no gap."""
+    found: dict[int, list[bytes]] = {}
+    with MessageStore.open_read_only(root) as store:
+        for queue_id in store.topics().get(topic, []):
+            expected = first = store.min_offset(topic, queue_id)
+            bodies: list[bytes] = []
+            for batch in store.read(topic, queue_id, first):
+                offsets = batch.column("queue_offset").to_pylist()
+                assert offsets == list(range(expected, expected + len(offsets))), f"{topic}/{queue_id}: {offsets}"
+                expected += len(offsets)
+                bodies += batch.column("body").to_pylist()
+            found[queue_id] = bodies
+    return found
+
+
+def raw_bodies(root: str, topic: str) -> dict[int, list[bytes]]:
+    """The same out of the CommitLog's bytes, with a second codec; the log ends at the first zero."""
+    found: dict[int, list[bytes]] = defaultdict(list)
+    for segment in sorted((Path(root) / "commitlog").iterdir()):
+        data = segment.read_bytes()
+        at = 0
+        while at + BLANK_SIZE <= len(data):
+            size, magic = struct.unpack_from(">iI", data, at)
+            if magic == reference.BLANK:
+                break
+            if size == 0:
+                return found
+            record = reference.decode(data[at : at + size])
+            assert record["physical_offset"] == int(segment.name) + at
+            if record["topic"] == topic:
+                assert record["queue_offset"] == len(found[record["queue_id"]]) or topic == "in"
+                found[record["queue_id"]].append(record["body"])
+            at += size
+    return found
+
+
+def check(queues: dict[int, list[bytes]], ledger: Ledger, apps: dict[str, str]) -> None:
+    """Nothing sure is missing, nothing is there twice, batches are whole, rows are in order per queue.
+
+    Parameters
+    ----------
+    queues : dict
+        Queue -> bodies `label/input queue/number`.
+    ledger : Ledger
+    apps : dict
+        App id -> the label of its rows.
+    """
+    there = Counter(body for bodies in queues.values() for body in bodies)
+    twice = [body for body, count in there.items() if count > 1]
+    assert not twice, f"duplicated: {twice[:5]}"
+    allowed: set[bytes] = set()
+    for key, attempts in ledger.tried.items():
+        sure = ledger.sure.get(key)
+        if sure is not None:
+            lost = [row for row in sure.rows if row not in there]
+            assert not lost, f"{key}: lost {lost[:5]}"
+            allowed.update(sure.rows)
+            continue
+        kept = [attempt for attempt in attempts if attempt.rows and all(row in there for row in attempt.rows)]
+        whole = max(kept, key=lambda attempt: len(attempt.rows), default=None)
+        allowed.update([] if whole is None else whole.rows)
+    strange = [body for body in there if body not in allowed]
+    assert not strange, f"a part of a batch, or rows that nobody gave: {strange[:5]} ({apps})"
+    for queue_id, bodies in queues.items():
+        last: dict[tuple[bytes, bytes], int] = {}
+        for body in bodies:
+            label, origin, number = body.split(b"/")
+            assert last.get((label, origin), -1) < int(number), f"queue {queue_id}: {body!r} is out of order"
+            last[label, origin] = int(number)

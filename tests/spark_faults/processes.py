@@ -1,0 +1,203 @@
+"""Processes of a fake Spark: each has its own writer of a store, can be killed at any of its operations, or stopped.
+
+Locks of the store belong to descriptors, so two of these exclude each other as two real processes do. A process that
+dies lets go of its locks and tidies nothing up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from crash.simdisk import KillDisk, Killed, Operation
+from messagestore import StoreConfig, message_store, staging
+from messagestore.attached_store import AttachedStore
+from pyspark_messagestore import sink, source
+
+T = TypeVar("T")
+_current = threading.local()
+
+WAIT_S = 30.0
+
+
+def current() -> Process:
+    """The process this thread plays."""
+    return _current.process
+
+
+class StoppingDisk(KillDisk):
+    """One operation waits until it is told to go on: a process that sleeps while the world goes by.
+
+    `doomed_at` is a site (see `site_of`), and how many operations there it survives.
+    """
+
+    def __init__(self, stop_at: int | None = None, kill_at: int | None = None, *, half_writes: bool = False) -> None:
+        super().__init__(kill_at, half_writes=half_writes)
+        self.stop_at = stop_at
+        self.doomed_at: tuple[str, int] | None = None
+        self.stopped = threading.Event()
+        self.go_on = threading.Event()
+
+    def _run(
+        self, operation: Operation, call: Callable[[], T], half: Callable[[], object] | None = None, size: int = 0
+    ) -> T:
+        if len(self.operations) == self.stop_at and not self.stopped.is_set():
+            self.stopped.set()
+            assert self.go_on.wait(WAIT_S), "nobody woke it up"
+        if self.doomed_at is not None and site_of(operation) == self.doomed_at[0]:
+            site, left = self.doomed_at
+            self.doomed_at = (site, left - 1) if left else None
+            self.kill_at = self.kill_at if left else len(self.operations)
+        return super()._run(operation, call, half, size)
+
+
+class _Store(AttachedStore):
+    """No thread that detaches later: the history says when."""
+
+    def _watch(self) -> None:
+        return
+
+
+class Process:
+    """One process.
+
+    Parameters
+    ----------
+    kill_at : int | None
+        How many changes of the disk it makes before it dies in the next.
+    stop_at : int | None
+        The change before which it sleeps.
+    half : bool
+        A write it dies in is done by half.
+
+    Attributes
+    ----------
+    bad_row : bool
+        A task: its code raises at the first row.
+    raises_after : bool
+        A commit: its next call raises when the batch is published.
+    times : int
+        An abort: how often it is called.
+    """
+
+    def __init__(self, kill_at: int | None = None, stop_at: int | None = None, *, half: bool = False) -> None:
+        self.disk = StoppingDisk(stop_at, kill_at, half_writes=half)
+        self.bad_row = self.raises_after = self.counted = False
+        self.times = 1
+        self.stores: dict[str, _Store] = {}
+        self.context: SimpleNamespace | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Process]:
+        """Until the end of the block this thread is the process; when it is killed there it is gone."""
+        before = getattr(_current, "process", None)
+        _current.process = self
+        try:
+            yield self
+        except Killed:
+            self.die()
+            raise
+        finally:
+            _current.process = before
+
+    def store(self, root: str | os.PathLike[str], config: StoreConfig | None = None) -> _Store:
+        """Its writer of the store at a root."""
+        self.disk.check_alive()
+        path = os.path.realpath(os.fspath(root))
+        if path not in self.stores:
+            self.stores[path] = _Store(path, config or StoreConfig(), self.disk)
+        elif config is not None:
+            self.stores[path].use(config)
+        return self.stores[path]
+
+    def task(self, partition_id: int, query_id: str | None, batch_id: int | None) -> None:
+        """What `TaskContext.get()` says from now on."""
+        local = {
+            "sql.streaming.queryId": query_id,
+            "streaming.sql.batchId": None if batch_id is None else str(batch_id),
+        }
+        self.context = SimpleNamespace(partitionId=lambda: partition_id, getLocalProperty=local.get)
+
+    def idle(self) -> None:
+        """Nothing was appended for a while: it detaches."""
+        with self.running():
+            for store in self.stores.values():
+                store.detach()
+
+    def die(self) -> None:
+        """Killed: the system takes the locks away."""
+        if self.disk.killed_in is None:
+            self.disk.killed_in = Operation("kill", "", "from outside")
+        for store in self.stores.values():
+            store._drop()
+        self.stores.clear()
+
+
+class _StagingWriter(staging.StagingWriter):
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, current().disk)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if not current().disk.dead:  # the dead remove nothing
+            super().__exit__(kind, error, trace)
+        else:
+            self._file.close()
+
+
+def connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on sink and source do everything as the process that the calling thread plays."""
+    monkeypatch.setattr(sink, "attached_store", lambda path, config: current().store(path, config))
+    monkeypatch.setattr(message_store, "attached_store", lambda path, config, disk: current().store(path, config))
+    monkeypatch.setattr(sink, "Disk", lambda: current().disk)
+    monkeypatch.setattr(sink, "StagingWriter", _StagingWriter)
+    monkeypatch.setattr(sink, "StagedChunks", lambda files: staging.StagedChunks(files, current().disk))
+    monkeypatch.setattr(sink, "remove", lambda paths: staging.remove(paths, current().disk))
+    monkeypatch.setattr(sink, "sweep", lambda folder, age: staging.sweep(folder, age, current().disk))
+    monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: current().context))
+    monkeypatch.setattr(source._log, "disabled", True)
+    monkeypatch.setattr(threading, "excepthook", _quiet(threading.excepthook))
+
+
+def _quiet(hook: Callable[[Any], object]) -> Callable[[Any], None]:
+    """A thread that dies with its process has nothing to say."""
+
+    def said(arguments: Any) -> None:
+        if not issubclass(arguments.exc_type, Killed):
+            hook(arguments)
+
+    return said
+
+
+COMMIT_SITES = ("write", "data or head sync", "head write", "dispatch", "state", "clean end", "staged removed")
+
+
+def site_of(operation: Operation) -> str:
+    """Where in the protocol an operation lies, in the words of the list of kill sites."""
+    path = Path(operation.path)
+    folder = path.parent.name
+    if operation.name == "kill":
+        return "between two calls"
+    if folder == "staging":
+        return {"open_new": "staged create", "unlink": "staged removed"}.get(operation.name, "staged half")
+    if "consumequeue" in path.parts or folder == "index" or "/index/" in operation.path:
+        return "dispatch"
+    if folder == "commitlog" or path.name == "commitlog":
+        return _log_site(operation)
+    return {"state": "state", "abort": "attach or detach", "checkpoint": "clean end", "journal.json": "clean end"}.get(
+        path.name.removesuffix(".tmp"), "making the store"
+    )
+
+
+def _log_site(operation: Operation) -> str:
+    if operation.name == "fdatasync":
+        return "data or head sync"
+    if operation.name == "pwrite":
+        return "head write" if operation.detail.startswith("8 bytes") else "write"
+    return "segment"
