@@ -33,6 +33,8 @@ _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
 """Keys put at once; more are put in turns, which bounds the memory."""
 _FEW_COUNT = 32
+_LOOKS = 3
+_LOOK_PAUSE_S = 0.01
 
 
 class IndexService:
@@ -361,10 +363,17 @@ class IndexService:
         return index_check.wrong_headers(self.files)
 
     def unreachable(self) -> list[tuple[str, int, int]]:
-        """Path, position and physical offset of each entry that no search can find. Reads all files once."""
+        """Path, position and physical offset of each entry that no search can find. Reads all files once.
+
+        A put counts its entries in the header before slots lead to them: what was found is looked for again.
+        """
         found = []
         for file in self.files:
             numbers = index_check.unreachable(file).tolist()
+            for _ in range(_LOOKS if numbers else 0):
+                time.sleep(_LOOK_PAUSE_S)
+                again = set(index_check.unreachable(file).tolist())
+                numbers = [number for number in numbers if number in again]
             found += [(file.path, file.entry_position(number), file.entry(number)[1]) for number in numbers]
         return found
 

@@ -229,7 +229,7 @@ class _Recovery:
     def _folder_missing(self) -> bool:
         """Whether somebody deleted all queues, or all index files, of a store that was closed: two small reads."""
         disk, paths, index = self.files.disk, self.files.paths, self.files.index
-        if not disk.names(paths.consume_queue):
+        if not disk.is_folder(paths.consume_queue):  # an empty one is a broker's that deleted the only topic
             return True
         had_keys = store_checkpoint.read(disk, paths.checkpoint).index_timestamp_ms > 0
         return index is not None and not index.files and had_keys

@@ -83,7 +83,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
     return found
 
 
-def check(tree: Tree, *, settled: bool = True) -> Checked:
+def check(tree: Tree, *, settled: bool = True, uninterrupted: bool = False) -> Checked:
     """Check a store.
 
     Parameters
@@ -92,14 +92,17 @@ def check(tree: Tree, *, settled: bool = True) -> Checked:
     settled : bool
         Nothing is in flight: behind the end are zeros, and no unit points there. False for a store whose writer was
         killed, and is not recovered yet: it is checked up to its visible end.
+    uninterrupted : bool
+        No writer ever failed or was killed: each BLANK is there because what follows it had no room.
     """
-    return _Check(tree, settled).run()
+    return _Check(tree, settled, uninterrupted).run()
 
 
 class _Check:
-    def __init__(self, tree: Tree, settled: bool) -> None:
+    def __init__(self, tree: Tree, settled: bool, uninterrupted: bool) -> None:
         self.tree = tree
         self.settled = settled
+        self.uninterrupted = uninterrupted
         self.found = Checked()
         self.log: dict[int, bytes] = {}
         self.segment_size = 0
@@ -237,7 +240,7 @@ class _Check:
                 break
             found.records.append(record)
             position += record.size
-            if group_begins >= 0:
+            if group_begins >= 0 and self.uninterrupted:
                 self._blank_was_needed(group_begins, position - record.size, record)
                 group_begins = -1
         found.end = position

@@ -255,6 +255,9 @@ def _race(root: Path, name: str, alone: dict[str, str], verdict: Verdict) -> Non
         except StoreLockedError:
             os.write(won_write, b"l")
             return
+        except BaseException:
+            os.write(won_write, b"e")
+            raise
         os.write(won_write, b"w")
         os.read(hold_read, 1)  # holds it until the other one is gone
         store.close()

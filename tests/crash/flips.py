@@ -86,7 +86,7 @@ def _sample(name: str, root: Path, config: StoreConfig, steps: list[Step]) -> Sa
     disk = MemDisk(root)
     run_steps(root, steps, disk, Promise(), config)
     die(root)
-    found = checker.check(disk.tree())
+    found = checker.check(disk.tree(), uninterrupted=True)
     if found.faults:
         raise AssertionError(f"{name}: {found.faults}")
     return Sample(name, config, disk.content(), found.queues, found.end, closed=True)

@@ -184,7 +184,7 @@ def test_faults(name: str, kind: str, bases: Bases) -> None:
     workload = WORKLOADS[name]
     base = bases[workload.base]
     groups = list(fault_points(base, workload, bases.root, kind).values())
-    for number in spread(len(groups), 6):
+    for number in spread(len(groups), 4):
         at = groups[number][len(groups[number]) // 2]
         ended, failed, verdict = check_fault(base, workload, bases.root, kind, at, tries=1 + number % 2)
         assert verdict.ok, f"operation {at} failed: {failed}; the process ended: {ended}; {verdict}"

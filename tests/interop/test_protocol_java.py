@@ -353,8 +353,8 @@ def test_a_broker_that_is_stopped_amid_puts(own_java: Start, root: Path, signal_
     java = own_java()
     theirs = java_store(java, root).open()
     theirs.pump(topic="t", queues=1, count=10**6, seed=1, padding=100, largestBatch=4)
-    time.sleep(0.2)
-    told = theirs.pumped()["ends"][0]
+    while (told := theirs.pumped()["ends"][0]) < 100:
+        time.sleep(0.01)
     os.kill(java.pid, signal_number)
     java.process.wait(20)
     with MessageStore.open(root, SMALL) as store:

@@ -16,6 +16,7 @@ import org.apache.rocketmq.common.message.MessageExtBatch;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.PutMessageStatus;
 
 /**
  * Puts many messages on a thread of its own, while somebody else reads: singles and batches by turns.
@@ -37,6 +38,7 @@ final class Pump {
     private final Thread thread = new Thread(this::run, "pump");
     private volatile long put;
     private volatile boolean stopped;
+    private volatile int refused;
     private volatile String failure;
 
     Pump(DefaultMessageStore store, JSONObject command) throws Exception {
@@ -73,6 +75,7 @@ final class Pump {
         json.put("put", put);
         json.put("ends", next.clone());
         json.put("failure", failure);
+        json.put("refused", refused);
         json.put("alive", thread.isAlive());
         return json;
     }
@@ -84,6 +87,11 @@ final class Pump {
                 int size = largestBatch < 2 || random.nextBoolean() ? 1 : 1 + random.nextInt(largestBatch);
                 size = (int) Math.min(size, count - put);
                 PutMessageResult result = size == 1 ? single(queue) : batch(queue, size);
+                if (result.getPutMessageStatus() == PutMessageStatus.CREATE_MAPPED_FILE_FAILED && refused < 1000) {
+                    refused++; // the pool is empty, or the machine is busy: as a producer does, try again
+                    Thread.sleep(10);
+                    continue;
+                }
                 if (!result.isOk()) {
                     failure = result.toString();
                     return;
