@@ -16,7 +16,7 @@ from spark_faults import runner
 from spark_faults.histories import History
 from spark_faults.processes import connect
 
-COUNT = 100
+COUNT = 40
 
 
 def test_random_histories() -> None:
