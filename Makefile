@@ -4,7 +4,7 @@
 #   make setup       .venv with everything, pinned by constraints.txt
 #   make test        all tests but the slow ones   make test ARGS="-k layout"
 #   make test-deep   the slow ones: the same stories, longer and at random
-#   make crash       every fault injected and counted, in 8 minutes   make crash ARGS="--only images --seed 7"
+#   make crash       every fault injected and counted, in some ten minutes   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
 #   make lint        ruff and the import tower
