@@ -86,6 +86,7 @@ class Rounds:
         *,
         floor: str | None = None,
         goal: float | None = None,
+        goal_ratio: float | None = None,
         lower_is_better: bool = False,
     ) -> None:
         """Print a figure.
@@ -97,6 +98,8 @@ class Rounds:
             Name of another series in the same unit.
         goal : float | None
             What was promised; only in the table.
+        goal_ratio : float | None
+            The same, of the ratio to the floor.
         lower_is_better : bool
             For times and counts.
         """
@@ -123,6 +126,8 @@ class Rounds:
         if goal is not None:
             met = best <= goal if lower_is_better else best >= goal
             text += f"  (goal {_plain(goal)}: best is {'there' if met else f'at {best / goal:.2f}'})"
+        if goal_ratio is not None and ratio is not None:
+            text += f"  (goal {goal_ratio}: {'there' if ratio >= goal_ratio else f'at {ratio / goal_ratio:.2f}'})"
         print(text, file=sys.stderr, flush=True)
 
 
