@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "connector" / "spark"
@@ -46,6 +50,22 @@ def environment() -> dict[str, str]:
         "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # short programs: half the CPU
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
+
+
+@contextlib.contextmanager
+def session(master: str, **settings: str) -> Iterator[Any]:
+    """A classic session of this process."""
+    os.environ.update(environment())
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master)
+    for key, value in {**SESSION, **settings}.items():
+        builder = builder.config(key, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spark = builder.getOrCreate()
+        yield spark
+        spark.stop()
 
 
 def run_job(

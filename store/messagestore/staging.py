@@ -194,7 +194,7 @@ class StagedChunks:
                         staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry."
                     )
                 self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
-            if data is not None:  # small: read once, and opened once
+            if data is not None:  # small: not read again
                 room -= staged.size
                 self._kept[staged.path] = pa.ipc.open_file(pa.py_buffer(data))
 
@@ -255,7 +255,8 @@ def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None
             hint="Tasks and driver must see the same stagingDir.",
         ) from None
     crc, size = 0, 0
-    buffer = memoryview(bytearray(staged.size + 1 if keep else _READ_SIZE))  # one more: the file may have grown
+    wanted = staged.size + 1  # one more: the file may have grown
+    buffer = memoryview(bytearray(wanted if keep else min(_READ_SIZE, wanted)))
     while count := disk.pread_into(file, buffer, size):
         crc = record.crc32(buffer[:count], crc)
         size += count

@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from crash.power_cut import SECTOR_SIZE, FileContent, Folder, Replay
 from crash.simdisk import FailDisk, RecordingDisk
@@ -345,16 +346,9 @@ class MemKillDisk(FailDisk, MemDisk):
     """`crash.simdisk.FailDisk` (and so `KillDisk`) in memory."""
 
     def __init__(
-        self,
-        root: str | os.PathLike[str],
-        content: Folder | None = None,
-        *,
-        kill_at: int | None = None,
-        fail_at: int | None = None,
-        error_number: int = errno.EIO,
-        half_writes: bool = False,
+        self, root: str | os.PathLike[str], content: Folder | None = None, fail_at: int | None = None, **faults: Any
     ) -> None:
-        FailDisk.__init__(self, fail_at, error_number, kill_at=kill_at, half_writes=half_writes)
+        FailDisk.__init__(self, fail_at, **faults)
         MemDisk.__init__(self, root, content)
 
 
@@ -362,17 +356,10 @@ class MemRecordingDisk(RecordingDisk, MemDisk):
     """`crash.simdisk.RecordingDisk` in memory."""
 
     def __init__(
-        self,
-        root: str | os.PathLike[str],
-        content: Folder | None = None,
-        *,
-        kill_at: int | None = None,
-        fail_at: int | None = None,
-        error_number: int = errno.EIO,
-        half_writes: bool = False,
+        self, root: str | os.PathLike[str], content: Folder | None = None, fail_at: int | None = None, **faults: Any
     ) -> None:
         MemDisk.__init__(self, root, content)
-        RecordingDisk.__init__(self, self.root, fail_at, error_number, kill_at=kill_at, half_writes=half_writes)
+        RecordingDisk.__init__(self, self.root, fail_at, **faults)
 
     @classmethod
     def after_kill(cls, root: str | os.PathLike[str], before: RecordingDisk, cut: int) -> MemRecordingDisk:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,17 +28,8 @@ def spark() -> Iterator[object]:
         if os.environ.get("CI") == "true":
             pytest.fail(f"in CI Spark must run: {reason}", pytrace=False)
         pytest.skip(reason)
-    os.environ.update(spark_runs.environment())
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]")
-    for key, value in spark_runs.SESSION.items():
-        builder = builder.config(key, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        session = builder.getOrCreate()
+    with spark_runs.session("local[2]") as session:
         yield session
-        session.stop()
 
 
 def test_a_query_follows_java(java: Driver, spark: object, root: Path, tmp_path: Path) -> None:

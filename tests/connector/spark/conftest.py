@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,19 +33,11 @@ def kill_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spark(kill_plan: Path) -> Iterator[object]:
     """A classic session, `local[2]` with tasks that may be tried four times."""
     trace = kill_plan.with_name("trace")  # see tracing.py
-    os.environ.update(spark_runs.environment(), MESSAGESTORE_KILL_PLAN=str(kill_plan), MESSAGESTORE_TRACE=str(trace))
+    os.environ.update(MESSAGESTORE_KILL_PLAN=str(kill_plan), MESSAGESTORE_TRACE=str(trace))
     sys.path.insert(0, str(spark_runs.HERE))
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2,4]")
-    builder = builder.config("spark.sql.warehouse.dir", str(kill_plan.parent / "warehouse"))
-    for key, value in spark_runs.SESSION.items():
-        builder = builder.config(key, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        session = builder.getOrCreate()
+    warehouse = {"spark.sql.warehouse.dir": str(kill_plan.parent / "warehouse")}
+    with spark_runs.session("local[2,4]", **warehouse) as session:
         yield session
-        session.stop()
 
 
 @pytest.fixture
