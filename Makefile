@@ -20,6 +20,8 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 
 .DEFAULT_GOAL := test
+# Hundreds of short Python processes are started by the tests: compiling our modules in each would take half of their time.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: setup java xfs maven demo test test-deep crash crash-deep interop lint typecheck bench docs clean
 
 setup: $(STAMP)

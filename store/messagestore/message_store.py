@@ -386,8 +386,11 @@ class MessageStore(ReadOnlyStore):
             hosts = {"store_host": writer.files.store_host, "born_host": self._born_host()}
             return record_columns.encode(piece, limits=config, first_row=first_row, **hosts)
 
-        with ThreadPoolExecutor(_ENCODERS) as pool:  # most of encoding is Arrow's and numpy's, without the GIL
-            chunks = Chunks(pool.map(encode, pieces, first_rows))
+        if len(pieces) > 1:
+            with ThreadPoolExecutor(_ENCODERS) as pool:  # most of encoding is Arrow's and numpy's, without the GIL
+                chunks = Chunks(pool.map(encode, pieces, first_rows))
+        else:
+            chunks = Chunks(map(encode, pieces, first_rows))
         return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
 
     def flush(self) -> None:

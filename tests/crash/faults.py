@@ -185,8 +185,8 @@ def check_fault(
     # A step that failed twice leaves a hole in the row: it is not asked about.
     steps = [*base.steps, *(step for step in workload.steps if any(accepted(own, step)))]
     for content, power_cut in (
-        (disk.image(disk.position, "strict")._folder, True),
-        (disk.image(disk.position, "all")._folder, True),
+        (disk.image(disk.position, "strict").folder, True),
+        (disk.image(disk.position, "all").folder, True),
         (disk.content(), False),
     ):
         after = judge(Crash(content, own, steps, workload.config, power_cut=power_cut), root)

@@ -19,6 +19,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -45,16 +46,17 @@ from messagestore.topics import Topics
 from messagestore.verify import verify
 
 QUICK_COUNT = 100_000
+MOST_EDITS = 8
 _SLOW_S = 5.0
 _MEMORY = 256 << 20
 _LONG_AGO: tuple[type[BaseException], ...] = (StoreError, OSError)
 _NASTY = (0, 1, -1, 2**15, 2**15 - 1, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**63 - 1, -(2**63), 0x7FFFFFFF, 91, 8)
 
 
-def mutated(data: bytes, chance: random.Random) -> bytes:
+def mutated(data: bytes, chance: random.Random, most_edits: int = MOST_EDITS) -> bytes:
     """Something like `data`."""
     changed = bytearray(data)
-    for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
+    for _ in range(min(most_edits, chance.choice((1, 1, 1, 2, 3, MOST_EDITS)))):
         size = len(changed)
         at = chance.randrange(size) if size else 0
         match chance.randrange(8):
@@ -214,13 +216,13 @@ staged_of: dict[str, int] = {}
 # ---- whole stores
 
 
-def _whole_store(sample: Sample, root: Path, chance: random.Random) -> None:
+def _whole_store(sample: Sample, root: Path, chance: random.Random, most_edits: int) -> None:
     """Some file of a store is another one: it is read, verified, and opened for writing."""
     disk = MemDisk(root, sample.content)
     paths = sorted(path for path in _tree(sample) if not path.startswith("spark/writer"))
     for _ in range(chance.choice((1, 1, 2))):
         path = chance.choice(paths)
-        disk.put_file(path, mutated(bytes(disk.node(path)), chance))
+        disk.put_file(path, mutated(bytes(disk.node(path)), chance, most_edits))
     try:
         for look in (_read_all, lambda root, sample, disk: verify(root, disk=disk), _open):
             try:
@@ -337,19 +339,22 @@ NAMED = {
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """`QUICK_COUNT` inputs, or as many as the seconds allow; a case is an input's number."""
+    """`QUICK_COUNT` inputs, or as many as the seconds allow; a case is an input's number, or one of `NAMED`.
+
+    An input that is not borne is shown again with fewer edits: `17;edits 2`.
+    """
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
-        chosen = targets(make_samples(folder / "store"), folder)
-        samples = make_samples(folder / "whole")
-        _read_staged(folder, chosen[-1].seeds[0])
+        ground = Ground(seed, targets(make_samples(folder / "store"), folder), make_samples(folder / "whole"), folder)
+        _read_staged(folder, ground.chosen[-1].seeds[0])
         begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for number in itertools.count(part[0], part[1]) if not case.isdigit() else [int(case)]:
-            if number >= QUICK_COUNT if quick and not case else not case and time.monotonic() > until_s:
+        if case and case not in NAMED:
+            number, _, words = case.partition(";")
+            _one(ground, int(number), counts, int(words.removeprefix("edits")) if words else None)
+        for number in itertools.count(part[0], part[1]):
+            if case or (number >= QUICK_COUNT if quick else time.monotonic() > until_s):
                 break
-            if case and not case.isdigit():
-                break
-            _one(number, random.Random(f"{seed} {number}"), chosen, samples, folder, counts, seed)
+            _one(ground, number, counts)
         if not case and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin > _MEMORY >> 10:
             counts.fail("more than 256 MiB of memory were used", again("fuzz", seed, ""))
         for number, (name, look) in enumerate(NAMED.items()):
@@ -358,40 +363,48 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     return counts
 
 
-def _one(
-    number: int,
-    chance: random.Random,
-    chosen: list[Target],
-    samples: dict[str, Sample],
-    folder: Path,
-    counts: Counts,
-    seed: int,
-) -> None:
-    whole = number % 100 == 0
-    name = "whole store"
-    began_s = time.perf_counter()
-    verdict = Verdict()
-    try:
-        if whole:
-            sample = samples[chance.choice(("batches", "killed", "puts"))]
-            _whole_store(sample, folder / "whole", chance)
-        else:
-            target = chance.choices(chosen, [target.weight for target in chosen])[0]
-            name = target.name
-            data = (
-                chance.randbytes(chance.randrange(300))
-                if chance.random() < 0.02
-                else mutated(chance.choice(target.seeds), chance)
-            )
-            target.read(data)
-    except _LONG_AGO:
-        pass
-    except Exception as error:  # noqa: BLE001 - whatever else comes is what is looked for
-        verdict.misread.append(f"{type(error).__name__}: {error}")
-    took_s = time.perf_counter() - began_s
-    if took_s > _SLOW_S:
-        verdict.misread.append(f"took {took_s:.1f} s")
-    counts.take("fuzz inputs", verdict, f"{name}, input {number}", again("fuzz", seed, str(number)))
+@dataclass(frozen=True)
+class Ground:
+    """Where inputs come from, and who reads them."""
+
+    seed: int
+    chosen: list[Target]
+    samples: dict[str, Sample]
+    folder: Path
+
+    def read(self, number: int, most_edits: int = MOST_EDITS) -> tuple[str, Verdict]:
+        """One input: who read it, and what is wrong."""
+        chance, verdict, name = random.Random(f"{self.seed} {number}"), Verdict(), "whole store"
+        began_s = time.perf_counter()
+        try:
+            if number % 100 == 0:
+                sample = self.samples[chance.choice(("batches", "killed", "puts"))]
+                _whole_store(sample, self.folder / "whole", chance, most_edits)
+            else:
+                target = chance.choices(self.chosen, [target.weight for target in self.chosen])[0]
+                name = target.name
+                if chance.random() < 0.02:
+                    data = chance.randbytes(chance.randrange(300))
+                else:
+                    data = mutated(chance.choice(target.seeds), chance, most_edits)
+                target.read(data)
+        except _LONG_AGO:
+            pass
+        except Exception as error:  # noqa: BLE001 - whatever else comes is what is looked for
+            verdict.misread.append(f"{type(error).__name__}: {error}")
+        took_s = time.perf_counter() - began_s
+        if took_s > _SLOW_S:
+            verdict.misread.append(f"took {took_s:.1f} s")
+        return name, verdict
+
+
+def _one(ground: Ground, number: int, counts: Counts, edits: int | None = None) -> None:
+    name, verdict = ground.read(number, MOST_EDITS if edits is None else edits)
+    if not verdict.ok and edits is None:
+        edits = next(count for count in range(MOST_EDITS + 1) if not ground.read(number, count)[1].ok)
+        verdict = ground.read(number, edits)[1]
+    key = f"{number}{'' if edits is None else f';edits {edits}'}"
+    counts.take("fuzz inputs", verdict, f"{name}, input {key}", again("fuzz", ground.seed, key))
 
 
 def _named(name: str, look: Callable[[Path], None], folder: Path, counts: Counts, seed: int) -> None:

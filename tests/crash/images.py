@@ -4,8 +4,11 @@ A workload is recorded once. For every operation index there are images of a kil
 and of a power cut: what was not synced survives in any subset, by 512-byte sector, reordered, and names without a
 directory sync are lost or not. Half of the images die a second time, in recovery or replay.
 
-    every(workload)        each index, each mode: a fixed list
-    at_random(workload)    for ever, by a seed
+    every(story)                 each index, each mode: a fixed list
+    at_random(story, chance)     for ever, by a seed
+
+An image that is judged wrong is made smaller while it is still wrong: without its second death, and with less of what the
+power cut took. The key of what is left replays it: `roll-over/31;once;lost 4,7`.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from crash.counts import Counts
@@ -26,6 +29,7 @@ from crash.imitate import another_boot
 from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import MODES, Folder, Image, Write
+from crash.shrink import smallest
 from crash.simdisk import RecordingDisk
 from crash.workloads import WORKLOADS, Base, Bases, Recorded, Workload, copy_of, record, record_in_memory
 
@@ -56,34 +60,62 @@ class Story:
         """A folder of which nothing is there yet is no store."""
         return 1 if self.workload.base == "empty" else 0
 
-    def killed_at(self, cut: int, root: Path, *, half: bool = False) -> Crash | None:
-        """The process died after `cut` operations; with `half` in the middle of the next one, if that is a write."""
-        content, left = self.run.disk.image(cut, "all")._folder, (self.run.disk, cut, self.run.promised(cut))
-        if half:
-            halved = with_half_write(self.run.disk, cut, content, root)
-            if halved is None:
-                return None
-            content = halved
-        promise = killed(self.run.promised(cut))
-        return Crash(content, promise, self.steps, self.workload.config, power_cut=False, left=None if half else left)
 
-    def cut_off(self, image: Image) -> Crash:
-        """Power went."""
-        return Crash(image._folder, self.run.promised(image.cut), self.steps, self.workload.config)
+@dataclass(frozen=True)
+class Death:
+    """How a workload's process ended.
+
+    Parameters
+    ----------
+    story : Story
+    cut : int
+        How many operations had been done.
+    image : Image | None
+        What the power cut left; None: the process was killed.
+    half : bool
+        A kill in the middle of the next operation, which is a write.
+    """
+
+    story: Story
+    cut: int
+    image: Image | None = None
+    half: bool = False
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        if self.image is not None:
+            return f"power cut {self.cut}, {self.image.label}"
+        return f"kill {self.cut}{' half' if self.half else ''}"
+
+    def crash(self, root: Path) -> Crash:
+        """What is left of the store, and what must be there."""
+        story, disk = self.story, self.story.run.disk
+        promise, config = story.run.promised(self.cut), story.workload.config
+        if self.image is not None:
+            return Crash(self.image.folder, promise, story.steps, config)
+        content, left = disk.image(self.cut, "all").folder, (disk, self.cut, story.run.promised(self.cut))
+        if self.half:
+            content = with_half_write(disk, self.cut, content, root)
+        return Crash(
+            content, killed(promise), story.steps, config, power_cut=False, left=None if self.half else left
+        )  # fmt: skip
 
 
-def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) -> Folder | None:
-    """The next operation's write done by half; None when it is none."""
+def half_write(disk: RecordingDisk, cut: int) -> Write | None:
+    """The operation behind the first `cut`, when it is a write to a file that has a name."""
     for number, event in disk._events:
         if number == cut and isinstance(event, Write):
-            break
-    else:
-        return None
-    paths = disk._replay_at(cut).paths()
-    if event.inode not in paths:
-        return None
+            return event if event.inode in disk._replay_at(cut).paths() else None
+    return None
+
+
+def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) -> Folder:
+    """The next operation's write done by half."""
+    event = half_write(disk, cut)
+    assert event is not None
     half = MemDisk(root, content)
-    path = f"{half.root}/{paths[event.inode]}"
+    path = f"{half.root}/{disk._replay_at(cut).paths()[event.inode]}"
     half.pwrite(half.open(path, writable=True), event.data[: len(event.data) // 2], event.position)
     return half.content()
 
@@ -91,43 +123,41 @@ def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) 
 # ---- which images
 
 
-def kills(story: Story, root: Path) -> Iterator[tuple[str, Crash]]:
+def kills(story: Story) -> Iterator[Death]:
     """Each operation index, and each write by half."""
-    for cut in range(story.first_cut, story.run.disk.position + 1):
-        for half in (False, True):
-            crash = story.killed_at(cut, root, half=half)
-            if crash is not None:
-                yield f"kill {cut}{' half' if half else ''}", crash
+    disk = story.run.disk
+    writes = {number for number, event in disk._events if isinstance(event, Write)}
+    for cut in range(story.first_cut, disk.position + 1):
+        yield Death(story, cut)
+        if cut in writes and half_write(disk, cut) is not None:
+            yield Death(story, cut, half=True)
 
 
-def power_cuts(story: Story, *, limit: int, seed: int = 0) -> Iterator[tuple[str, Crash]]:
+def power_cuts(story: Story, *, limit: int, seed: int = 0) -> Iterator[Death]:
     """Each operation index in each mode, at most `limit` images of a mode."""
-    for cut in range(story.first_cut, story.run.disk.position + 1):
-        for image in story.run.disk.images(cut, POWER_MODES, limit=limit, random_count=limit, seed=seed):
-            yield f"power cut {cut}, {image.label}", story.cut_off(image)
+    disk = story.run.disk
+    for cut in range(story.first_cut, disk.position + 1):
+        for image in disk.images(cut, POWER_MODES, limit=limit, random_count=limit, seed=seed):
+            yield Death(story, cut, image)
 
 
-def every(story: Story, root: Path, *, limit: int = 1) -> Iterator[tuple[str, Crash]]:
+def every(story: Story, *, limit: int = 1) -> Iterator[Death]:
     """All kills, and power cuts at every index."""
-    yield from kills(story, root)
+    yield from kills(story)
     yield from power_cuts(story, limit=limit)
 
 
-def at_random(story: Story, root: Path, chance: random.Random) -> tuple[str, Crash]:
-    """One image, by chance."""
-    cut = chance.randint(story.first_cut, story.run.disk.position)
+def at_random(story: Story, chance: random.Random) -> Death:
+    """One, by chance."""
+    disk = story.run.disk
+    cut = chance.randint(story.first_cut, disk.position)
     if chance.random() < 0.2:
-        half = chance.random() < 0.5
-        crash = story.killed_at(cut, root, half=half)
-        if crash is not None:
-            return f"kill {cut}{' half' if half else ''}", crash
+        return Death(story, cut, half=chance.random() < 0.5 and half_write(disk, cut) is not None)
     seed = chance.randrange(1 << 30)
     mode = chance.choice(POWER_MODES)
     in_order = chance.random() < 0.3
-    images = list(story.run.disk.images(cut, (mode,), limit=1, random_count=1, seed=seed, names_in_order=in_order)) or [
-        story.run.disk.image(cut)
-    ]
-    return f"power cut {cut}, {images[0].label}", story.cut_off(images[0])
+    images = disk.images(cut, (mode,), limit=1, random_count=1, seed=seed, names_in_order=in_order)
+    return Death(story, cut, next(images, None) or disk.image(cut))
 
 
 # ---- judged
@@ -161,7 +191,7 @@ def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     # A replay appends behind what was lost: what is there is still whole, but no prefix of what was done first.
     steps = crash.steps if not replays else ()
     words = f"then {'kill' if by_kill else 'power cut'} {cut}, {image.label}"
-    return words, Crash(image._folder, promise, steps, crash.config, power_cut=crash.power_cut or not by_kill)
+    return words, Crash(image.folder, promise, steps, crash.config, power_cut=crash.power_cut or not by_kill)
 
 
 def another_put(crash: Crash, root: Path) -> Crash:
@@ -171,34 +201,101 @@ def another_put(crash: Crash, root: Path) -> Crash:
     disk, put = MemRecordingDisk.after_kill(root, before, cut), ("put", 900, "single", 0)
     run = record(disk, promise, [("open",), put], crash.config)
     image = disk.image(disk.position, "strict")
-    return Crash(image._folder, run.promised(disk.position), (), crash.config)
-
-
-def judged(label: str, crash: Crash, root: Path, chance: random.Random, *, number: int) -> tuple[str, Verdict]:
-    """The verdict on an image; every second one dies again first, one in four is looked at more closely."""
-    if number % 2:
-        words, crash = again(crash, root, chance)
-        label = f"{label}, {words}"
-    return label, judge(crash, root, thorough=number % 8 < 2)
+    return Crash(image.folder, run.promised(disk.position), (), crash.config)
 
 
 # ---- the mode of `make crash`
 
 QUICK_COUNT = 20_500
+SHRUNK_FAILURES = 3
+"""Of each process; the others are printed as they were found."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image to be judged, and how to come by it again.
+
+    Parameters
+    ----------
+    key : str
+        `workload/17`, the 17th of `every`; `by chance/17`.
+    seed : int
+    death : Death
+    once : bool
+        Does not die a second time, though its number is odd.
+    lost : tuple of int | None
+        Only these of the atoms that the power cut took are lost (`Image.lost`); None: all of them.
+    """
+
+    key: str
+    seed: int
+    death: Death
+    once: bool = False
+    lost: tuple[int, ...] | None = None
+
+    @property
+    def number(self) -> int:
+        return number_of(self.key)
+
+    def judged(self, root: Path) -> tuple[str, Verdict]:
+        """What it is, and what is wrong; every second one dies again first, one in four is looked at more closely."""
+        death = self.death
+        if self.lost is not None and death.image is not None:
+            death = replace(death, image=death.image.with_lost(self.lost))
+        label, crash = death.label, death.crash(root)
+        if self.number % 2 and not self.once:
+            words, crash = again(crash, root, random.Random(f"{self.seed} {self.key}"))
+            label = f"{label}, {words}"
+        return label, judge(crash, root, thorough=self.number % 8 < 2)
+
+    def with_words(self, words: Sequence[str]) -> Case:
+        """As `words` say: what stands behind the key in `case`."""
+        found = self
+        for word in words:
+            if word == "once":
+                found = replace(found, once=True)
+            elif word.startswith("lost"):
+                found = replace(found, lost=tuple(int(n) for n in word[4:].split(",") if n.strip()))
+            else:
+                raise SystemExit(f"--case: found {word!r} behind {self.key!r}; allowed are `once` and `lost 1,2,3`")
+        return found
+
+    def __str__(self) -> str:
+        lost = "" if self.lost is None else f";lost {','.join(map(str, self.lost))}"
+        return f"{self.key}{';once' if self.once else ''}{lost}"
+
+    def shrunk(self, root: Path) -> Case:
+        """The least of it that is still judged wrong."""
+
+        def wrong(case: Case) -> bool:
+            return not case.judged(root)[1].ok
+
+        found = self
+        if self.number % 2 and wrong(replace(found, once=True)):
+            found = replace(found, once=True)
+        if found.death.image is not None:
+            lost = smallest(found.death.image.lost, lambda some: wrong(replace(found, lost=tuple(some))))
+            found = replace(found, lost=tuple(lost))
+        return found
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
     """Every operation of every workload, then images by chance, up to `QUICK_COUNT`; or by chance for so many seconds."""
     counts, until_s = Counts(), time.monotonic() + seconds
+    key, *words = case.split(";")
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"
         bases = Bases(root)
         stories = {name: Story.of(name, bases) for name in WORKLOADS}
-        for number, (key, label, crash) in enumerate(_cases(stories, root, seed, part, case, each=quick)):
+        for number, found in enumerate(cases(stories, seed, part, key, each=quick)):
             if number * part[1] >= QUICK_COUNT if quick else time.monotonic() > until_s:
                 break
-            words, verdict = judged(label, crash, root, random.Random(f"{seed} {key}"), number=number_of(key))
-            counts.take("crash images", verdict, f"{key}: {words}", again_command("images", seed, key))
+            one = found.with_words(words)
+            label, verdict = one.judged(root)
+            if not verdict.ok and not words and len(counts.failures) < SHRUNK_FAILURES:
+                one = one.shrunk(root)
+                label, verdict = one.judged(root)
+            counts.take("crash images", verdict, f"{one}: {label}", again_command("images", seed, str(one)))
             if case:
                 break
     return counts
@@ -209,20 +306,16 @@ def number_of(key: str) -> int:
     return int(key.rpartition("/")[2])
 
 
-def _cases(
-    stories: dict[str, Story], root: Path, seed: int, part: tuple[int, int], case: str, *, each: bool
-) -> Iterator[tuple[str, str, Crash]]:
-    """Key of the case, label and image, without end: this part of them, or the one case. With `each`, every operation
-    comes before those by chance.
+def cases(stories: dict[str, Story], seed: int, part: tuple[int, int], key: str = "", *, each: bool) -> Iterator[Case]:
+    """This part of all cases, without end, or the one with this key. With `each`, every operation comes before those by
+    chance.
     """
     for name, story in stories.items() if each else ():
-        if not case or case.rpartition("/")[0] == name:
-            for number, (label, crash) in enumerate(every(story, root)):
-                if number == number_of(case) if case else number % part[1] == part[0]:
-                    yield f"{name}/{number}", label, crash
-    numbers = [number_of(case)] if case else itertools.count(part[0], part[1])
+        if not key or key.rpartition("/")[0] == name:
+            for number, death in enumerate(every(story)):
+                if number == number_of(key) if key else number % part[1] == part[0]:
+                    yield Case(f"{name}/{number}", seed, death)
     names = list(stories)
-    for number in numbers:
+    for number in [number_of(key)] if key else itertools.count(part[0], part[1]):
         chance = random.Random(f"{seed} {number}")
-        label, crash = at_random(stories[chance.choice(names)], root, chance)
-        yield f"by chance/{number}", label, crash
+        yield Case(f"by chance/{number}", seed, at_random(stories[chance.choice(names)], chance))

@@ -101,8 +101,8 @@ def kills(*names: str) -> Search:
     def search(ground: Ground) -> Iterator[Verdict]:
         for name in names:
             story = images.Story.of(name, ground.bases)
-            for number, (_, crash) in enumerate(images.kills(story, ground.root)):
-                yield judge(crash, ground.root, thorough=number % 4 == 0)
+            for number, death in enumerate(images.kills(story)):
+                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
 
     return search
 
@@ -113,8 +113,8 @@ def power_cuts(*names: str) -> Search:
             story = images.Story.of(name, ground.bases)
             cases = list(images.power_cuts(story, limit=2))
             ground.chance.shuffle(cases)
-            for number, (_, crash) in enumerate(cases):
-                yield judge(crash, ground.root, thorough=number % 4 == 0)
+            for number, death in enumerate(cases):
+                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
 
     return search
 
@@ -125,10 +125,10 @@ def second_deaths(*names: str) -> Search:
     def search(ground: Ground) -> Iterator[Verdict]:
         for name in names:
             story = images.Story.of(name, ground.bases)
-            cases = list(images.kills(story, ground.root))
+            cases = list(images.kills(story))
             ground.chance.shuffle(cases)
-            for _, crash in cases:
-                yield judge(images.again(crash, ground.root, ground.chance)[1], ground.root)
+            for death in cases:
+                yield judge(images.again(death.crash(ground.root), ground.root, ground.chance)[1], ground.root)
 
     return search
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -301,11 +302,35 @@ class Image:
         How many operations had been done.
     label : str
         Which of the things that were not safe survived; for messages.
+    atoms : mapping
+        All that was not safe: atom -> how many writes it stands for.
+    kept : mapping
+        What survived of it: atom -> how many of its writes.
     """
 
     cut: int
     label: str
-    _folder: Folder = field(repr=False)
+    atoms: Mapping[Atom, int] = field(repr=False)
+    kept: Mapping[Atom, int] = field(repr=False)
+    _replayed: Callable[[], Replay] = field(repr=False)
+
+    @cached_property
+    def folder(self) -> Folder:
+        """What is there, made when it is asked for."""
+        return self._replayed().content(self.kept)
+
+    @property
+    def lost(self) -> list[int]:
+        """Numbers of the atoms that did not survive, or not all of their writes."""
+        return [number for number, (atom, count) in enumerate(self.atoms.items()) if self.kept.get(atom, 0) < count]
+
+    def with_lost(self, numbers: Collection[int]) -> Image:
+        """The same cut, where only these of `lost` did not survive."""
+        kept = {
+            atom: self.kept.get(atom, 0) if number in numbers else count
+            for number, (atom, count) in enumerate(self.atoms.items())
+        }
+        return Image(self.cut, f"{self.label}, lost {len(numbers)} of {len(kept)}", self.atoms, kept, self._replayed)
 
     def build(self, target: str | Path) -> Path:
         """Make the folder at `target`, which must be missing or empty."""
@@ -313,7 +338,7 @@ class Image:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise ValueError(f"{path}: is not empty")
-        _build(path, self._folder)
+        _build(path, self.folder)
         return path
 
     def __str__(self) -> str:

@@ -21,6 +21,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -332,8 +333,7 @@ class RecordingDisk(FailDisk):
             True: when a change of a name is lost, all later ones that are not safe are lost as well, in any folder: one
             journal holds them, as on ext4 and XFS. False: each by itself.
         """
-        replay = self._replay_at(cut)
-        atoms = replay.atoms()
+        atoms = self._replay_at(cut).atoms()
         seen: set[frozenset[tuple[Atom, int]]] = set()
         chance = random.Random(f"{seed} {cut}")
         for mode in modes:
@@ -342,13 +342,14 @@ class RecordingDisk(FailDisk):
                 key = frozenset((atom, count) for atom, count in kept.items() if count)
                 if key not in seen:
                     seen.add(key)
-                    yield Image(cut, f"{mode}{label and ': '}{self._words(replay, label)}", replay.content(kept))
+                    words = f"{mode}{label and ': '}{self._words(self._replay_at(cut), label)}"
+                    yield Image(cut, words, atoms, kept, partial(self._replay_at, cut))
 
     def image(self, cut: int, mode: str = "strict") -> Image:
         """The one image of a mode that has one ("strict", "all", "kill", "names only", "data only")."""
-        replay = self._replay_at(cut)
-        (_, kept), *_ = choices(mode, replay.atoms(), random.Random(0), 1, 1)
-        return Image(cut, mode, replay.content(kept))
+        atoms = self._replay_at(cut).atoms()
+        (_, kept), *_ = choices(mode, atoms, random.Random(0), 1, 1)
+        return Image(cut, mode, atoms, kept, partial(self._replay_at, cut))
 
     def unsafe(self, cut: int) -> list[str]:
         """What a power cut at that time may take, in words."""

@@ -26,10 +26,10 @@ def test_one_case_again(capfd: pytest.CaptureFixture[str]) -> None:
 def test_what_is_wrong_is_counted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """Lost, duplicated, misread; the command; status 1."""
 
-    def judged(label: str, *_: object, **__: object) -> tuple[str, Verdict]:
-        return label, Verdict(lost=["put/1/", "put/2/"], duplicated=["put/3/"])
+    def judged(case: images.Case, _: object) -> tuple[str, Verdict]:
+        return case.death.label, Verdict(lost=["put/1/", "put/2/"], duplicated=["put/3/"])
 
-    monkeypatch.setattr(images, "judged", judged)
+    monkeypatch.setattr(images.Case, "judged", judged)
     assert runner.main(["--only", "images", "--case", "single puts/3"]) == 1
     said = capfd.readouterr().out
     assert "again: make crash ARGS=" in said

@@ -12,7 +12,7 @@ import pytest
 
 from crash import images
 from crash.harness import Promise, check_store, no_thread_warnings, run_until_killed
-from crash.images import Story
+from crash.images import Death, Story
 from crash.judge import Crash, judge
 from crash.simdisk import KillDisk, Operation
 from crash.workloads import WORKLOADS, Bases, copy_of
@@ -49,8 +49,7 @@ def test_kill_at_every_operation(name: str, bases: Bases) -> None:
     places = range(story.first_cut, len(operations)) if whole else between_open_and_close(operations)
     assert len(places) > 5
     for number, cut in enumerate(places):
-        crash = story.killed_at(cut, bases.root)
-        assert crash is not None
+        crash = Death(story, cut).crash(bases.root)
         fail_unless_ok(f"killed at operation {cut}: {operations[cut]}", crash, bases.root, thorough=number % 16 == 0)
 
 
@@ -60,8 +59,7 @@ def test_kill_in_the_middle_of_a_write(bases: Bases) -> None:
     halves = [cut for cut, operation in enumerate(story.run.disk.operations) if operation.name == "pwrite"]
     assert len(halves) > 20
     for cut in halves:
-        crash = story.killed_at(cut, bases.root, half=True)
-        assert crash is not None
+        crash = Death(story, cut, half=True).crash(bases.root)
         fail_unless_ok(f"half of operation {cut}", crash, bases.root)
 
 
@@ -69,9 +67,9 @@ def test_killed_twice(bases: Bases) -> None:
     """A process dies, and the next one in its recovery or replay; the third finds everything."""
     chance = random.Random(2)
     story = Story.of("roll-over by puts", bases)
-    for label, crash in list(images.kills(story, bases.root))[::7]:
-        words, second = images.again(crash, bases.root, chance)
-        fail_unless_ok(f"{label}, {words}", second, bases.root)
+    for death in list(images.kills(story))[::7]:
+        words, second = images.again(death.crash(bases.root), bases.root, chance)
+        fail_unless_ok(f"{death.label}, {words}", second, bases.root)
 
 
 @pytest.mark.parametrize("name", ["Spark commits", "async puts"])
@@ -91,8 +89,7 @@ def test_on_a_real_disk(name: str, scratch: Path) -> None:
 def test_the_harness_notices_a_lost_put(bases: Bases) -> None:
     """The guard of the tests above: what was promised and is not there is said."""
     story = Story.of("single puts", bases)
-    crash = story.killed_at(story.run.disk.position, bases.root)
-    assert crash is not None
+    crash = Death(story, story.run.disk.position).crash(bases.root)
     promise = Promise(**{**vars(crash.promise), "puts": [*crash.promise.puts, "put/77/"]})
     verdict = judge(Crash(crash.content, promise, crash.steps, crash.config, power_cut=False), bases.root)
     assert verdict.lost == ["put/77/"]

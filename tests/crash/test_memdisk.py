@@ -104,12 +104,12 @@ def test_what_a_killed_process_did_not_sync_is_not_safe(tmp_path: Path) -> None:
     disk.open_new(disk.root + "/b", 10)
     after = MemRecordingDisk.after_kill(tmp_path / "store", disk, disk.position)
     assert after.tree() == {"a": b"x" * 600, "b": bytes(10)}
-    assert files(after.image(0)._folder) == {"a"}
-    assert MemDisk(tmp_path / "store", after.image(0)._folder).tree()["a"] == b""
+    assert files(after.image(0).folder) == {"a"}
+    assert MemDisk(tmp_path / "store", after.image(0).folder).tree()["a"] == b""
     after.fdatasync(after.open(after.root + "/a"))
-    assert MemDisk(tmp_path / "store", after.image(1)._folder).tree() == {"a": b"x" * 600}
+    assert MemDisk(tmp_path / "store", after.image(1).folder).tree() == {"a": b"x" * 600}
     after.fsync_dir(after.root)
-    assert files(after.image(2)._folder) == {"a", "b"}
+    assert files(after.image(2).folder) == {"a", "b"}
 
 
 def files(folder: Folder) -> set[str]:
@@ -123,4 +123,4 @@ def test_the_image_of_everything_is_the_disk(tmp_path: Path) -> None:
         workload = WORKLOADS[name]
         run = record_in_memory(bases[workload.base], workload, bases.root)
         image = run.disk.image(run.disk.position, "all")
-        assert MemDisk(bases.root, image._folder).tree() == run.disk.tree()  # type: ignore[attr-defined]
+        assert MemDisk(bases.root, image.folder).tree() == run.disk.tree()  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ import pytest
 from crash import images
 from crash.faults import check_fault, fault_points
 from crash.harness import SMALL, Promise, all_messages, check_store, die, do_step, fresh, no_thread_warnings, spread
-from crash.images import Story
+from crash.images import Death, Story
 from crash.imitate import Process, another_boot, dispatch, overwrite, seal
 from crash.judge import Crash, judge
 from crash.memdisk import MemRecordingDisk
@@ -47,7 +47,7 @@ def test_power_cuts(name: str, bases: Bases) -> None:
         for image in story.run.disk.images(
             max(cut, story.first_cut), ("strict", "one missing", "random"), limit=1, random_count=1
         ):
-            verdict = judge(story.cut_off(image), bases.root, thorough=count % 4 == 0)
+            verdict = judge(Death(story, image.cut, image).crash(bases.root), bases.root, thorough=count % 4 == 0)
             assert verdict.ok, f"{image}: {verdict}"
             count += 1
     assert count > 5
@@ -57,19 +57,19 @@ def test_power_cuts(name: str, bases: Bases) -> None:
 def test_power_cuts_twice(name: str, bases: Bases) -> None:
     """Power goes in a workload, and again in the recovery of what was left: as if it had gone once."""
     story, chance = Story.of(name, bases), random.Random(name)
-    for label, crash in chance.sample(list(images.power_cuts(story, limit=1)), 12):
-        words, second = images.again(crash, bases.root, chance)
+    for death in chance.sample(list(images.power_cuts(story, limit=1)), 12):
+        words, second = images.again(death.crash(bases.root), bases.root, chance)
         verdict = judge(second, bases.root)
-        assert verdict.ok, f"{label}, {words}: {verdict}"
+        assert verdict.ok, f"{death.label}, {words}: {verdict}"
 
 
 def test_a_kill_and_then_a_power_cut(bases: Bases) -> None:
     """What a killed process had not synced is in the page cache only: the next one makes durable what it keeps."""
     story, chance = Story.of("roll-over by puts", bases), random.Random(1)
-    for label, crash in list(images.kills(story, bases.root))[::9]:
-        words, second = images.again(crash, bases.root, chance)
+    for death in list(images.kills(story))[::9]:
+        words, second = images.again(death.crash(bases.root), bases.root, chance)
         verdict = judge(second, bases.root)
-        assert verdict.ok, f"{label}, {words}: {verdict}"
+        assert verdict.ok, f"{death.label}, {words}: {verdict}"
 
 
 # ---- what a lost sector does to one record
@@ -215,9 +215,10 @@ def fail_unless_ok(words: str, crash: Crash, root: Path) -> None:
 
 def test_names_that_a_killed_process_made_are_synced_by_the_next(bases: Bases) -> None:
     """A segment is made, and its maker killed before the folder is synced; the next process writes into it."""
-    for label, crash in list(images.kills(Story.of("a new store", bases), bases.root))[::2]:
+    for death in list(images.kills(Story.of("a new store", bases)))[::2]:
+        crash = death.crash(bases.root)
         if crash.left is not None:
-            fail_unless_ok(label, images.another_put(crash, bases.root), bases.root)
+            fail_unless_ok(death.label, images.another_put(crash, bases.root), bases.root)
 
 
 def test_queues_may_outlive_a_log_that_was_never_synced(bases: Bases) -> None:
@@ -226,7 +227,7 @@ def test_queues_may_outlive_a_log_that_was_never_synced(bases: Bases) -> None:
     story = Story("a new ASYNC store", workload, bases["empty"], record_in_memory(bases["empty"], workload, bases.root))
     units = [i for i, o in enumerate(story.run.disk.operations) if o.name == "rename" and dispatch(o)]
     for image in story.run.disk.images(units[-1] + 1, ("one missing", "one file missing"), limit=100):
-        fail_unless_ok(str(image), story.cut_off(image), bases.root)
+        fail_unless_ok(str(image), Death(story, image.cut, image).crash(bases.root), bases.root)
 
 
 def test_units_behind_the_end_prove_nothing_until_they_are_gone(bases: Bases) -> None:
@@ -238,7 +239,8 @@ def test_units_behind_the_end_prove_nothing_until_they_are_gone(bases: Bases) ->
     units = [i for i, operation in enumerate(disk.operations) if operation.name == "pwrite" and dispatch(operation)]
     cut = units[-1] + 1  # nothing is synced yet
     images_of_cut = disk.images(cut, ("one file missing",), limit=100)
-    without_log = story.cut_off(next(image for image in images_of_cut if "commitlog" in image.label))
+    image = next(image for image in images_of_cut if "commitlog" in image.label)
+    without_log = Death(story, cut, image).crash(bases.root)
     with another_boot():
         second = record(
             MemRecordingDisk(bases.root, without_log.content), without_log.promise, [("open",)], without_log.config
@@ -246,7 +248,7 @@ def test_units_behind_the_end_prove_nothing_until_they_are_gone(bases: Bases) ->
     for cut in range(second.disk.position):
         for image in second.disk.images(cut, ("one file missing",), limit=100):
             if "topic-app-1" in image.label:
-                crash = replace(without_log, content=image._folder, promise=second.promised(cut))
+                crash = replace(without_log, content=image.folder, promise=second.promised(cut))
                 fail_unless_ok(str(image), crash, bases.root)
 
 
@@ -259,6 +261,6 @@ def test_queues_of_records_that_did_not_count_need_no_sync(bases: Bases) -> None
     cut = next(i for i, operation in enumerate(story.run.disk.operations) if seal(operation)) + 1
     count = 0
     for image in story.run.disk.images(cut, ("one missing",), limit=100):
-        fail_unless_ok(str(image), story.cut_off(image), bases.root)
+        fail_unless_ok(str(image), Death(story, image.cut, image).crash(bases.root), bases.root)
         count += "commitlog" in image.label
     assert count > 5

@@ -380,11 +380,11 @@ def test_images_come_again_with_the_same_seed(root: Path, disk: RecordingDisk):
     for position in range(0, 2000, 100):
         disk.pwrite(file, b"n" * 50, position)
     once, again, other = (
-        [image._folder for image in disk.images(disk.position, ["random"], random_count=20, seed=seed)]
+        [image.folder for image in disk.images(disk.position, ["random"], random_count=20, seed=seed)]
         for seed in (1, 1, 2)
     )
     assert once == again != other
-    assert [image._folder for image in disk.images(5)] == [image._folder for image in disk.images(5)]
+    assert [image.folder for image in disk.images(5)] == [image.folder for image in disk.images(5)]
 
 
 def test_an_image_is_what_it_was_when_it_was_made(root: Path, disk: RecordingDisk, tmp_path: Path):

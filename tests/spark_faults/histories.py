@@ -7,7 +7,7 @@ order per queue; what ends with an error must end with the right one, and go on 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from messagestore import (
@@ -27,8 +27,12 @@ from spark_faults.world import QUEUES, TURNS, Query, World
 class History(World):
     """One history: a number decides what happens."""
 
-    def run(self) -> None:
-        """All of it, and the checks.
+    action_count = 0
+
+    def run(self, only: Collection[int] | None = None) -> None:
+        """All of it, or `only` some of its `action_count` actions, by number; and the checks.
+
+        Each action has a source of chance of its own, and is the same without the others.
 
         Raises
         ------
@@ -56,12 +60,15 @@ class History(World):
                 store.create_topic("in", QUEUES)
             self.append()
             self.new_query()
-            for _ in range(self.rng.randint(2, 5)):
+            self.action_count = self.rng.randint(2, 5)
+            for number in range(self.action_count) if only is None else only:
+                self.rng.seed(f"{self.seed} {number}")
                 action = self.rng.choices(calls, weights)[0]
                 self.tally["action " + action.__name__.replace("_", " ")] += 1
                 self.note(f"action {action.__name__}")
                 action()
             self.note("finish")
+            self.rng.seed(f"{self.seed} end")
             self.finish()
         finally:
             for process in self.processes:

@@ -10,12 +10,14 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import spark_runs
+from crash.shrink import smallest
 from spark_faults import cells
 from spark_faults.histories import History
 from spark_faults.processes import connect
@@ -49,19 +51,36 @@ def histories(count: int, seed: int, *, seconds: float = 0.0) -> Counter[str]:
     return tally
 
 
-def one(parent: Path, number: int, tally: Counter[str]) -> None:
-    """One history; the folder is gone afterwards."""
+def one(parent: Path, number: int, tally: Counter[str], only: Sequence[int] | None = None) -> None:
+    """One history; the folder is gone afterwards. One that goes wrong is told with as few actions as it takes."""
+    failed = _failure(parent, number, tally, only)
+    if failed is None:
+        return
+    if only is None:
+        only = smallest(
+            range(failed[0].action_count), lambda some: _failure(parent, number, Counter(), some) is not None
+        )
+        failed = _failure(parent, number, Counter(), only) or failed
+    history, error = failed
+    actions = f" --actions {','.join(map(str, only))}" if only is not None else ""
+    raise AssertionError(
+        f"{type(error).__name__}: {error}\n"
+        f"again: cd tests && ../.venv/bin/python -m spark_faults --only {number}{actions}\n" + "\n".join(history.story)
+    ) from error
+
+
+def _failure(
+    parent: Path, number: int, tally: Counter[str], only: Sequence[int] | None
+) -> tuple[History, Exception] | None:
     folder = Path(tempfile.mkdtemp(dir=parent))
     history = History(folder, number, tally)
     try:
-        history.run()
-    except Exception as error:
-        raise AssertionError(
-            f"{type(error).__name__}: {error}\nagain: cd tests && ../.venv/bin/python -m spark_faults --only {number}\n"
-            + "\n".join(history.story)
-        ) from error
+        history.run(only)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        return history, error
     finally:
         shutil.rmtree(folder)
+    return None
 
 
 def run(seconds: float, seed: int, quick: bool) -> dict[str, int]:
@@ -111,6 +130,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=QUICK_HISTORIES)
     parser.add_argument("--only", type=int, help="the number of a history")
+    parser.add_argument("--actions", help="some of its actions: 0,3")
     parser.add_argument("--cell", action="append", help="a cell on a real Spark, place:victim; or `quick`, or `all`")
     arguments = parser.parse_args()
     tally: Counter[str] = Counter()
@@ -120,7 +140,9 @@ def main() -> int:
         elif arguments.only is not None:
             with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as folder:
                 connect(patches)
-                one(Path(folder), arguments.only, tally)
+                some = arguments.actions
+                actions = None if some is None else [int(number) for number in some.split(",") if number]
+                one(Path(folder), arguments.only, tally, actions)
         else:
             tally = histories(arguments.count, arguments.seed, seconds=arguments.seconds)
     except AssertionError:

@@ -16,7 +16,7 @@ from spark_faults import runner
 from spark_faults.histories import History
 from spark_faults.processes import connect
 
-COUNT = 40
+COUNT = 16
 
 
 def test_random_histories() -> None:
@@ -85,7 +85,8 @@ def takes_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     "planted", [forgets_batches, knows_by_number_alone, loses_a_message, forgets_the_order, takes_a_regression]
 )
 def test_a_planted_bug_is_found(planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The histories are not blind."""
+    """The histories are not blind; what is found is told with the actions that it takes."""
     planted(monkeypatch)
-    with pytest.raises(AssertionError, match=r"again: cd tests && ../.venv/bin/python -m spark_faults --only \d+"):
+    command = r"again: cd tests && ../.venv/bin/python -m spark_faults --only \d+ --actions (\d(,\d)*)?\n"
+    with pytest.raises(AssertionError, match=command):
         runner.histories(60, seed=1)

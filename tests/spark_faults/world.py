@@ -57,6 +57,7 @@ class World:
     """Everything of one history, in an empty folder; `tally` counts what happened in all of them."""
 
     def __init__(self, folder: Path, seed: int, tally: Counter[str]) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.tally = tally
         self.story: list[str] = []
