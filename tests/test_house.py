@@ -161,6 +161,22 @@ def test_importing_the_connector_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    """Bytes of a file or a message are data: no module of ours can run what is in them."""
+    runs = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "eval", "exec"}
+    used = set()
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                used |= {(path.name, name.name.partition(".")[0]) for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                used.add((path.name, (node.module or "").partition(".")[0]))
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                used.add((path.name, node.func.id))
+    assert ("cli.py", "typer") in used
+    assert [(name, what) for name, what in used if what in runs] == []
+
+
 # ---- what the documents promise
 
 

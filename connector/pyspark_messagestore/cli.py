@@ -41,7 +41,7 @@ from messagestore import (
 from messagestore.spi import Disk, Paths, StoreView, looks_like_store, verify
 from pyspark_messagestore import cli_output as out
 from pyspark_messagestore.cli_read import Cursor, messages, queue_ids, records
-from pyspark_messagestore.cli_status import status_lines, status_of
+from pyspark_messagestore.cli_status import group_table, groups_of, status_lines, status_of
 
 FOUND_NOTHING, CANNOT, LOCKED = 1, 2, 3
 _GET_COUNT = 32
@@ -191,6 +191,27 @@ def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -
     for fault in found["faults"]:
         out.note(f"messagestore: {fault}")
     if found["faults"]:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+@app.command()
+def groups(root: Root, as_json: Json = False) -> None:
+    """How far consumer groups have read: of each queue the committed and the max offset, and the lag between them."""
+    view = StoreView(_path(root), _config(None, message_index_enable=False))
+    try:
+        rows, faults = groups_of(view)
+    finally:
+        view.close()
+    if as_json:
+        for row in rows:
+            out.json_line(row)
+    elif rows:
+        group_table(rows)
+    for fault in faults:
+        out.note(f"messagestore: {fault}")
+    if not rows:
+        out.note("no consumer group found")
+    if faults or not rows:
         raise typer.Exit(FOUND_NOTHING)
 
 

@@ -1,13 +1,16 @@
-"""How does a store stand? What `messagestore status` finds out, without a lock and without a write."""
+"""How does a store stand, and who has read how far? What `messagestore status` and `groups` find out, without a lock
+and without a write.
+"""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from messagestore import CorruptionError
+from messagestore import ConfigError, CorruptionError
 from messagestore.spi import (
     BATCH_TOPIC,
+    ConsumerOffsets,
     StoreView,
     batches_from,
     boot_hash,
@@ -135,6 +138,52 @@ def _disk_size(folder: str) -> int:
             except FileNotFoundError:
                 continue  # deleted by retention just now
     return total
+
+
+# ---- consumer groups
+
+
+def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
+    """A row for each queue of the topics that groups have read, and what could not be read, in words.
+
+    A queue without an offset was never read by the group: all that is in it is lag. As in mqadmin consumerProgress lag
+    is below 0 where a group was further than the queue is now (it was made again, or the log was cut).
+    """
+    offsets = ConsumerOffsets(view.files.disk, view.files.paths.root)
+    offsets.load()
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    for group in offsets.groups:
+        for topic in offsets.topics(group):
+            committed = offsets.get(topic, group)
+            try:
+                ids = sorted({*committed, *view.queue_ids(topic)})
+                ends = {
+                    queue_id: (view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)) for queue_id in ids
+                }
+            except (ConfigError, CorruptionError) as error:
+                faults.append(str(error))
+                continue
+            for queue_id, (low, high) in ends.items():
+                offset = committed.get(queue_id)
+                rows.append(
+                    {
+                        "group": group,
+                        "topic": topic,
+                        "queueId": queue_id,
+                        "committedOffset": offset,
+                        "maxOffset": high,
+                        "lag": high - (low if offset is None else offset),
+                    }
+                )
+    return rows, list(dict.fromkeys(faults))
+
+
+def group_table(rows: list[dict[str, Any]]) -> None:
+    """Show it."""
+    columns = [("group", False), ("topic", False), ("queue", True), ("committed", True), ("max", True), ("lag", True)]
+    cells = [["-" if value is None else str(value) for value in row.values()] for row in rows]
+    out.table(columns, cells)
 
 
 # ---- for a person

@@ -63,11 +63,14 @@ class MessageStoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
         options = source_options(self.options)
-        if options.max_offsets_per_trigger is not None:
-            raise ConfigError(
-                "option maxOffsetsPerTrigger: is for streams, and this is a batch read; leave it out",
-                key="maxOffsetsPerTrigger",
-            )
+        for name, value in (
+            ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
+            ("consumerGroup", options.consumer_group),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"option {name}: is for streams, and this is a batch read; leave it out", key=name, value=value
+                )
         return BatchReader(options, Projection.of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, StoreConfig
-from messagestore.spi import duration_s, topic_fault
+from messagestore.spi import duration_s, group_fault, topic_fault
 
 SOURCE, SINK = "source", "sink"
 _DOING = {SOURCE: "reading", SINK: "writing"}
@@ -82,6 +82,12 @@ def _topic(text: str) -> str:
     return text
 
 
+def _group(text: str) -> str:
+    if group_fault(text):
+        raise ValueError
+    return text
+
+
 def _starting_offsets(text: str) -> int | dict[str, dict[int, int]]:
     """-2, -1, or topic -> queue id (`EVERY_QUEUE` for `"*"`) -> queue offset."""
     words = {"earliest": EARLIEST, "latest": LATEST}
@@ -120,6 +126,7 @@ _BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()
 _DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
 _PATH = Kind(_store_path, "a folder of the local (or a mounted) file system")
 _TEXT = Kind(_text, "a text that is not empty")
+_GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
 _TOPIC = Kind(_topic, "a topic: letters, digits, and %|-_ , at most 127")
 _TOPICS = Kind(_topics, "topics with commas between them")
 _OFFSETS = Kind(
@@ -198,6 +205,17 @@ OPTIONS: tuple[Option, ...] = (
         _BOOLEAN,
         "true",
         "`false`: messages that are gone (retention, a log that was cut) are skipped and counted, not an error.",
+    ),
+    Option(
+        SOURCE,
+        "consumerGroup",
+        _GROUP,
+        None,
+        "After each micro-batch, publish how far the query has read as this group's offsets in RocketMQ's "
+        "`config/consumerOffset.json` (`messagestore groups` shows them); a group for each query. Never used for "
+        "recovery. What cannot be published (a Java broker holds the store and keeps the file itself; a read-only "
+        "folder; a full disk) is a warning, and is tried again: the query goes on. Streams only.",
+        ("group",),
     ),
     Option(
         SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (), "required"
@@ -279,7 +297,7 @@ OPTIONS: tuple[Option, ...] = (
         SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"
     ),
     *_later(SOURCE, "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
-    *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys", "consumerGroup", "group"),
+    *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys"),
     *_later(SOURCE, "rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
     *_later(SINK, "invalidRows", "deadLetterTopic", "unknownColumns", "uniqKey", "stagingDir", "preallocate"),
 )
@@ -307,6 +325,7 @@ class SourceOptions:
     max_offsets_per_trigger: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
+    consumer_group: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from messagestore import ConfigError, NotAStoreError, OffsetOutOfRangeError, Sto
 from messagestore.spi import FILLER_UNIT_SIZE, StoreView, Visible
 from pyspark_messagestore.offsets import LastRecord, Queues, Range, StreamOffset, limited, pieces
 from pyspark_messagestore.options import EARLIEST, EVERY_QUEUE, LATEST, SourceOptions
+from pyspark_messagestore.progress import GroupProgress
 from pyspark_messagestore.schema import Projection
 
 PARTITION_ROWS = 262_144
@@ -334,6 +335,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked = False
         self._target: Queues | None = None
         self._idle: tuple[dict[str, Any], Queues] | None = None
+        group = options.consumer_group
+        self._progress = GroupProgress(options.path, group) if group is not None else None
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need; open files stay here."""
@@ -374,9 +377,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the next micro-batch reads; `start` itself when there is nothing new."""
         ends = self.follower.ends() if self._target is None else self._target
         if self._idle is not None and self._idle[1] is ends and self._idle[0] == start:
+            self._publish(start)
             return start
         begin = StreamOffset.from_json(start)
         self._check(begin)
+        self._publish(start)
         if self._target is not None:
             self.follower.ends()  # what was visible once may be gone
         firsts = {queue: self.follower.first_of(queue, begin) for queue in ends}
@@ -394,6 +399,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._checked:
             self.follower.check_topics()
             self._checked = self.follower.check_start(start)
+
+    def _publish(self, start: dict[str, Any]) -> None:
+        if self._progress is not None and self._checked:  # offsets of another log are nobody's progress
+            self._progress.publish(start)
 
     # ---- ranges
 

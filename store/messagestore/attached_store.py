@@ -89,6 +89,13 @@ class AttachedStore:
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
 
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self.mutex = threading.RLock()
+        for part in (self.writer, self.flush):
+            if part is not None:
+                part.forget_threads()
+
     @property
     def attached(self) -> bool:
         """Whether this process keeps brokers out of the store."""
@@ -316,4 +323,12 @@ def _detach_all() -> None:
                 store.detach()
 
 
+def _forget_threads() -> None:
+    global _stores_mutex  # noqa: PLW0603 - one per process
+    _stores_mutex = threading.Lock()
+    for store in _stores.values():
+        store.forget_threads()
+
+
 atexit.register(_detach_all)
+os.register_at_fork(after_in_child=_forget_threads)  # a call there must say that it is a child's, not hang

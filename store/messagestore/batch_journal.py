@@ -56,9 +56,11 @@ class BatchJournal:
 
     def add(self, batch: BatchRecord) -> None:
         """Take in a batch that is in the log."""
-        self.covered = max(self.covered, batch.queue_offset + 1)
-        if batch.version_source == SOURCE_NONE:
-            return
+        if batch.version_source != SOURCE_NONE:
+            self._remember(batch)
+        self.covered = max(self.covered, batch.queue_offset + 1)  # last: what it covers is not read again
+
+    def _remember(self, batch: BatchRecord) -> None:
         versions = self.apps.setdefault(batch.app_id, OrderedDict())
         versions.pop(batch.version, None)
         versions[batch.version] = JournalEntry(

@@ -215,6 +215,7 @@ class BatchPlan:
             if end - start - self.size <= most:
                 break
             most = end - start - self.size
+        log.check_room(end)
         self.batch = replace(self.batch, physical_offset=start, end=end, size=self.size)
         self.last_record = (start, self.size)
 

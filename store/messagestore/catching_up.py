@@ -58,10 +58,10 @@ def _catch_up(writer: LogWriter) -> bool:
     end = _follow(writer, writer.end, state.visible_end)
     if end is None:
         return False
-    writer.state, writer.end = state, end
-    writer.next_offsets.clear()
     count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
     writer.journal.extend(batches_from(files, writer.journal.covered, count))
+    writer.next_offsets.clear()
+    writer.end, writer.state = end, state  # `state` last: with its counter all this counts as done
     return True
 
 

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore import record, record_scan
-from messagestore.errors import CorruptionError
+from messagestore.errors import CorruptionError, StoreFullError
 from messagestore.layout import BLANK, MAGIC_BLANK, RECORD_HEAD
 from messagestore.mapped_file import Disk, File, FilePool, read_exactly
-from messagestore.mapped_file_queue import MappedFileQueue
+from messagestore.mapped_file_queue import MAX_OFFSET, MappedFileQueue
 from messagestore.record_scan import ScanEnd
 
 SCAN_SIZE = 16 * 1024 * 1024
@@ -224,6 +224,18 @@ class CommitLog:
         """Whether a record (or batch) of `size` bytes does not fit behind `physical_offset` in its segment."""
         return size + BLANK.size > self.left(physical_offset)
 
+    def check_room(self, end: int) -> None:
+        """Refuse bytes up to `end` when their segment would end above the largest offset that there is.
+
+        Raises
+        ------
+        StoreFullError
+        """
+        segment_end = self.segment_of(end - 1) + self.segment_size
+        if segment_end > MAX_OFFSET:
+            text = f"{self.files.directory}: physical offsets end at {MAX_OFFSET}; go on in a new store"
+            raise StoreFullError(text, path=self.files.directory, needed=segment_end - MAX_OFFSET, free=0)
+
     def blank(self, physical_offset: int) -> bytes:
         """The BLANK record that fills the segment from `physical_offset` on."""
         return record.pack_blank(self.left(physical_offset), MAGIC_BLANK)
@@ -234,10 +246,10 @@ class CommitLog:
         file = self._written.get(start)
         if file is None:
             if self.files.holding(physical_offset) is None:
+                self._created = True  # first: whatever goes wrong behind the rename, the name is to be synced
                 self._written[start] = self.files.create(
                     start, memoryview(data), physical_offset - start, preallocate=self.preallocate
                 )
-                self._created = True
                 return
             file = self._written[start] = self.files.file(start, writable=True)
         self.disk.pwrite(file, data, physical_offset - start)
@@ -249,8 +261,10 @@ class CommitLog:
 
     def sync_plan(self, start: int, end: int) -> SyncPlan:
         """What must be synced so that `start..end` is durable; run it with or without the writer's mutex."""
-        folders = [self.files.directory, os.path.dirname(self.files.directory)] if self._created else []
-        self._created = False
+        folders = []
+        if self._created and self.files.offsets:
+            folders = [self.files.directory, os.path.dirname(self.files.directory)]
+            self._created = False
         last = self.segment_of(max(start, end - 1))
         segments = range(self.segment_of(max(start, self.min_offset)), last + 1, self.segment_size)
         files = [

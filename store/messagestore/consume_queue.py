@@ -243,6 +243,8 @@ class ConsumeQueue:
                 low = probe + 1
             else:
                 high = probe
+        if low == high:
+            return low
         flags = holds(self.read(low, high - low))
         return low + (int(flags.argmin()) if not flags.all() else len(flags))
 

@@ -89,6 +89,10 @@ class FlushService:
         if self._thread is not threading.current_thread():
             self._thread.join(_STOP_TIMEOUT_S)
 
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self._changed = threading.Condition()
+
     @property
     def alive(self) -> bool:
         """Whether the thread runs (it does not in a forked child)."""

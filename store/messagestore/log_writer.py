@@ -77,7 +77,7 @@ class _Unbroken:
     ) -> None:
         if error is None or isinstance(error, StorePoisonedError):
             return
-        if not isinstance(error, Exception):
+        if isinstance(error, MemoryError) or not isinstance(error, Exception):
             self._writer.poison(f"{self._what} ({error!r})")
         elif self._failures:
             raise self._writer.poison(f"{self._what} ({error})") from error
@@ -118,6 +118,13 @@ class LogWriter:
         self.next_offsets: dict[tuple[str, int], int] = {}
         self.pending: list[Put | PutBatch] = []
         self.clean_moved_s = time.monotonic()
+
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self.mutex = threading.RLock()
+        self.sync_mutex = threading.Lock()
+        for pool in (self.files.pool, self.files.log_pool):
+            pool.forget_threads()
 
     # ---- usable or not
 
@@ -333,8 +340,10 @@ class LogWriter:
         position = self.end.physical_offset
         if not self.log.blank_needed(position, size):
             return position
+        start = position + self.log.left(position)
+        self.log.check_room(start + size)
         self.write_or_undo(position, self.log.blank(position))
-        return position + self.log.left(position)
+        return start
 
     def write_or_undo(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write; when that fails make what was written since the log's end zero again and raise."""
@@ -356,7 +365,9 @@ class LogWriter:
             raise self.poison(f"an append failed and could not be undone ({error})") from error
 
     def unbroken(self, what: str, *, failures: bool = False) -> _Unbroken:
-        """An interrupt in here, and with `failures` any error, poisons: only recovery can tell what was done."""
+        """An interrupt or want of memory in here, and with `failures` any error, poisons: only recovery can tell what
+        was done.
+        """
         return _Unbroken(self, what, failures)
 
     # ---- publishing
@@ -411,15 +422,15 @@ class LogWriter:
             self.check_usable()
             if not self.pending:
                 return
-            if end is None or self.pending[-1].physical_offset < end:
-                puts, self.pending = self.pending, []
-            else:
+            count = len(self.pending)
+            if end is not None and self.pending[-1].physical_offset >= end:
                 count = sum(p.physical_offset < end for p in self.pending)
-                puts, self.pending = self.pending[:count], self.pending[count:]
-            if not puts:
+            if not count:
                 return
+            puts = self.pending[:count]
             visible = puts[-1].physical_offset + puts[-1].size
             with self.unbroken("records are in the log, but could not be published", failures=True):
+                self.pending = self.pending[count:]
                 self.check_locks(often=True)
                 self.check_segments(puts[0].physical_offset, visible)
                 self.dispatch_or_poison(lambda: requests_of(puts), puts[0].physical_offset)

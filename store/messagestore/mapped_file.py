@@ -66,7 +66,8 @@ class File:
             os.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_fd"):  # not when `__init__` was interrupted
+            self.close()
 
 
 class Disk:
@@ -194,9 +195,11 @@ class Disk:
         if size <= 0:
             return  # the kernel refuses an empty range
         fd = file.fileno()
-        if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, position, size) == 0:
-            return
-        number = ctypes.get_errno()
+        number = errno.EINTR
+        while number == errno.EINTR:  # Python tries its own calls again after a signal, not those through ctypes
+            if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, position, size) == 0:
+                return
+            number = ctypes.get_errno()
         if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise OSError(number, os.strerror(number), file.path)
         for start, end in self.data_ranges(file, position, position + size):
@@ -362,6 +365,10 @@ class FilePool:
         """Drop all."""
         with self._lock:
             self._files.clear()
+
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self._lock = threading.Lock()
 
 
 def pool_limit() -> int:

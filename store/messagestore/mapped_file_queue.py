@@ -18,7 +18,7 @@ from messagestore.mapped_file import Disk, File, FilePool, sync_errors
 
 _NAME_DIGITS = 20
 _NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
-_MAX_OFFSET = (1 << 63) - 1
+MAX_OFFSET = (1 << 63) - 1
 
 
 def file_name(file_from_offset: int) -> str:
@@ -73,9 +73,13 @@ class MappedFileQueue:
                 size = self.disk.size(path)
             except FileNotFoundError:
                 continue  # deleted by retention just now
-            if _NAME.fullmatch(name) is None or int(name) > _MAX_OFFSET:
+            if _NAME.fullmatch(name) is None or int(name) > MAX_OFFSET - size:
                 raise CorruptionError(
-                    path, 0, "files named by 20 digits only", f"{name!r}", hint="Move it out of the folder."
+                    path,
+                    0,
+                    f"files named by 20 digits only, that end at {MAX_OFFSET} at most",
+                    f"{name!r}",
+                    hint="Move it out of the folder.",
                 )
             if size == 0 and name == names[-1]:
                 continue  # just created by a broker, or left by one that crashed: not a file yet
@@ -98,7 +102,7 @@ class MappedFileQueue:
 
     def path(self, file_from_offset: int) -> str:
         """Path of the file that begins at an offset."""
-        return os.path.join(self.directory, file_name(file_from_offset))
+        return f"{self.directory}/{file_from_offset:020d}"  # asked for with every read: no `os.path.join`
 
     @property
     def min_offset(self) -> int:
@@ -155,13 +159,13 @@ class MappedFileQueue:
             if self.disk.exists(path) and self.disk.size(path):
                 text = "found a file that this writer did not make (a broker started on this store?)"
                 raise FileExistsError(errno.EEXIST, text, path)
+            self._name_unsynced = True
             self.disk.rename(temporary, path)
         except BaseException:
             file.close()
             if self.disk.exists(temporary):
                 self.disk.unlink(temporary)
             raise
-        self._name_unsynced = True
         file.path = self.path(file_from_offset)
         self.pool.put(file)
         self.offsets.append(file_from_offset)

@@ -24,9 +24,12 @@ LMQ_PREFIX = "%LMQ%"
 MAX_TOPIC_SIZE = 127
 MAX_GROUP_TOPIC_SIZE = 255
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")
+MAX_GROUP_SIZE = 255
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+"""Of consumer groups that a broker keeps for itself."""
 MAX_QUEUE_ID = 65535
 
-_TOPIC = re.compile(r"[%|a-zA-Z0-9_-]+")
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class AppendMessageStatus(enum.Enum):
@@ -197,11 +200,29 @@ def topic_fault(topic: object) -> str | None:
         return f"found {type(topic).__name__}; a topic is text"
     if not topic:
         return "found an empty topic"
-    if _TOPIC.fullmatch(topic) is None:
+    if _NAME.fullmatch(topic) is None:
         return f"found {topic[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
     limit = MAX_GROUP_TOPIC_SIZE if topic.startswith(GROUP_TOPIC_PREFIXES) else MAX_TOPIC_SIZE
     if len(topic) > limit:
         return f"found {len(topic)} bytes; allowed are at most {limit}"
+    return None
+
+
+def group_fault(group: object) -> str | None:
+    """Why a consumer group is not one that users may have, or None.
+
+    Source: RocketMQ client/Validators.java (checkGroup), common/MixAll.java (isSysConsumerGroup).
+    """
+    if not isinstance(group, str):
+        return f"found {type(group).__name__}; a group is text"
+    if not group:
+        return "found an empty group"
+    if _NAME.fullmatch(group) is None:
+        return f"found {group[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
+    if len(group) > MAX_GROUP_SIZE:
+        return f"found {len(group)} characters; allowed are at most {MAX_GROUP_SIZE}"
+    if group.startswith(SYSTEM_GROUP_PREFIX):
+        return f"found {group[:80]!r}; names that begin with {SYSTEM_GROUP_PREFIX} are a broker's own"
     return None
 
 

@@ -10,10 +10,11 @@ from messagestore.catching_up import batches_from
 from messagestore.commit_log import CommitLog
 from messagestore.config import duration_s
 from messagestore.consume_queue import list_queues
+from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.javahash import java_hashes, queue_of_hash
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC, topic_fault
+from messagestore.message import BATCH_TOPIC, group_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
@@ -39,6 +40,7 @@ __all__ = [
     "BatchRecord",
     "ColumnTexts",
     "CommitLog",
+    "ConsumerOffsets",
     "Disk",
     "EncodedRecords",
     "Finding",
@@ -59,6 +61,7 @@ __all__ = [
     "decode_message",
     "duration_s",
     "encode",
+    "group_fault",
     "head_sizes",
     "java_hashes",
     "list_queues",
@@ -66,6 +69,7 @@ __all__ = [
     "probe_attached",
     "probe_java",
     "probe_writer",
+    "publish_offsets",
     "queue_of_hash",
     "read_batch",
     "remove",

@@ -1,7 +1,6 @@
 """Which topics does the store know, and how many queues have they?
 
-`config/topics.json` is the broker's own file (`TopicConfigManager.java`, written by fastjson). It is read with its
-unquoted integer keys, written in fastjson's layout, and what this project does not know in it is kept.
+`config/topics.json` is the broker's own file (`TopicConfigManager.java`).
 
 A name in the file says nothing about messages: a topic may be here without a queue, and a queue without being here.
 
@@ -11,14 +10,11 @@ added stays.
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, UnknownTopicError
+from messagestore.config_file import ConfigFile
+from messagestore.errors import ConfigError, MessageIllegalError, UnknownTopicError
 from messagestore.mapped_file import Disk
 from messagestore.message import MAX_QUEUE_ID, topic_fault
 
@@ -28,9 +24,6 @@ QUEUE_TYPE = "queue.type"
 SIMPLE_QUEUE = "SimpleCQ"
 MAX_QUEUE_COUNT = MAX_QUEUE_ID + 1
 _MAX_PERM = 15
-
-# A string as a whole (and left alone), or a number where a key stands.
-_UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +106,18 @@ class Topics:
     """
 
     def __init__(self, disk: Disk, root: str) -> None:
-        self.disk = disk
-        self.root = root
-        self.path = os.path.join(root, "config", "topics.json")
-        self._via = os.path.join(root, "spark", "new-topics.json")
+        self._file = ConfigFile(
+            disk,
+            root,
+            "topics.json",
+            "topicConfigTable",
+            via="new-topics.json",
+            meaning="the broker's table of topics",
+            hint="Restore it from a copy, or move it away: topics without an entry have default settings.",
+        )
+        self.path = self._file.path
         self._topics: dict[str, TopicConfig] = {}
         self._changed: dict[str, TopicConfig] = {}
-        self._data_version: dict[str, Any] = {}
-        self._others: dict[str, Any] = {}
 
     # ---- the file
 
@@ -132,39 +129,10 @@ class Topics:
         CorruptionError
             When there is a file, but none that can be read.
         """
-        self._changed = {}
-        self._topics, self._data_version, self._others = {}, {}, {}
-        unreadable: tuple[str, str] | None = None
-        for path in (self.path, self.path + ".bak"):
-            try:
-                data = self.disk.read(path)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            if not data.strip():
-                continue
-            try:
-                self._take(data)
-                return
-            except (ValueError, TypeError, AttributeError, RecursionError) as error:
-                unreadable = unreadable or (path, f"{error} in {data[:40]!r}")
-        if unreadable is not None:
-            path, found = unreadable
-            raise CorruptionError(
-                path,
-                0,
-                "the broker's table of topics",
-                found,
-                hint="Restore it from a copy, or move it away: topics without an entry have default settings.",
-            )
-
-    def _take(self, data: bytes) -> None:
-        root = json.loads(_UNQUOTED_KEY.sub(_quoted_key, data.decode("utf-8")))
-        table = root.pop("topicConfigTable", None) or {}
-        version = root.pop("dataVersion", None) or {}
-        version = dict(version)
-        version["counter"] = int(version.get("counter", 0))
-        topics = {name: TopicConfig.from_fields(name, fields) for name, fields in table.items()}
-        self._topics, self._data_version, self._others = topics, version, root
+        self._topics, self._changed = {}, {}
+        self._topics = self._file.load(
+            lambda table: {name: TopicConfig.from_fields(name, fields) for name, fields in table.items()}
+        )
 
     def save(self) -> None:
         """Write the file, with what was created and altered since `load` or the last `save`; the rest as it is now.
@@ -177,17 +145,7 @@ class Topics:
         self.load()
         self._topics.update(changed)
         self._changed = changed  # still to be saved if this fails
-        version = {"stateVersion": 0, **self._data_version}
-        version["counter"] = version.get("counter", 0) + 1
-        version["timestamp"] = time.time_ns() // 1_000_000
-        table = {name: topic.to_fields() for name, topic in self._topics.items()}
-        text = _fastjson({**self._others, "dataVersion": version, "topicConfigTable": table})
-        folder = os.path.dirname(self.path)
-        if not self.disk.is_folder(folder):
-            self.disk.mkdir(folder)
-            self.disk.fsync_dir(self.root)
-        self.disk.replace(self.path, text.encode("utf-8"), via=self._via)
-        self._data_version = version
+        self._file.save({name: topic.to_fields() for name, topic in self._topics.items()})
         self._changed = {}
 
     # ---- topics
@@ -267,24 +225,3 @@ class Topics:
         """Whether the topic's queues are of RocketMQ's simple kind (one unit a message); so is an unknown topic."""
         topic = self._topics.get(name)
         return topic is None or topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)
-
-
-def _quoted_key(match: re.Match[str]) -> str:
-    return match[0] if match[2] is None else f'{match[1]}"{match[2]}"'
-
-
-def _fastjson(value: Any, indent: str = "\n") -> str:
-    """JSON text as fastjson's PrettyFormat lays it out: tabs, `"key":value`, keys sorted; here always quoted."""
-    inner = indent + "\t"
-    if isinstance(value, dict) and value:
-        rows = ",".join(f"{inner}{_text(str(key))}:{_fastjson(item, inner)}" for key, item in sorted(value.items()))
-        return "{" + rows + indent + "}"
-    if isinstance(value, list) and value:
-        return "[" + ",".join(inner + _fastjson(item, inner) for item in value) + indent + "]"
-    return _text(value)
-
-
-def _text(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    # A lone surrogate (an escape in the file that was read) has no UTF-8: it stays an escape.
-    return text if not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(value)

@@ -133,8 +133,9 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         except SyncFailedError as error:
             raise writer.poison(f"{error}") from error
         except Exception:
-            writer.undo(plan.batch.end)
-            writer.write_state(in_flight=NOTHING_IN_FLIGHT)
+            with writer.unbroken("a batch that failed could not be undone", failures=True):
+                writer.undo(plan.batch.end)
+                writer.write_state(in_flight=NOTHING_IN_FLIGHT)
             raise
         except BaseException as error:
             writer.poison(f"an append was interrupted ({error!r})")

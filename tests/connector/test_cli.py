@@ -21,6 +21,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from messagestore import BatchRequest, Message, MessageStore
+from messagestore.consumer_offsets import publish_offsets
 from pyspark_messagestore import cli_output
 from pyspark_messagestore.cli import app
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
@@ -738,7 +739,46 @@ def test_reading_leaves_the_store_as_it_is(root: Path) -> None:
     before = state()
     for arguments in (["status"], ["dump"], ["verify"], ["get", "t"], ["tail"]):
         run(arguments[0], root, *arguments[1:])
+    run("groups", root, code=1)
     assert state() == before
+
+
+# ---- groups
+
+
+def test_groups_show_how_far_they_are(tmp_path: Path) -> None:
+    """A row for each queue: what is committed, where the queue ends, what lies between; a queue never read counts whole."""
+    root = filled(tmp_path / "store", 10)
+    publish_offsets(str(root), "delays", {("t", 0): 3})
+    publish_offsets(str(root), "copy", {("t", 0): 5, ("t", 1): 5, ("gone", 2): 7})
+    rows = [tuple(row.values()) for row in objects(run("groups", root, "--json"))]
+    assert rows == [
+        ("copy", "gone", 2, 7, 0, -7),
+        ("copy", "t", 0, 5, 5, 0),
+        ("copy", "t", 1, 5, 5, 0),
+        ("delays", "t", 0, 3, 5, 2),
+        ("delays", "t", 1, None, 5, 5),
+    ]
+    shown = [line.split() for line in lines(run("groups", root))]
+    assert shown[0] == ["group", "topic", "queue", "committed", "max", "lag"]
+    assert shown[1:] == [["-" if value is None else str(value) for value in row] for row in rows]
+
+
+def test_groups_where_there_are_none(root: Path) -> None:
+    """Nothing found is exit code 1; a file that cannot be read is named."""
+    assert run("groups", root, code=1).stderr == "no consumer group found\n"
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text("{")
+    assert "consumerOffset.json: offset 0: expected the broker's table" in error("groups", root, code=1)
+
+
+def test_groups_of_topics_that_cannot_be_read(tmp_path: Path) -> None:
+    """What can be is shown; the rest is named, and the exit code says so."""
+    root = filled(tmp_path / "store", 4)
+    publish_offsets(str(root), "g", {("%LMQ%x", 0): 1, ("t", 0): 1})
+    result = run("groups", root, "--json", code=1)
+    assert [row["topic"] for row in objects(result)] == ["t", "t"]
+    assert "light queue" in result.stderr
 
 
 def test_the_command_runs_without_spark() -> None:

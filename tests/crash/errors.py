@@ -5,6 +5,9 @@ opens       the n-th opening of a file fails
 short       every write is done in pieces of a few bytes; or nothing of it is written
 tmpfs       a file system that is really full, and has room again (root)
 ulimit      64 descriptors for a process, 40 queues
+queues      one batch for 10,000 of them
+dead        ext4 that turns read-only; ext4 and XFS that are shut down under readers (root)
+interrupts  KeyboardInterrupt, SystemExit and MemoryError between two lines of the store's code
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from crash import checker
+from crash import checker, dead_disks, interrupts, many_queues
 from crash.counts import Counts, again
 from crash.faults import FAULTS, check_fault, fault_points
 from crash.harness import SMALL, Promise, Step, batch_columns, check_content, die, run_steps, scratch_folder
 from crash.judge import Verdict, note_content, note_faults
-from crash.workloads import FILLED, WORKLOADS, Bases, batch, put
+from crash.power import FILE_SYSTEMS, CannotMountError
+from crash.workloads import FILLED, WORKLOADS, Base, Bases, batch, put
 from messagestore import BatchRequest, Message, MessageStore, StoreError, StoreFullError, StorePoisonedError
 from messagestore.mapped_file import Disk
 from messagestore.verify import verify
@@ -35,6 +39,7 @@ _QUICK = (
     "single puts", "group commit", "async puts", "async, then sync", "roll-over", "roll-over of the index", "Spark commits",
     "clean end moves", "topics",
 )  # fmt: skip
+_QUICK_LINES = 79
 Case = tuple[str, str, Callable[[], Verdict]]
 
 
@@ -42,7 +47,9 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     """Each case of each kind; in deep mode all operations of a kind, for so many seconds."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:
-        cases = itertools.chain(_others(folder), _faults(folder, quick and not case))
+        cases = itertools.chain(
+            _others(folder), _interrupts(folder, seed, quick and not case), _faults(folder, quick and not case)
+        )
         for number, (kind, key, run_case) in enumerate(cases):
             if key != case if case else number % part[1] != part[0]:
                 continue
@@ -52,7 +59,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
                 verdict = run_case()
             except (AssertionError, StoreError, OSError) as error:
                 verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
-            except CannotRunHere as error:
+            except (CannotRunHere, CannotMountError) as error:
                 counts.notes.append(f"{kind}: {error}")
                 continue
             counts.take(kind, verdict, key, again("errors", seed, key))
@@ -98,6 +105,23 @@ def _fault(bases: Bases, name: str, fault: str, at: int, sticky: bool, opens: bo
     return check_fault(base, workload, bases.root, fault, at, sticky=sticky, opens=opens, tries=tries)[2]
 
 
+def _interrupts(folder: Path, seed: int, quick: bool) -> Iterator[Case]:
+    """Each line of each long story; in the quick profile one in `_QUICK_LINES`, other ones for another seed."""
+    root = folder / "store"
+    base = Bases(root)["filled"]
+    for story in interrupts.LONG:
+        for number, (line, hit, error) in enumerate(interrupts.cases(interrupts.lines(story, base, root))):
+            if not quick or number % _QUICK_LINES == seed % _QUICK_LINES:
+                key = f"{story}:{line[0]}:{line[1]}:{hit}:{error.__name__}"
+                yield "interrupts", key, partial(_interrupt, base, root, story, line, hit, error, number % 2 == 1)
+
+
+def _interrupt(
+    base: Base, root: Path, story: str, line: interrupts.Line, hit: int, error: type[BaseException], power_cut: bool
+) -> Verdict:
+    return interrupts.check(story, base, root, interrupts.Interrupter(line, hit, error), power_cut=power_cut)
+
+
 # ---- on the real disk
 
 
@@ -109,6 +133,10 @@ def _others(folder: Path) -> Iterator[Case]:
     yield "full tmpfs", "tmpfs/puts", partial(_full_tmpfs, folder, False)
     yield "full tmpfs", "tmpfs/batches", partial(_full_tmpfs, folder, True)
     yield "64 descriptors", "ulimit", partial(_few_descriptors, folder)
+    yield "10,000 queues in a batch", "queues", partial(many_queues.one_batch, folder, 10_000)
+    yield "read-only ext4", "dead/read-only", partial(dead_disks.turned_read_only, folder)
+    for kind in FILE_SYSTEMS:
+        yield f"{kind} shut down", f"dead/{kind}", partial(dead_disks.shut_down, folder, kind)
 
 
 class ShortDisk(Disk):

@@ -1,5 +1,5 @@
-"""Damaged bytes are named, or put right; never is a log shorter in silence. `make crash` flips every bit of three stores;
-here are some of each file, and what was found on the way.
+"""Damaged bytes are named, or put right; never is a log shorter in silence. `make crash` flips every bit; here is what was
+found on the way.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crash import flips
-from crash.flips import Sample, alias, look, make_samples
+from crash.flips import Sample, alias, make_samples
 from crash.harness import SMALL, die
 from crash.memdisk import MemDisk
 from messagestore import CorruptionError, Message, MessageStore
@@ -38,25 +38,6 @@ def read_all(root: Path, sample: Sample, disk: MemDisk) -> None:
         for topic, queue_ids in reader.topics().items():
             for queue_id in queue_ids:
                 list(reader.read(topic, queue_id, 0))
-
-
-def test_flipped_bits(samples: dict[str, Sample], root: Path) -> None:
-    """Some bits of each file."""
-    cases = list(flips.flips(samples))
-    words = set()
-    for _, key, sample, damage, path, derived in cases[:: len(cases) // 200]:
-        word, verdict = look(sample, root, damage, path, derived=derived)
-        assert verdict.ok, f"{key}: {verdict}"
-        words.add(word)
-    assert words == {"named", "put right", "of no meaning"}
-
-
-def test_all_kinds_of_damage(samples: dict[str, Sample], root: Path) -> None:
-    """Sectors of zeros, swapped pages, lengths, files missing and too many."""
-    cases = list(flips.damages(samples))
-    for _, key, sample, damage, path, derived in cases[::6]:
-        _, verdict = look(sample, root, damage, path, derived=derived)
-        assert verdict.ok, f"{key}: {verdict}"
 
 
 @pytest.mark.parametrize("damage", ["missing", "length 0", "pages", "zeros 0", "copied"])

@@ -27,7 +27,7 @@ from crash.imitate import Process, another_boot, dispatch, overwrite, seal
 from crash.judge import Crash, judge
 from crash.memdisk import MemRecordingDisk
 from crash.simdisk import RecordingDisk
-from crash.workloads import ASYNC, WORKLOADS, Bases, Workload, batch, check_prefix, record, record_in_memory
+from crash.workloads import ASYNC, BASIC, WORKLOADS, Bases, Workload, batch, check_prefix, record, record_in_memory
 from messagestore import ASYNC_FLUSH, Message, MessageStore
 
 pytestmark = no_thread_warnings
@@ -38,7 +38,7 @@ def bases(scratch: Path) -> Bases:
     return Bases(scratch / "store")
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", BASIC)
 def test_power_cuts(name: str, bases: Bases) -> None:
     """Power goes while a process is at work; whatever survives, the next boot finds what was promised."""
     story = Story.of(name, bases)

@@ -101,6 +101,12 @@ WORKLOADS = {
     "recovery, then a batch": Workload((batch(1, 30), batch(2, 6)), base="not sealed"),
 }
 
+BASIC = (
+    *("single puts", "async puts", "batches", "roll-over", "first batch of a topic", "Spark commits", "close and open"),
+    *("a new store", "recovery: sealed, not dispatched", "recovery: torn put", "recovery, then a batch"),
+)
+"""Those that `make test` takes, too."""
+
 
 def copy_of(promise: Promise) -> Promise:
     return replace(

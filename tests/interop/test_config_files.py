@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from interop import recipes
-from interop.java_store import COUNTS, Driver
-from messagestore import ConfigError, Message, MessageIllegalError, MessageStore, topics
+from interop.java_store import COUNTS, Driver, JavaStore, single
+from messagestore import ConfigError, Message, MessageIllegalError, MessageStore, StoreLockedError
+from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.mapped_file import Disk
 from messagestore.topics import TopicConfig, Topics
 from small import SMALL
@@ -94,17 +96,95 @@ def test_a_topic_with_batch_queues_is_refused(java: Driver, root: Path) -> None:
         assert store.put_message(Message("t", b"x", queue_id=0)).is_ok
 
 
-def test_unquoted_keys(java: Driver, root: Path) -> None:
-    """consumerOffset.json as Java writes it has integer keys without quotes, which is no JSON: our reader of such text
-    reads it, and Java loads what our writer makes of it. (Nothing of ours writes consumer offsets yet.)"""
-    table = {"a@g1": {"0": 7, "1": 2**40, "15": 0}, "%RETRY%g1@g1": {"0": 3}}
-    java.call("config", file="offsets", root=str(root), put=table)
+# ---- consumer offsets
+
+
+def offsets_of_java(java: Driver, root: Path, **arguments: object) -> dict:
+    COUNTS.stores += 1
+    return java.call("config", file="offsets", root=str(root), **arguments)
+
+
+def our_offsets(root: Path) -> dict[str, dict[str, int]]:
+    """As Java's table: topic@group -> queue id as text -> offset."""
+    found = ConsumerOffsets(Disk(), str(root))
+    found.load()
+    return {
+        f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in found.get(topic, group).items()}
+        for group in found.groups
+        for topic in found.topics(group)
+    }
+
+
+def random_offsets(rng: Random, count: int) -> dict[str, dict[str, int]]:
+    ends = [0, 1, 2**31, 2**40, 2**63 - 1]
+    return {
+        f"{recipes.topic(rng)}@{rng.choice(['g', 'delays', '%a|b-c_9', 'x' * 255])}": {
+            str(queue_id): rng.choice(ends) + rng.randint(-1, 0) * (rng.random() < 0.5) or 5
+            for queue_id in rng.sample(range(65536), rng.randint(1, 20))
+        }
+        for _ in range(count)
+    }
+
+
+def test_our_offsets_are_loaded_by_java(each_java: Driver, root: Path) -> None:
+    """Published by us, loaded by a broker's ConsumerOffsetManager: every group, topic, queue id and offset; then Java
+    moves a group, adds one and saves, and we read that, move another, and Java reads it."""
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"x"))
+    wanted = {name: {"3": 0, "10": 2**63 - 1} for name in random_offsets(Random(3), 40)}
+    for name, offsets in wanted.items():
+        topic, group = name.split("@")
+        publish_offsets(str(root), group, {(topic, int(queue_id)): offset for queue_id, offset in offsets.items()})
+    found = offsets_of_java(each_java, root)
+    assert found["offsets"] == wanted
+    assert found["version"]["counter"] == len(wanted)
+    moved = next(iter(wanted))
+    wanted[moved] = {"3": 7, "10": 1, "11": 2**40}
+    wanted["new@theirs"] = {"0": 1}
+    after = offsets_of_java(each_java, root, put={moved: wanted[moved], "new@theirs": {"0": 1}})
+    assert after["offsets"] == wanted == our_offsets(root)
+    publish_offsets(str(root), "ours", {("t", 0): 1})
+    publish_offsets(str(root), "theirs", {("new", 2): 3})
+    again = offsets_of_java(each_java, root)
+    assert again["offsets"] == wanted | {"t@ours": {"0": 1}, "new@theirs": {"0": 1, "2": 3}}
+    assert again["version"]["counter"] == after["version"]["counter"] + 2, "a broker's slaves look at the version"
+
+
+def test_java_s_offsets_are_read_and_written_by_us(each_java: Driver, root: Path) -> None:
+    """As Java writes them the queue ids have no quotes, which is no JSON; what we write next to them is laid out as
+    Java's: the lines differ only in order, version and our own group."""
+    table = random_offsets(Random(4), 60)
+    theirs = offsets_of_java(each_java, root, put=table)
     path = root / "config" / "consumerOffset.json"
     text = path.read_text()
     with pytest.raises(ValueError, match="property name"):
         json.loads(text)
-    found = json.loads(topics._UNQUOTED_KEY.sub(topics._quoted_key, text))
-    assert found["offsetTable"] == table
-    path.write_text(topics._fastjson(found))
-    assert java.call("config", file="offsets", root=str(root)) == table
-    COUNTS.stores += 2
+    assert our_offsets(root) == theirs["offsets"] == table
+    publish_offsets(str(root), "ours", {("flights", 0): 250, ("flights", 1): 251})
+    written = offsets_of_java(each_java, root)
+    assert written["offsets"] == table | {"flights@ours": {"0": 250, "1": 251}}
+    assert written["groups"]["ours"] == ["flights"]
+    ours_text = path.read_text()
+    offsets_of_java(each_java, root, put={"flights@ours": {"0": 250}})  # Java writes the same table
+    java_text = path.read_text()
+    assert (root / "config" / "consumerOffset.json.bak").read_text() == ours_text
+
+    def tokens(text: str) -> list[str]:
+        """Everything between commas, brackets and line ends, with its tabs: the order in Java's maps is its own."""
+        return sorted(re.split(r"[,\[\]\n]|(?<={)", text))
+
+    assert tokens(ours_text) == tokens(java_text)
+
+
+def test_a_live_java_store_keeps_its_offsets(java: Driver, root: Path) -> None:
+    """While Java holds the store the file is the broker's: nothing is written; once it has closed, it is."""
+    with JavaStore(java, root, {}) as theirs:
+        theirs.put([single("t", b"x")])
+        with pytest.raises(StoreLockedError, match=f"a RocketMQ broker, pid {java.pid}"):
+            publish_offsets(str(root), "ours", {("t", 0): 1})
+        assert not (root / "config" / "consumerOffset.json").exists()
+        assert not (root / "spark").exists()
+    publish_offsets(str(root), "ours", {("t", 0): 1})
+    assert offsets_of_java(java, root)["offsets"] == {"t@ours": {"0": 1}}
+    with JavaStore(java, root, {}) as theirs:
+        assert theirs.bodies("t", 0) == [b"x"]

@@ -272,7 +272,7 @@ def test_rounds_with_kills(own_java: Callable[..., Driver], root: Path) -> None:
             with MessageStore.open_read_only(each.root, SMALL) as store:
                 each.check(store)
                 check_messages(store, theirs)
-            settings = {"padding": 300, "largestBatch": each.rng.choice([1, 8]), "pauseMicros": 50}
+            settings = {"padding": 300, "largestBatch": each.rng.choice([1, 8]), "pauseMicros": 1000}
             theirs.pump(topic="pump", queues=2, count=10**7, seed=round_number, **settings)
         time.sleep(0.3 * stores[0].rng.random())
         for each, theirs in zip(stores, opened, strict=True):

@@ -21,6 +21,7 @@ from interop.compare import check_all, check_keys, check_messages
 from interop.java_build import OLDER
 from interop.java_store import ANSWER_S, Driver, JavaStore, java_config, single
 from interop.recipes import Recipe
+from interop.test_retention import expire
 from interop.trees import difference, tree
 from messagestore import BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
 
@@ -37,6 +38,7 @@ class Cooked:
     rng: Random
     name: str
     before: dict[str, bytes]
+    expired: bool
 
 
 def cook(root: Path, recipe: Recipe, rng: Random) -> None:
@@ -73,17 +75,22 @@ class Round:
         self.java = java
         self.root = root
         self.numbers = itertools.count()
+        self.expired = 0
         self.cooked: list[tuple[Cooked, Future[bool]]] = []
 
-    def add(self, recipe: Recipe, rng: Random, name: str) -> None:
-        """Java opens what we wrote, reads it, and begins to close."""
+    def add(self, recipe: Recipe, rng: Random, name: str, share_expired: float = 0) -> None:
+        """Java opens what we wrote, or what retention has left of it, reads it, and begins to close."""
         root = self.root / f"store-{next(self.numbers)}"
         cook(root, recipe, rng)
-        cooked = Cooked(root, recipe, rng, name, tree(root))
+        segments = int(len(list((root / "commitlog").iterdir())) * share_expired)
+        if segments:
+            expire(root, segments, queue_files=True)
+            self.expired += 1
+        cooked = Cooked(root, recipe, rng, name, tree(root), segments > 0)
         java = JavaStore(self.java, root, java_config(recipe.config)).open()
         try:
             with MessageStore.open_read_only(root) as store:
-                check_all(store, java, recipe)
+                check_all(store, java, recipe, expired=cooked.expired)
         finally:
             self.cooked.append((cooked, java.closing()))
         if len(self.cooked) >= GROUP:
@@ -110,7 +117,7 @@ class Round:
             steps = recipes.more_steps(each.rng, each.recipe, topics, each.rng.randint(1, 4), recipes.T0_MS + 10**8)
             recipes.put_java(java, Recipe(each.recipe.config, steps))
             with MessageStore.open_read_only(each.root) as store:
-                check_all(store, java, Recipe(each.recipe.config, (*each.recipe.steps, *steps)))
+                check_all(store, java, Recipe(each.recipe.config, (*each.recipe.steps, *steps)), expired=each.expired)
         finally:
             closing = java.closing()
         return closing
@@ -146,6 +153,19 @@ def test_random_stores_are_read_by_an_older_java(drivers: Callable[[str], Driver
     going.finish()
 
 
+def test_random_stores_without_their_first_segments_are_read_by_java(java: Driver, root: Path) -> None:
+    """Retention has deleted a part of the log, or all but its last segment, and queue files with it: queues begin above 0,
+    amid a batch of Spark's, amid a queue file, or have nothing left."""
+    going = Round(java, root)
+    for seed in range(SEEDS // 8):
+        rng = Random(seed + 30_000)
+        recipe = recipes.recipe(rng, most_steps=30)
+        small = recipe.config.replace(mapped_file_size_commit_log=rng.choice([4096, 4099, 6000]))
+        going.add(Recipe(small, recipe.steps), rng, f"seed {seed + 30_000}", rng.choice([0.3, 0.6, 0.99]))
+    assert going.expired > SEEDS // 16
+    going.finish()
+
+
 def test_random_stores_are_read_by_java_and_failures_are_made_small(java: Driver, root: Path) -> None:
     """The same by Hypothesis: its seeds are others, and it shrinks."""
     going = Round(java, root)
@@ -158,7 +178,7 @@ def test_random_stores_are_read_by_java_and_failures_are_made_small(java: Driver
     @given(st.randoms(use_true_random=False))
     def add(rng: Random) -> None:
         recipe = recipes.recipe(rng, most_steps=4)
-        going.add(recipe, Random(1), repr(recipe))
+        going.add(recipe, Random(1), repr(recipe), rng.choice([0, 0.5, 0.99]))
 
     add()
     going.finish()

@@ -31,10 +31,9 @@ MATRIX: dict[str, list[str]] = {
 }
 QUICK: dict[str, list[str]] = {
     LOCAL: [
-        *("task:self", "staged-half:self", "staged:self", "commit:self", "locked:self", "write-half:self"),
-        *("data-synced:self", "head-written:self", "head-synced:self", "dispatch:self", "published:self"),
-        *("returned:self", "offsets:jvm", "commits:jvm", "head-written:jvm", "write-half:zombie", "foreach:driver"),
-        "two:drivers",
+        *("task:self", "staged:self", "commit:self", "write-half:self", "data-synced:self", "head-written:self"),
+        *("head-synced:self", "dispatch:self", "published:self", "returned:self", "offsets:jvm", "commits:jvm"),
+        *("head-written:jvm", "write-half:zombie", "foreach:driver", "two:drivers"),
     ],
     CLUSTER: ["staged-half:executor"],
 }

@@ -154,7 +154,7 @@ def test_header_and_entry_have_the_bytes_java_wrote():
     assert [index_hash("TopicA", key) for key in ("U1", "k1", "k2")] == [1903241331, 1903240649, 1903240648]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS, SHAPES, HASH_COUNTS, st.integers(0, 120), st.booleans())
 def test_puts_write_what_java_writes(rng: random.Random, shape: tuple[int, int], hashes: int, count: int, reopen: bool):
     """Any split of the records into puts gives Java's files: entries, slots, headers, one file after the other."""
@@ -176,7 +176,7 @@ def test_puts_write_what_java_writes(rng: random.Random, shape: tuple[int, int],
         assert all(len(name) == 17 and name.isdigit() for name in names)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(SEEDS, SHAPES, HASH_COUNTS)
 def test_records_put_before_are_skipped(rng: random.Random, shape: tuple[int, int], hashes: int):
     """A record below the newest entry's is skipped, one at it is put again: Java's rule, Java's duplicates."""
@@ -193,7 +193,7 @@ def test_records_put_before_are_skipped(rng: random.Random, shape: tuple[int, in
         assert images(root) == expected.images()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SEEDS, SHAPES, st.sampled_from([1, 3, 30]), st.data())
 def test_a_search_finds_what_java_finds(rng: random.Random, shape: tuple[int, int], hashes: int, data: st.DataObject):
     """Same hits in the same order, for any hash, count and time; without limits, all there are (a dict's answer)."""
@@ -346,7 +346,7 @@ def check_rewind(root: str, shape: tuple[int, int], before: list[Record], after:
         assert images(root) == java(before + after, *shape).images()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS, SHAPES, HASH_COUNTS, st.integers(0, 80), st.integers(0, 80))
 def test_rewind_after_a_kill(rng: random.Random, shape: tuple[int, int], hashes: int, kept: int, later: int):
     """The process died, the page cache lives: all of the later puts is there, and all of it goes."""
@@ -378,7 +378,7 @@ def survive(rng: random.Random, root: str, base: dict[str, bytes], disk: Watched
 LARGE_SHAPES = st.tuples(st.integers(1, 3000), st.integers(2, 900))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(SEEDS, LARGE_SHAPES, HASH_COUNTS, st.integers(0, 250), st.integers(1, 250), st.sampled_from([512, 4096]))
 def test_rewind_after_a_power_cut(
     rng: random.Random, shape: tuple[int, int], hashes: int, kept: int, later: int, unit_size: int
@@ -403,7 +403,7 @@ def test_rewind_after_a_power_cut(
         check_rewind(root, shape, records[:kept], records[kept:], offset)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(SEEDS, st.tuples(st.integers(1, 40), st.integers(30, 60)), HASH_COUNTS, st.integers(0, 60), st.integers(1, 60))
 def test_a_rewind_that_is_cut_off_is_done_again(
     rng: random.Random, shape: tuple[int, int], hashes: int, kept: int, later: int
@@ -431,7 +431,7 @@ def test_a_rewind_that_is_cut_off_is_done_again(
     pytest.fail("a rewind of a few small files makes less than thirty changes")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=24, deadline=None)
 @given(SEEDS, SHAPES, HASH_COUNTS, st.integers(0, 40), st.integers(1, 60))
 def test_a_put_that_failed_is_rewound(rng: random.Random, shape: tuple[int, int], hashes: int, kept: int, later: int):
     """The disk was full in the middle: after a rewind the same records are put, and nothing is left of the attempt."""
@@ -527,7 +527,7 @@ def test_what_a_rewind_changed_is_synced(tmp_path: Path):
 # ---- hostile files
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEEDS, SHAPES, st.integers(0, 300))
 def test_any_bytes_end_in_an_answer(rng: random.Random, shape: tuple[int, int], physical: int):
     """Cycles, forward pointers, negative counts: searches end, a rewind and a put leave a working index."""

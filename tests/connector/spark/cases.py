@@ -60,9 +60,9 @@ def wrong_option(spark, root):
     write(spark.range(1).selectExpr("'x' body"), root, flushDiskType="FAST")
 
 
-@case(r"ConfigError: option consumerGroup: is not built yet in this release; leave it out")
+@case(r"ConfigError: option readUpTo: is not built yet in this release; leave it out")
 def option_to_come(spark, root):
-    read(spark, root, consumerGroup="g").count()
+    read(spark, root, readUpTo="flushed").count()
 
 
 @case(r"UnknownTopicError: topic 'fights' is not in the store; its topics: flights")

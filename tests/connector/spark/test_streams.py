@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from messagestore import MessageStore
+from messagestore.spi import ConsumerOffsets, Disk
 from spark_runs import bodies, fill
 
 
@@ -78,6 +81,31 @@ def test_several_topics_and_a_projection(spark, root, tmp_path) -> None:
     query.awaitTermination()
     found = {row["topic"]: row["count"] for row in spark.table("several").groupBy("topic").count().collect()}
     assert found == {"flights": 100, "trains": 50}
+
+
+def test_a_consumer_group_shows_the_progress(spark, root, tmp_path) -> None:
+    """Published after every micro-batch, the last one, too, under AvailableNow and while the query waits for more."""
+    fill(root, 100)
+
+    def lag() -> int:
+        offsets = ConsumerOffsets(Disk(), root)
+        offsets.load()
+        committed = offsets.get("flights", "copy")
+        with MessageStore.open_read_only(root) as store:
+            return sum(store.max_offset("flights", queue) - committed.get(queue, 0) for queue in range(8))
+
+    copy(spark, root, tmp_path / "checkpoint", maxOffsetsPerTrigger="30", consumerGroup="copy")
+    assert lag() == 0
+    query = read(spark, root, group="copy").writeStream.format("noop").trigger(processingTime="50 milliseconds").start()
+    fill(root, 50)
+    query.processAllAvailable()
+    deadline = time.monotonic() + 30
+    while lag() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert query.exception() is None
+    query.stop()
+    assert lag() == 0
+    assert bodies(root, "copy").total() == 100
 
 
 def test_lost_data(spark, root, tmp_path) -> None:

@@ -64,12 +64,16 @@ final class ConfigFiles {
             });
             manager.persist();
         }
-        JSONObject json = new JSONObject();
+        JSONObject table = new JSONObject();
         for (Map.Entry<String, ? extends Map<Integer, Long>> each : manager.getOffsetTable().entrySet()) {
             JSONObject offsets = new JSONObject();
             each.getValue().forEach((queueId, offset) -> offsets.put(String.valueOf(queueId), offset));
-            json.put(each.getKey(), offsets);
+            table.put(each.getKey(), offsets);
         }
+        JSONObject json = new JSONObject();
+        json.put("offsets", table);
+        json.put("groups", JSONObject.toJSON(manager.getGroupTopicMap()));
+        json.put("version", JSONObject.toJSON(manager.getDataVersion()));
         return json;
     }
 }

@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageConst;
@@ -99,7 +100,7 @@ final class Pump {
                 next[queue] += size;
                 put += size;
                 if (pauseMicros > 0) {
-                    Thread.sleep(pauseMicros / 1000, (int) (pauseMicros % 1000) * 1000);
+                    LockSupport.parkNanos(pauseMicros * 1000); // Thread.sleep rounds up to a millisecond
                 }
             }
         } catch (Throwable error) { // seen by the test, which asks

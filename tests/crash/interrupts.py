@@ -1,0 +1,238 @@
+"""Ctrl-C between any two lines of the store's code: `KeyboardInterrupt`, `SystemExit` or `MemoryError`, by `sys.settrace`.
+
+Some stories are told again and again, each time with one error in another line. What a person, or Spark, would do then is
+done: the step is tried again. In the end the process is killed, and everything is judged: what was acknowledged is there,
+nothing is there twice, no batch is there by half.
+
+    session         a session: puts, batches of both flush modes, close
+    async session   the same in ASYNC_FLUSH, with a thread that publishes late
+    turns           commits in turn with another process, which has committed the same batch before
+    puts, batches   parts of a session, for tests that must be short
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import itertools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+from unittest import mock
+
+import messagestore
+from crash.faults import quiet_threads
+from crash.harness import SMALL, Promise, Step, die, do_step
+from crash.imitate import Process, commit
+from crash.judge import Crash, Verdict, judge, killed
+from crash.memdisk import MemRecordingDisk
+from crash.workloads import ASYNC, Base, copy_of
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError, flush
+from messagestore.mapped_file import Disk
+
+PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
+ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, MemoryError)
+Line = tuple[str, int]
+"""Module and line."""
+_TRIES = 3
+_OTHER_PUTS = 500
+
+
+class Interrupter:
+    """Counts the lines of the store that this thread runs, and raises once, before one of them.
+
+    Parameters
+    ----------
+    line : Line | None
+        None: only count.
+    hit : int
+        Which time that line is reached.
+    error : type
+    """
+
+    def __init__(self, line: Line | None = None, hit: int = 1, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.line, self.hit, self.error = line, hit, error
+        self.hits: Counter[Line] = Counter()
+        self.raised = False
+
+    @contextlib.contextmanager
+    def armed(self) -> Iterator[None]:
+        """As long as the block runs."""
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        code, caller = frame.f_code, frame.f_back
+        if not code.co_filename.startswith(PACKAGE) or self.raised:
+            return None
+        if self.line is not None and _module(code) != self.line[0]:
+            return None
+        if code.co_name == "__del__" or (caller is not None and caller.f_code.co_name == "__del__"):
+            return None  # Python passes over errors of these
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if event == "line" and not self.raised and frame.f_lasti not in _nowhere(frame.f_code):
+            line = (_module(frame.f_code), frame.f_lineno)
+            self.hits[line] += 1
+            if line == self.line and self.hits[line] == self.hit:
+                self.raised = True
+                raise self.error("by the test")
+        return self._step
+
+
+@lru_cache(4096)
+def _module(code: CodeType) -> str:
+    return os.path.basename(code.co_filename).removesuffix(".py")
+
+
+@lru_cache(4096)
+def _nowhere(code: CodeType) -> frozenset[int]:
+    """Lines to the tracer where Python itself raises nothing: a `try:`, and where a `with` that ends well leaves."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    found = {step.offset for step in steps if step.opname == "NOP"}
+    for place, step in enumerate(steps):
+        nones = steps[place + (step.opname == "SWAP") :][:3]
+        if len(nones) == 3 and all(none.opname == "LOAD_CONST" and none.argval is None for none in nones):
+            found.add(step.offset)  # the arguments of `__exit__`
+    return frozenset(found)
+
+
+# ---- the stories
+
+_SESSION: tuple[Step, ...] = (
+    ("put", 10, "single", 0),
+    ("puts", 20, 4, "single", 1),
+    ("batch", "app-1", 1, 8, SYNC_FLUSH),
+    ("put", 11, "new", 0),
+    ("batch", "app-1", 2, 90, ASYNC_FLUSH),
+    ("clean",),
+    ("put", 12, "single", 0),
+)
+_BATCHES: tuple[Step, ...] = (("batch", "app-1", 1, 8, SYNC_FLUSH), ("batch", "app-1", 2, 90, SYNC_FLUSH))
+_PUTS: tuple[Step, ...] = (("put", 10, "single", 0), ("puts", 20, 4, "single", 1), ("put", 11, "single", 0))
+
+
+def session(
+    root: Path,
+    disk: Disk,
+    promise: Promise,
+    interrupter: Interrupter,
+    config: StoreConfig = SMALL,
+    steps: Sequence[Step] = _SESSION,
+) -> None:
+    """A session; each step is tried again, puts as new ones."""
+    with interrupter.armed(), contextlib.suppress(*ERRORS, StoreError, OSError):
+        store = MessageStore.open(root, config, disk=disk)
+        for step in steps:
+            for attempt in range(_TRIES):
+                again = (step[0], int(step[1]) + _OTHER_PUTS * attempt, *step[2:]) if "put" in step[0] else step  # type: ignore[operator, call-overload]
+                try:
+                    do_step(store, again, promise, config)
+                    break
+                except (*ERRORS, StoreError, OSError):
+                    continue
+        store.close()
+
+
+def async_session(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
+    """The same in ASYNC_FLUSH, with a flush thread so slow that this one publishes the puts."""
+    with mock.patch.object(flush, "_DISPATCH_DELAY_S", 0.01), mock.patch.object(flush, "_BUSY_DELAY_S", 0.01):
+        session(root, disk, promise, interrupter, ASYNC)
+
+
+def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
+    """P commits, Q commits P's next batch and one of its own, P comes with the same batch, and goes on."""
+    p, q = Process(root, SMALL, disk), Process(root, SMALL, disk)
+
+    def committed(process: Process, app: str, version: int, rows: int) -> None:
+        promise.rows[(app, version)] = rows
+        promise.maybe_batches.add((app, version))
+        with process.store.writing(f"{app} {version}") as writer:
+            commit(writer, app, version, rows)
+        promise.accepted.add((app, version))
+        promise.batches.add((app, version))
+
+    try:
+        committed(p, "app-1", 1, 5)
+        committed(q, "app-1", 2, 7)
+        committed(q, "other", 0, 6)
+        for app, version, rows in (("app-1", 2, 7), ("other", 1, 4), ("app-1", 3, 5)):
+            for attempt in range(_TRIES):
+                try:
+                    with interrupter.armed():
+                        committed(p, app, version, rows)
+                    break
+                except (*ERRORS, StoreError, OSError) as error:
+                    if attempt == _TRIES - 1:
+                        raise AssertionError(f"the commit is of no use any more: {error!r}") from error
+        committed(q, "other", 2, 3)
+        with interrupter.armed(), contextlib.suppress(*ERRORS, StoreError, OSError):
+            p.detach()
+    finally:
+        p.die()
+        q.die()
+
+
+LONG = ("session", "async session", "turns")
+STORIES: dict[str, Callable[[Path, Disk, Promise, Interrupter], None]] = {
+    "puts": partial(session, steps=_PUTS),
+    "batches": partial(session, steps=_BATCHES),
+    "session": session,
+    "async session": async_session,
+    "turns": turns,
+}
+
+
+def lines(story: str, base: Base, root: Path) -> Counter[Line]:
+    """The lines that a story runs when nothing happens, and how often."""
+    counting = Interrupter()
+    _tell(story, base, root, counting)
+    if not counting.hits:
+        raise AssertionError("no line of the store was seen")
+    return counting.hits
+
+
+def _tell(story: str, base: Base, root: Path, interrupter: Interrupter) -> tuple[MemRecordingDisk, Promise]:
+    disk, promise = MemRecordingDisk(root, base.content), copy_of(base.promise)
+    with quiet_threads():
+        try:
+            STORIES[story](root, disk, promise, interrupter)
+        finally:
+            die(root)
+    return disk, promise
+
+
+def check(story: str, base: Base, root: Path, interrupter: Interrupter, *, power_cut: bool) -> Verdict:
+    """Tell a story with an interrupt; what is wrong afterwards."""
+    verdict = Verdict()
+    try:
+        disk, promise = _tell(story, base, root, interrupter)
+    except (AssertionError, StoreError, OSError) as error:
+        verdict.misread.append(f"{type(error).__name__}: {error}")
+        return verdict
+    content = disk.image(disk.position, "strict").folder if power_cut else disk.content()
+    promise = promise if power_cut else killed(promise)
+    verdict = judge(Crash(content, promise, (), SMALL, power_cut=power_cut), root, briefly=True)
+    # A writer that stopped before its first byte says so in `state` of a store that is closed.
+    verdict.misread = [
+        text for text in verdict.misread if not text.startswith("before recovery: Fault(path='spark/state'")
+    ]
+    return verdict
+
+
+def cases(hits: Counter[Line]) -> Iterator[tuple[Line, int, type[BaseException]]]:
+    """Each line, the first and the last time that it is reached, with the errors in turn."""
+    for number, (line, count) in enumerate(sorted(hits.items())):
+        errors = itertools.cycle(ERRORS[number % len(ERRORS) :] + ERRORS[: number % len(ERRORS)])
+        for hit in sorted({1, count}):
+            yield line, hit, next(errors)

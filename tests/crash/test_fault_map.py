@@ -1,0 +1,85 @@
+"""README.md says which fault is injected where: each test and case it names is there, and no row is missing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from crash import runner
+
+TESTS = Path(__file__).resolve().parent.parent
+MAP = TESTS / "crash" / "README.md"
+ROW_COUNTS = {"C": 22, "D": 20, "E": 22, "L": 18, "S": 24, "H": 18}
+SEQUENCES = [*map(str, range(1, 26)), *(f"N{number}" for number in range(1, 16))]
+ALSO = {
+    "images": ["workloads", "judge"],
+    "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
+    "power": ["kills"],
+    "fuzz": ["flips"],
+}
+"""Modules beside its own that a mode of `make crash` takes its cases from."""
+
+
+def table(text: str) -> dict[str, str]:
+    """First cell -> last cell."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
+    return {cells[0]: cells[-1] for cells in rows if cells[0] not in ("Row", "No.") and "---" not in cells[0]}
+
+
+@lru_cache
+def names_in(path: Path) -> frozenset[str]:
+    return frozenset(
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+
+
+@lru_cache
+def text_of(mode: str) -> str:
+    """The code of a mode: kinds, workloads and places are literals in it."""
+    package, _, module = {each.name: each.module for each in runner.MODES}[mode].partition(".")
+    paths = (TESTS / package).glob("*.py") if not module else [TESTS / package / f"{module}.py"]
+    more = [TESTS / "crash" / f"{name}.py" for name in ALSO.get(mode, [])]
+    return "\n".join(path.read_text(encoding="utf-8") for path in [*paths, *more])
+
+
+def missing(reference: str) -> bool:
+    """Whether a test, or a case of a mode, is not there."""
+    path, _, name = reference.partition("::")
+    if name:
+        return not (TESTS / path).exists() or name not in names_in(TESTS / path)
+    mode, _, words = reference.partition(": ")
+    return mode not in {each.name for each in runner.MODES} or words not in text_of(mode)
+
+
+ROWS = table(MAP.read_text(encoding="utf-8"))
+
+
+def test_no_row_is_missing() -> None:
+    wanted = [f"{part}{number:02d}" for part, count in ROW_COUNTS.items() for number in range(1, count + 1)]
+    assert list(ROWS) == [*wanted, *SEQUENCES]
+    assert len(wanted) == 124
+
+
+@pytest.mark.parametrize("part", [*ROW_COUNTS, "sequences"])
+def test_what_the_map_names_is_there(part: str) -> None:
+    """A test that was renamed, or a workload that is gone, would leave a fault that nobody injects."""
+    rows = {row: where for row, where in ROWS.items() if (row[0] == part if part in ROW_COUNTS else row in SEQUENCES)}
+    for row, where in rows.items():
+        references = re.findall(r"`([^`]+)`", where)
+        assert references or "does not apply" in where, f"{row}: nothing injects it"
+        assert [reference for reference in references if missing(reference)] == [], row
+
+
+def test_a_name_that_is_not_there_is_noticed() -> None:
+    assert missing("crash/test_fault_map.py::test_nothing")
+    assert missing("crash/no_such_file.py::test_nothing")
+    assert missing("images: no such workload")
+    assert missing("no such mode: batches")
+    assert not missing("crash/test_fault_map.py::test_no_row_is_missing")
+    assert not missing("images: roll-over by puts")
