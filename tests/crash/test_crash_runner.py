@@ -99,10 +99,10 @@ def test_a_few_errors(case: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["no sync of a batch's head", "the tail is not zeroed", "a failed sync is tried again", "__CRC32# is not checked"],
+    ["no sync of a batch's head", "a failed sync is tried again"],
 )
 def test_planted_bugs_are_found(name: str) -> None:
-    """Four of the mutants; `make crash` plants all of them."""
+    """Two of the mutants; `make crash` plants all of them."""
     counts = mutants.run(0.0, 1, True, case=name)
     assert counts.cases["mutants caught"] == 1
     assert counts.ok, counts.failures

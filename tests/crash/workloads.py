@@ -103,7 +103,7 @@ WORKLOADS = {
 
 BASIC = (
     *("single puts", "async puts", "batches", "roll-over", "first batch of a topic", "Spark commits", "close and open"),
-    *("a new store", "recovery: sealed, not dispatched", "recovery: torn put", "recovery, then a batch"),
+    *("a new store", "recovery: sealed, not dispatched", "recovery: torn put"),
 )
 """Those that `make test` takes, too."""
 

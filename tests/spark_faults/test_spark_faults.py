@@ -16,7 +16,7 @@ from spark_faults import runner
 from spark_faults.histories import History
 from spark_faults.processes import connect
 
-COUNT = 16
+COUNT = 10
 
 
 def test_random_histories() -> None:
