@@ -89,20 +89,24 @@ def _faults(folder: Path, quick: bool) -> Iterator[Case]:
                 for number, at in enumerate(group[:most]):
                     tries = 1 + (number + sticky) % 2  # who gives up goes on with something else
                     key = f"{name}/{fault}{' sticky' if sticky else ''}/{at}"
-                    yield "I/O errors", key, partial(_fault, bases, name, fault, at, sticky, False, tries)
+                    yield "I/O errors", key, partial(_fault, bases, name, fault, at, sticky, False, quick, tries)
         for fault in ("EMFILE", "EACCES", "EIO"):
             for at in range(0, 60, 5 if quick else 1):
                 yield (
                     "errors of open",
                     f"{name}/{fault} open/{at}",
-                    partial(_fault, bases, name, fault, at, False, True),
+                    partial(_fault, bases, name, fault, at, False, True, quick),
                 )
 
 
-def _fault(bases: Bases, name: str, fault: str, at: int, sticky: bool, opens: bool, tries: int = 2) -> Verdict:
+def _fault(
+    bases: Bases, name: str, fault: str, at: int, sticky: bool, opens: bool, briefly: bool, tries: int = 2
+) -> Verdict:
     workload = WORKLOADS[name]
     base = bases[workload.base]
-    return check_fault(base, workload, bases.root, fault, at, sticky=sticky, opens=opens, tries=tries)[2]
+    return check_fault(base, workload, bases.root, fault, at, sticky=sticky, opens=opens, tries=tries, briefly=briefly)[
+        2
+    ]
 
 
 def _interrupts(folder: Path, seed: int, quick: bool) -> Iterator[Case]:

@@ -167,8 +167,13 @@ def check_fault(
     sticky: bool = False,
     opens: bool = False,
     tries: int = 2,
+    briefly: bool = False,
 ) -> tuple[str, Operation | None, Verdict]:
-    """Operation `at` fails. How the process ended, what failed (None: there are not so many operations), and what is wrong."""
+    """Operation `at` fails. How the process ended, what failed (None: there are not so many operations), and what is wrong.
+
+    What is left is looked at after a power cut that takes all that it may, after one that takes nothing, and after a
+    kill; `briefly`: after one of the last two.
+    """
     disk = Faulty(root, base.content, fault, at, sticky=sticky, opens=opens)
     own, verdict = copy_of(base.promise), Verdict()
     ended = "?"
@@ -184,11 +189,12 @@ def check_fault(
     verdict.misread += [f"what failed to sync was synced again: {operation}" for operation in disk.synced_again]
     # A step that failed twice leaves a hole in the row: it is not asked about.
     steps = [*base.steps, *(step for step in workload.steps if any(accepted(own, step)))]
-    for content, power_cut in (
-        (disk.image(disk.position, "strict").folder, True),
-        (disk.image(disk.position, "all").folder, True),
-        (disk.content(), False),
-    ):
+    strict, others = disk.image(disk.position, "strict").folder, []
+    if not briefly or at % 2:
+        others.append((disk.image(disk.position, "all").folder, True))
+    if not briefly or not at % 2:
+        others.append((disk.content(), False))
+    for content, power_cut in [(strict, True), *others]:
         after = judge(Crash(content, own, steps, workload.config, power_cut=power_cut), root)
         # A disk that failed in the middle of a recovery or an append leaves any part of what was in flight: what is
         # seen before the next recovery is not asked about here.

@@ -166,7 +166,7 @@ def at_random(story: Story, chance: random.Random) -> Death:
 def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     """The next process recovers and replays, and dies on the way: by a kill, or power goes."""
     replays: list[Step] = [
-        ("batch", app, version, rows, "SYNC_FLUSH" if (app, version) in crash.promise.batches else "ASYNC_FLUSH")
+        ("replay", app, version, rows, "SYNC_FLUSH" if (app, version) in crash.promise.batches else "ASYNC_FLUSH")
         for (app, version), rows in sorted(crash.promise.rows.items())
     ]
     by_kill = chance.random() < 0.4
@@ -206,7 +206,7 @@ def another_put(crash: Crash, root: Path) -> Crash:
 
 # ---- the mode of `make crash`
 
-QUICK_COUNT = 20_500
+QUICK_COUNT = 20_100
 SHRUNK_FAILURES = 3
 """Of each process; the others are printed as they were found."""
 
@@ -238,7 +238,7 @@ class Case:
         return number_of(self.key)
 
     def judged(self, root: Path) -> tuple[str, Verdict]:
-        """What it is, and what is wrong; every second one dies again first, one in four is looked at more closely."""
+        """What it is, and what is wrong; every second one dies again first, one in eight is looked at more closely."""
         death = self.death
         if self.lost is not None and death.image is not None:
             death = replace(death, image=death.image.with_lost(self.lost))
@@ -246,7 +246,7 @@ class Case:
         if self.number % 2 and not self.once:
             words, crash = again(crash, root, random.Random(f"{self.seed} {self.key}"))
             label = f"{label}, {words}"
-        return label, judge(crash, root, thorough=self.number % 8 < 2)
+        return label, judge(crash, root, thorough=self.number % 16 < 2)
 
     def with_words(self, words: Sequence[str]) -> Case:
         """As `words` say: what stands behind the key in `case`."""

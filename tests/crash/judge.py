@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from crash import checker
-from crash.harness import Promise, Step, batch_columns, die, payload
+from crash.harness import Promise, Step, append_encoded, die, payload
 from crash.imitate import another_boot
 from crash.memdisk import MemDisk, Tree
 from crash.power_cut import Folder
@@ -27,14 +26,12 @@ from crash.workloads import prefix_faults
 from messagestore import (
     ASYNC_FLUSH,
     SYNC_FLUSH,
-    BatchRequest,
     LostBatchesError,
     MessageStore,
     StoreConfig,
     StoreError,
-    record_columns,
 )
-from messagestore.transaction import APPENDED, KNOWN, Chunks, append_batch
+from messagestore.transaction import APPENDED, KNOWN
 from messagestore.verify import verify
 
 
@@ -189,7 +186,7 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
         for version in [v for v in versions if v not in there[:-1]]:  # Spark writes its last batch again, not all
             row_count = promise.rows[(app, version)]
             flush = SYNC_FLUSH if (app, version) in promise.batches else ASYNC_FLUSH
-            status = append(store, app, version, row_count, flush)
+            status = append_encoded(store, app, version, row_count, flush)
             if row_count and status != (KNOWN if version in there else APPENDED):
                 wrong = verdict.duplicated if version in there else verdict.lost
                 wrong.append(f"batch {(app, version)}: is {'' if version in there else 'not '}there, and was {status}")
@@ -197,27 +194,11 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
     return appended
 
 
-def append(store: MessageStore, app: str, version: int, row_count: int, flush: str) -> str:
-    """One batch; its status."""
-    writer = store.writer
-    chunk = encoded(app, version, row_count, writer.files.config, writer.files.store_host)
-    chunk = replace(chunk, data=chunk.data.copy())  # it is stamped in place
-    request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
-    return append_batch(writer, Chunks([chunk]), request).status
-
-
-@lru_cache(1024)
-def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: bytes) -> record_columns.EncodedRecords:
-    """The records of a batch, as a task stages them."""
-    columns = batch_columns(app, version, row_count)
-    return record_columns.encode(columns, limits=config, store_host=host, born_host=host)
-
-
 def _gap_is_told(store: MessageStore, app: str, version: int, disk: MemDisk, verdict: Verdict) -> None:
     """Batches are gone (ASYNC_FLUSH), and Spark goes on behind them: it is told, and nothing is written."""
     before = disk.tree()
     try:
-        append(store, app, version, 1, ASYNC_FLUSH)
+        append_encoded(store, app, version, 1, ASYNC_FLUSH)
         verdict.lost.append(f"{app}: version {version} was appended over a gap")
     except LostBatchesError:
         if disk.tree() != before:

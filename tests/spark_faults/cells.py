@@ -22,7 +22,7 @@ COMMIT_PLACES = (
     *("dispatch", "published", "returned"),
 )
 DRIVER_PLACES = ("offsets", "commits")
-LOCAL, CLUSTER = "local[2,4]", "local-cluster[2,1,1024]"
+LOCAL, CLUSTER = "local[2,4]", "local-cluster[1,1,1024]"
 MATRIX: dict[str, list[str]] = {
     LOCAL: [f"{place}:self" for place in (*TASK_PLACES, *COMMIT_PLACES)]
     + [f"{place}:{victim}" for victim in ("jvm", "zombie") for place in (*DRIVER_PLACES, *TASK_PLACES, *COMMIT_PLACES)]
@@ -31,9 +31,9 @@ MATRIX: dict[str, list[str]] = {
 }
 QUICK: dict[str, list[str]] = {
     LOCAL: [
-        *("task:self", "staged:self", "commit:self", "write-half:self", "data-synced:self", "head-written:self"),
-        *("head-synced:self", "dispatch:self", "published:self", "returned:self", "offsets:jvm", "commits:jvm"),
-        *("head-written:jvm", "write-half:zombie", "foreach:driver", "two:drivers"),
+        *("commit:self", "write-half:self", "data-synced:self", "head-written:self", "head-synced:self"),
+        *("dispatch:self", "published:self", "returned:self", "offsets:jvm", "commits:jvm", "write-half:zombie"),
+        *("foreach:driver", "two:drivers"),
     ],
     CLUSTER: ["staged-half:executor"],
 }
