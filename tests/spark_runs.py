@@ -16,6 +16,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "connector" / "spark"
+CLASSES = Path(sys.prefix, "spark.jsa")
+"""Spark's classes, where `class_archive.py` has been run."""
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # short programs: half the CPU
+QUIET = "-Xlog:disable -Xlog:all=off"
 SESSION = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -47,7 +51,9 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # short programs: half the CPU
+        "JDK_JAVA_OPTIONS": f"{JAVA_OPTIONS} -XX:SharedArchiveFile={CLASSES} {QUIET}"
+        if CLASSES.exists()
+        else JAVA_OPTIONS,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
 

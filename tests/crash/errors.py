@@ -37,7 +37,7 @@ from messagestore.verify import verify
 _QUICK_OF_A_KIND = {"EIO": 2, "ENOSPC": 2}
 _QUICK = (
     "single puts", "group commit", "async puts", "async, then sync", "roll-over", "roll-over of the index", "Spark commits",
-    "clean end moves", "topics",
+    "clean end moves",
 )  # fmt: skip
 _QUICK_LINES = 79
 Case = tuple[str, str, Callable[[], Verdict]]

@@ -3,7 +3,7 @@ come of it, soon, and without much memory.
 
 Inputs are valid files with bytes flipped, lengths and offsets replaced by the numbers that hurt, parts cut out, doubled or
 swapped; and bytes of no meaning. They go to the readers of segments, records, units, index files, `state`, the journal,
-`store.json`, `topics.json`, the store checkpoint and staging files; every hundredth into a whole store, which is then read,
+`store.json`, `topics.json`, the store checkpoint and staging files; every 200th into a whole store, which is then read,
 verified and opened. A list of named cases follows: links, FIFOs, topics that climb out of the root, decompression bombs.
 """
 
@@ -113,8 +113,8 @@ def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
     batches = [one for one in records if b'{"messagestore"' in one]
     memory = MemDisk(folder / "memory")
     return [
-        Target("records", records, _read_record, 30),
-        Target("segments", logs, _read_segment, 15),
+        Target("records", records, _read_record, 35),
+        Target("segments", logs, _read_segment, 10),
         Target("BATCH records", batches, _read_batch, 10),
         Target("state slots", [d[i : i + 64] for d in of("spark/state") for i in (0, 512)], State.from_bytes, 10),
         Target("journals", of("spark/journal"), BatchJournal.from_json, 10),
@@ -377,7 +377,7 @@ class Ground:
         chance, verdict, name = random.Random(f"{self.seed} {number}"), Verdict(), "whole store"
         began_s = time.perf_counter()
         try:
-            if number % 100 == 0:
+            if number % 200 == 0:
                 sample = self.samples[chance.choice(("batches", "killed", "puts"))]
                 _whole_store(sample, self.folder / "whole", chance, most_edits)
             else:

@@ -1,6 +1,6 @@
 """`make crash`: every fault of FAULTS.md injected, counted, and judged.
 
-    make crash                                    the quick profile: fixed counts, some ten minutes on 2 cores
+    make crash                                    the quick profile: fixed counts, some 8 minutes on 2 cores
     make crash-deep SECONDS=3600 SEED=7           each mode in turn, by chance, for as long as it is told
     make crash ARGS="--only images --seed 7 --case 'roll-over/31'"   one case again
 
