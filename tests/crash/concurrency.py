@@ -48,7 +48,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     """Each kind once, or in turn for so many seconds; a case is a kind and its seed."""
     counts, until_s = Counts(), time.monotonic() + seconds
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
-        "readers": partial(_readers, quick_s=8.0), "threads": _threads, "processes": _processes, "races": _races,
+        "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races,
     }  # fmt: skip
     with scratch_folder() as folder:
         for turn in range(part[0], 1 << 30, part[1]):

@@ -177,9 +177,10 @@ def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     promise = copy_of(promise)
     if crash.power_cut:
         promise.accepted = {*promise.puts, *promise.batches}  # the rest may be gone, and no close makes it durable
+    disk.kill_at = chance.randint(0, 40 + 25 * len(replays))  # about as many operations as it would do
     with another_boot(101) if crash.power_cut else contextlib.nullcontext():
         run = record(disk, promise, [("open",), *replays, ("close",)], crash.config)
-    cut = chance.randint(0, disk.position)
+    cut = disk.position
     if by_kill:
         image = disk.image(cut, "all")
     else:

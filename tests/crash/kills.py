@@ -24,7 +24,7 @@ from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, Message
 from messagestore.transaction import KNOWN
 
 QUICK_COUNT = 500
-KILLS_OF_A_STORE = 25
+KILLS_OF_A_STORE = 20
 _STEP = struct.Struct(">ciiI")  # what, app or number, version or count, rows
 _BEGUN, _DONE = b"b", b"d"
 _APPS = ("one", "two")

@@ -21,10 +21,12 @@ from pyspark.errors import StreamingQueryException
 
 from spark_runs import bodies, fill, in_order
 
-ROWS = 750
+ROWS_OF_A_BATCH = 250
+ROWS = 3 * ROWS_OF_A_BATCH
 BATCH = 1
 RUNS = 5
 TWO_DRIVERS = "two:drivers"
+TASK_PLACES = ("task", "staged")
 
 
 def main() -> None:
@@ -33,9 +35,30 @@ def main() -> None:
     plan = Path(os.environ[killing.PLAN])
     spark = job.session(master)
     spark.dataSource.register(killing.KillingSource)
-    for cell in cells:
+    commits = [cell for cell in cells if cell.endswith(":self") and not cell.startswith(TASK_PLACES)]
+    if len(commits) > 1:
+        in_one_query(spark, Path(folder, "commits"), commits, plan)
+        for cell in commits:
+            print("CELL", cell, len(commits) + 1, flush=True)
+    for cell in cells if len(commits) < 2 else [cell for cell in cells if cell not in commits]:
         print("CELL", cell, one(spark, Path(folder, cell.replace(":", "-")), cell, plan), flush=True)
     spark.stop()
+
+
+def in_one_query(spark: object, folder: Path, cells: list[str], plan: Path) -> None:
+    """Cells whose victim is the commit's worker, which ends the query: one micro-batch each; started again each time."""
+    root, checkpoint, count = str(folder / "store"), str(folder / "checkpoint"), (len(cells) + 1) * ROWS_OF_A_BATCH
+    fill(root, count)
+    for number, cell in enumerate(cells, start=1):
+        plan.write_text(f"{cell.partition(':')[0]} self {number}")
+        try:
+            job.copy(spark, root, checkpoint, "killing")
+        except StreamingQueryException:
+            assert not plan.exists(), f"{cell}: the query failed before it came to this place"
+        else:
+            raise AssertionError(f"{cell}: nobody came to this place")
+    job.copy(spark, root, checkpoint, "killing")
+    check_copied(", ".join(cells), root, count)
 
 
 def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
@@ -64,12 +87,17 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
                 raise
     assert not plan.exists(), f"{cell}: nobody came to this place"
     wait_for_zombie(plan)
+    check_copied(cell, root, ROWS)
+    return runs
+
+
+def check_copied(cell: str, root: str, row_count: int) -> None:
+    """Each row of `flights` is in `copy` once, in order."""
     found = bodies(root, "copy")
-    assert found == bodies(root, "flights"), f"{cell}: {len(found)} of {ROWS} rows"
-    assert len(found) == ROWS
+    assert found == bodies(root, "flights"), f"{cell}: {len(found)} of {row_count} rows"
+    assert len(found) == row_count
     assert set(found.values()) == {1}, f"{cell}: rows are there twice"
     assert in_order(root, "copy"), f"{cell}: out of order"
-    return runs
 
 
 def another_driver(folder: Path, root: str, checkpoint: str) -> subprocess.Popen[bytes]:

@@ -2,7 +2,8 @@
 
 A cell runs a query of three micro-batches; in the second its victim is killed at its place, once. Then the query is
 started again on the same checkpoint, in the same JVM or, where that was killed, in a new one, which goes on with the
-cells behind it: one start of a JVM for each that is killed.
+cells behind it: one start of a JVM for each that is killed. Several cells that kill the commit's worker share one query,
+a micro-batch for each.
 """
 
 from __future__ import annotations
