@@ -13,16 +13,12 @@ import spark_runs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder are marked `spark`, and skipped, with the reason, where Spark cannot run. Those that share
-    a session stay together in one process.
-    """
+    """All tests of this folder are marked `spark`, and skipped, with the reason, where Spark cannot run."""
     mine = [item for item in items if spark_runs.HERE in Path(item.path).parents]
     reason = spark_runs.why_not() if mine else None
     for item in mine:
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.filterwarnings("default::ResourceWarning"))
-        for fixture in {"spark", "on_connect"} & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(fixture))
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
