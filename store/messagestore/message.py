@@ -196,16 +196,8 @@ def topic_fault(topic: object) -> str | None:
 
     Source: RocketMQ common/topic/TopicValidator.java, broker/util/HookUtils.java.
     """
-    if not isinstance(topic, str):
-        return f"found {type(topic).__name__}; a topic is text"
-    if not topic:
-        return "found an empty topic"
-    if _NAME.fullmatch(topic) is None:
-        return f"found {topic[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
-    limit = MAX_GROUP_TOPIC_SIZE if topic.startswith(GROUP_TOPIC_PREFIXES) else MAX_TOPIC_SIZE
-    if len(topic) > limit:
-        return f"found {len(topic)} bytes; allowed are at most {limit}"
-    return None
+    of_group = isinstance(topic, str) and topic.startswith(GROUP_TOPIC_PREFIXES)
+    return _name_fault("topic", topic, MAX_GROUP_TOPIC_SIZE if of_group else MAX_TOPIC_SIZE)
 
 
 def group_fault(group: object) -> str | None:
@@ -213,16 +205,20 @@ def group_fault(group: object) -> str | None:
 
     Source: RocketMQ client/Validators.java (checkGroup), common/MixAll.java (isSysConsumerGroup).
     """
-    if not isinstance(group, str):
-        return f"found {type(group).__name__}; a group is text"
-    if not group:
-        return "found an empty group"
-    if _NAME.fullmatch(group) is None:
-        return f"found {group[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
-    if len(group) > MAX_GROUP_SIZE:
-        return f"found {len(group)} characters; allowed are at most {MAX_GROUP_SIZE}"
-    if group.startswith(SYSTEM_GROUP_PREFIX):
+    if isinstance(group, str) and group.startswith(SYSTEM_GROUP_PREFIX):
         return f"found {group[:80]!r}; names that begin with {SYSTEM_GROUP_PREFIX} are a broker's own"
+    return _name_fault("group", group, MAX_GROUP_SIZE)
+
+
+def _name_fault(kind: str, name: object, limit: int) -> str | None:
+    if not isinstance(name, str):
+        return f"found {type(name).__name__}; a {kind} is text"
+    if not name:
+        return f"found an empty {kind}"
+    if _NAME.fullmatch(name) is None:
+        return f"found {name[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
+    if len(name) > limit:
+        return f"found {len(name)} bytes; allowed are at most {limit}"
     return None
 
 

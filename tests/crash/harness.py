@@ -134,11 +134,16 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             puts = [f"put/{number}/" + "x" * size]
             promise.maybe_puts += puts
             assert store.put_message(Message("big", puts[0].encode(), queue_id=0)).is_ok
-        case ("batch", str(app), int(version), int(rows), str(flush)):
+        case (("batch" | "replay" | "commit") as how, str(app), int(version), int(rows), str(flush)):
             promise.rows[(app, version)] = rows
             promise.maybe_batches.add((app, version))
-            request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
-            store.append_batch(batch_columns(app, version, rows), request)
+            if how == "batch":
+                request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
+                store.append_batch(batch_columns(app, version, rows), request)
+            elif how == "replay":  # as "batch", and quicker
+                append_encoded(store, app, version, rows, flush)
+            else:
+                commit_staged(store, app, version, rows, flush)
             promise.accepted.add((app, version))
             if flush == SYNC_FLUSH:
                 promise.batches.add((app, version))
@@ -147,20 +152,6 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             puts = [body for body in puts if body not in promise.accepted]  # a second try: those that failed
             promise.maybe_puts += puts
             put_side_by_side(store, puts, topic, threads, promise, config)
-        case ("replay", str(app), int(version), int(rows), str(flush)):  # as "batch", and quicker
-            promise.rows[(app, version)] = rows
-            promise.maybe_batches.add((app, version))
-            append_encoded(store, app, version, rows, flush)
-            promise.accepted.add((app, version))
-            if flush == SYNC_FLUSH:
-                promise.batches.add((app, version))
-        case ("commit", str(app), int(version), int(rows), str(flush)):
-            promise.rows[(app, version)] = rows
-            promise.maybe_batches.add((app, version))
-            commit_staged(store, app, version, rows, flush)
-            promise.accepted.add((app, version))
-            if flush == SYNC_FLUSH:
-                promise.batches.add((app, version))
         case ("topic", str(topic), int(queue_count)):
             store.create_topic(topic, queue_count)
         case ("clean",):

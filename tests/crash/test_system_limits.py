@@ -6,14 +6,13 @@ import errno
 import os
 import resource
 import signal
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from crash import faults, many_queues
+from crash.concurrency import ended, in_child
 from crash.faults import check_fault
 from crash.harness import SMALL, Promise, batch_columns, check_store, do_step, no_thread_warnings
 from crash.imitate import rows_seen
@@ -28,21 +27,6 @@ pytestmark = [no_thread_warnings, pytest.mark.filterwarnings("ignore::Deprecatio
 @pytest.fixture
 def root(scratch: Path) -> Path:
     return scratch / "store"
-
-
-def in_child(work: Callable[[], object]) -> bool:
-    """Do it in a forked process, whose limits are its own; whether it ended well."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:  # noqa: BLE001 - shown, and told by the status
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def limited(kind: int, size: int) -> None:
@@ -85,7 +69,7 @@ def test_a_file_size_limit_is_a_full_disk(root: Path, batches: bool) -> None:
             topic, count = ("topic-app-1", 20 * (done + 2)) if batches else ("t", done + 2)
             assert sum(store.max_offset(topic, queue_id) for queue_id in range(4)) == count
 
-    assert in_child(work)
+    assert ended(in_child(work))
     rows = dict.fromkeys((("app-1", number) for number in range(len(rows_seen(root)))), 20)
     assert bool(rows) is batches
     check_store(root, Promise(["put/0/"], ["put/0/", *bodies], set(rows), set(rows), rows))
@@ -155,7 +139,7 @@ def test_a_user_without_rights_changes_nothing_and_is_told(scratch: Path) -> Non
         with pytest.raises(PermissionError):
             MessageStore.open_read_only(root, SMALL).max_offset("single", 0)
 
-    assert in_child(work)
+    assert ended(in_child(work))
     assert {path: path.stat().st_mtime_ns for path in scratch.rglob("*")} == before
     check_store(root, Promise(puts=["put/0/"], maybe_puts=["put/0/"]))
 
@@ -191,7 +175,7 @@ def test_a_reader_without_address_space_says_so_and_goes_on_later(root: Path) ->
             assert [m.body for m in reader.get_message("big", 0, 0, 32).messages] == bodies
         assert outcomes == {True, "no memory"}, outcomes
 
-    assert in_child(work)
+    assert ended(in_child(work))
 
 
 # ---- signals

@@ -190,7 +190,7 @@ def test_groups_that_are_allowed(group: str) -> None:
         ("a@b", "allowed are the characters"),
         ("grüße", "allowed are the characters"),
         ("g\n", "allowed are the characters"),
-        ("x" * 256, "found 256 characters; allowed are at most 255"),
+        ("x" * 256, "found 256 bytes; allowed are at most 255"),
         ("CID_RMQ_SYS_TRANS", "a broker's own"),
         (7, "found int"),
     ],

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import spark_runs
+
+CONNECT_PORT = 15002
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,6 +44,24 @@ def spark(kill_plan: Path) -> Iterator[object]:
     warehouse = {"spark.sql.warehouse.dir": str(kill_plan.parent / "warehouse")}
     with spark_runs.session("local[2,4]", **warehouse) as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def connect_port() -> Iterator[None]:
+    """Spark Connect has one port on a machine: one test at a time, when the server of the last one is gone."""
+    with open(Path(tempfile.gettempdir(), "messagestore-tests-connect.lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        deadline_s = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind(("", CONNECT_PORT))
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline_s, f"port {CONNECT_PORT} of Spark Connect is in use"
+            time.sleep(0.1)
+        yield
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def test_checks_on_classic(spark, tmp_path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_connect(tmp_path_factory) -> str:
+def on_connect(tmp_path_factory, connect_port) -> str:
     """All cases and checks on Connect, in one process."""
     folder = tmp_path_factory.mktemp("connect")
     done = spark_runs.run_job("cases.py", folder, cwd=folder, timeout_s=600)

@@ -8,8 +8,10 @@ from spark_runs import bodies, fill, run_job
 
 
 @pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]", "remote"])
-def test_streams_through_sink_and_source(tmp_path, master: str):
+def test_streams_through_sink_and_source(tmp_path, request, master: str):
     """A store is read as a stream and written back to another topic, found by name alone, with nothing registered."""
+    if master == "remote":
+        request.getfixturevalue("connect_port")
     root = str(tmp_path / "store")
     fill(root, 1000)
     done = run_job("job.py", master, root, tmp_path / "checkpoint", cwd=tmp_path)
