@@ -15,6 +15,7 @@ synced before anything is dispatched or published.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -367,8 +368,8 @@ class _Recovery:
         self._rebuild_missing(walk, dispatcher)
         if self.abort is not None or walk.start < walk.end.physical_offset:
             dispatcher.rewind_index(walk.start)
-        runs = self.log.scan(walk.start, walk.end.physical_offset, verify_body_crc=False)
-        dispatcher.dispatch(request_of(run) for run in runs)
+        runs = self.log.scan(walk.requests_end, walk.end.physical_offset, verify_body_crc=False)
+        dispatcher.dispatch(itertools.chain(walk.requests, map(request_of, runs)))
         names = files.queue_names()
         for topic, queue_id in walk.next_offsets:
             queue = files.queue(topic, queue_id)

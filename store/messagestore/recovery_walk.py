@@ -25,6 +25,7 @@ from messagestore.properties import PROPERTY_SEPARATOR
 from messagestore.record_scan import ScanEnd
 from messagestore.store_files import StoreFiles
 
+_KEPT_RECORDS = 1_000_000  # some 50 bytes each
 _SEARCH_SIZE = 16 * 1024 * 1024
 _SECTOR_SIZE = 512
 _DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")
@@ -52,6 +53,10 @@ class Walk:
     record_count : int
     restarted : list of (topic, queue id)
         Queues whose offsets started again: the topic was deleted and made again by a broker.
+    requests : list of DispatchRequest
+        Of the records from `start` up to `requests_end`, all that were met or the first 1,000,000: what is dispatched
+        after the walk need not be decoded again.
+    requests_end : int
     """
 
     start: int
@@ -63,6 +68,11 @@ class Walk:
     batches: list[BatchRecord] = field(default_factory=list)
     record_count: int = 0
     restarted: list[tuple[str, int]] = field(default_factory=list)
+    requests: list[DispatchRequest] = field(default_factory=list)
+    requests_end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests_end = self.start
 
 
 class Walker:
@@ -122,7 +132,11 @@ class Walker:
         request = request_of(run)
         whole = self._whole(run, request)
         if whole == len(run.starts):
-            return self._take_whole(run, request)
+            taken = self._take_whole(run, request)
+            if taken and self.walk.record_count <= _KEPT_RECORDS:
+                self.walk.requests.append(request)
+                self.walk.requests_end = self.walk.end.physical_offset
+            return taken
         torn = run.physical_offset + int(run.starts[whole])
         run = replace(run, starts=run.starts[:whole], heads=run.heads[:whole])
         if self._take_whole(run, request_of(run)):

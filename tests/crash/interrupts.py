@@ -5,7 +5,7 @@ done: the step is tried again. In the end the process is killed, and everything 
 nothing is there twice, no batch is there by half.
 
     session         a session: puts, batches of both flush modes, close
-    async session   the same in ASYNC_FLUSH, with a thread that publishes late
+    async session   the same in ASYNC_FLUSH, without a thread that publishes
     turns           commits in turn with another process, which has committed the same batch before
     puts, batches   parts of a session, for tests that must be short
 """
@@ -32,7 +32,8 @@ from crash.imitate import Process, commit
 from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemRecordingDisk
 from crash.workloads import ASYNC, Base, copy_of
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError, flush
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError
+from messagestore.flush import FlushService
 from messagestore.mapped_file import Disk
 
 PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
@@ -145,8 +146,15 @@ def session(
 
 
 def async_session(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
-    """The same in ASYNC_FLUSH, with a flush thread so slow that this one publishes the puts."""
-    with mock.patch.object(flush, "_DISPATCH_DELAY_S", 0.01), mock.patch.object(flush, "_BUSY_DELAY_S", 0.01):
+    """The same in ASYNC_FLUSH, with a flush thread that leaves it to this one to publish the puts."""
+    with_puts = FlushService._round
+
+    def without_puts(service: FlushService) -> None:
+        if service._requested > service._flushed:
+            with_puts(service)
+        service._dispatch_wanted = False
+
+    with mock.patch.object(FlushService, "_round", without_puts):
         session(root, disk, promise, interrupter, ASYNC)
 
 

@@ -15,6 +15,7 @@ from messagestore import (
     CorruptionError,
     Message,
     MessageStore,
+    recovery_walk,
 )
 from messagestore.mapped_file import Disk
 from messagestore.verify import verify
@@ -164,9 +165,13 @@ def test_stray_and_odd_files_are_named(tmp_path: Path) -> None:
         MessageStore.open(root, SMALL)
 
 
+@pytest.mark.parametrize("kept", [1_000_000, 60, 0])
 @pytest.mark.parametrize("what", ["consumequeue", "index"])
-def test_derived_files_are_rebuilt(tmp_path: Path, what: str) -> None:
-    """Queues or index deleted under a store that was not closed: written again from the log, byte for byte."""
+def test_derived_files_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, kept: int) -> None:
+    """Queues or index deleted under a store that was not closed: written again from the log, byte for byte; from what
+    the walk kept, and behind that from the log.
+    """
+    monkeypatch.setattr(recovery_walk, "_KEPT_RECORDS", kept)
     root = tmp_path / "s"
     store = MessageStore.open(root, SMALL)
     for i, body in enumerate(bodies(100)):
