@@ -12,12 +12,7 @@
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
-# A distribution's own Python is built with all optimisations, and a fifth faster than one that pyenv built here.
-ifndef PYTHON
-PYTHON := $(shell /usr/bin/python3 -c 'import ensurepip, os, sys, sysconfig, venv; \
-  sys.exit(sys.version_info < (3, 11) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' \
-  2>/dev/null && echo /usr/bin/python3 || echo python3)
-endif
+PYTHON ?= python3
 ARGS   ?=
 SECONDS ?= 3600
 SEED    ?= 1

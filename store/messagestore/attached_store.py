@@ -169,6 +169,7 @@ class AttachedStore:
             self.writer.check_usable()
             if self.flush is None or not self.flush.alive:
                 self.flush = FlushService(self.writer, self._remember_poison)
+                self.writer.start_flushing = self.flush.start
         except BaseException as error:
             if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")

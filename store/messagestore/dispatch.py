@@ -7,6 +7,7 @@ is synced here. What was dispatched before is skipped, so dispatching a range of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,10 +24,11 @@ from messagestore.layout import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from messagestore.message import SCHEDULE_TOPIC
+from messagestore.message import SCHEDULE_TOPIC, MessageExt
 from messagestore.store_files import StoreFiles
 
 _KEYS_AT_ONCE = 1_000_000
+_FEW = 32  # less than 45, where both ways take as long
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's messageDelayLevel, levels 1 to 18."""
 
@@ -215,6 +217,32 @@ def request_of(run: Scanned) -> DispatchRequest:
     queued = queued_rows(run)
     if not queued.all():  # only such logs pay for the copy
         starts, heads = starts[queued], heads[queued]
+    if len(starts) <= _FEW:
+        return _request_of_few(run, starts)
+    return _request_of_many(run, starts, heads)
+
+
+def _request_of_few(run: Scanned, starts: NDArray[np.int64]) -> DispatchRequest:
+    """One by one: for a few dozen records that takes a fraction of what the many steps of `_request_of_many` cost."""
+    messages = [record.decode_message(run.data.data, start, verify=False) for start in starts.tolist()]
+    runs = [(key, len(list(same))) for key, same in itertools.groupby(messages, lambda m: (m.topic, m.queue_id))]
+    keys = [m.keys if m.unique_key is None else (m.unique_key, *m.keys) for m in messages]
+    hashes = [javahash.index_hash(m.topic, key) for m, some in zip(messages, keys, strict=True) for key in some]
+    return DispatchRequest(
+        run_topics=[topic for (topic, _), _ in runs],
+        run_queue_ids=np.array([queue_id for (_, queue_id), _ in runs], np.int32),
+        run_counts=np.array([count for _, count in runs], np.int32),
+        queue_offsets=np.array([m.queue_offset for m in messages], np.int64),
+        physical_offsets=run.physical_offset + starts,
+        sizes=np.array([m.size for m in messages], np.int32),
+        tags_codes=np.array([_tags_code(m) for m in messages], np.int64),
+        store_timestamps_ms=np.array([m.store_timestamp_ms for m in messages], np.int64),
+        key_hashes=np.array(hashes, np.int32),
+        key_counts=np.array([len(some) for some in keys], np.int32),
+    )
+
+
+def _request_of_many(run: Scanned, starts: NDArray[np.int64], heads: NDArray[np.void]) -> DispatchRequest:
     columns = record_columns.decode(
         run.data,
         starts,
@@ -231,8 +259,8 @@ def request_of(run: Scanned) -> DispatchRequest:
     key_hashes, key_counts = _key_hashes(topics, columns.column("keys"), columns.column("unique_key"))
     tags_codes = javahash.java_hashes(columns.column("tags")).astype(np.int64)
     if SCHEDULE_TOPIC in names:
-        rows = np.flatnonzero(codes == names.index(SCHEDULE_TOPIC))
-        tags_codes[rows] = _deliver_times(run, starts[rows], tags_codes[rows])
+        for row in np.flatnonzero(codes == names.index(SCHEDULE_TOPIC)).tolist():  # only a broker's own topic
+            tags_codes[row] = _tags_code(record.decode_message(run.data.data, int(starts[row]), verify=False))
     return DispatchRequest(
         run_topics=[names[codes[i]] for i in run_starts],
         run_queue_ids=queue_ids[run_starts].astype(np.int32),
@@ -247,17 +275,15 @@ def request_of(run: Scanned) -> DispatchRequest:
     )
 
 
-def _deliver_times(run: Scanned, starts: NDArray[np.int64], tags_codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Tags codes of delayed messages: the time they are due. One by one: only a broker's own topic has them."""
-    times = tags_codes.copy()
-    for i, start in enumerate(starts.tolist()):
-        message = record.decode_message(run.data.data, start, verify=False)
+def _tags_code(message: MessageExt) -> int:
+    """The tags code of a message's unit: the hash of its tags; of a delayed message the time when it is due."""
+    if message.topic == SCHEDULE_TOPIC:
         level = message.system_properties.get("DELAY", "0")
         number = int(level) if level.isascii() and level.isdigit() else 0
         if number > 0:
             delay_s = _DELAY_LEVELS_S[number - 1] if number <= len(_DELAY_LEVELS_S) else 1
-            times[i] = message.store_timestamp_ms + 1000 * delay_s
-    return times
+            return message.store_timestamp_ms + 1000 * delay_s
+    return javahash.tags_code(message.tags or "")
 
 
 def _key_hashes(

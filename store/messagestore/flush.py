@@ -1,6 +1,7 @@
 """When do plain puts become durable and visible?
 
-One thread per writer. SYNC_FLUSH: callers wait, the thread syncs once for all of them (RocketMQ's GroupCommitService),
+One thread per writer, from its first put or ASYNC_FLUSH batch on: who only opens a store, or commits SYNC_FLUSH
+batches, needs none. SYNC_FLUSH: callers wait, the thread syncs once for all of them (RocketMQ's GroupCommitService),
 dispatches and publishes. ASYNC_FLUSH: the thread dispatches and publishes within about a millisecond (RocketMQ's reput
 interval; 20 ms under load) and syncs in RocketMQ's rhythm: every `flushIntervalCommitLog` when
 `flushCommitLogLeastPages` are dirty, and everything every `flushCommitLogThoroughInterval`.
@@ -45,8 +46,24 @@ class FlushService:
         self._busy = False
         self._stopped = False
         self._last_flush_s = self._last_thorough_s = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="messagestore-flush", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, unless it has: before something is appended that the thread is to sync or publish."""
+        if self._thread is None:
+            self._start_once()
+
+    def _start_once(self) -> None:
+        with self._changed:  # the thread waits for it, and ends when it is not the one that was begun
+            if self._thread is not None or self._stopped:
+                return
+            thread = threading.Thread(target=self._run, name="messagestore-flush", daemon=True)
+            try:
+                self._thread = thread
+                thread.start()
+            except BaseException:  # Ctrl-C may have come before or after the thread was made
+                self._thread = None
+                raise
 
     def wait(self, end: int, timeout_s: float) -> bool:
         """Wait until the log is durable and visible up to `end`; False when that takes longer than `timeout_s`.
@@ -56,6 +73,7 @@ class FlushService:
         StorePoisonedError
             The sync failed: the message is not acknowledged.
         """
+        self.start()
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._requested = max(self._requested, end)
@@ -86,7 +104,7 @@ class FlushService:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_TIMEOUT_S)
 
     def forget_threads(self) -> None:
@@ -95,12 +113,15 @@ class FlushService:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs (it does not in a forked child)."""
-        return self._thread.is_alive()
+        """Whether the thread runs, or may still be started: not in a child that was forked when it ran."""
+        return self._thread is None or self._thread.is_alive()
 
     def _run(self) -> None:
-        self.writer.flush_thread = threading.get_ident()
-        interval_s = self.writer.files.config.flush_interval_commit_log / 1000
+        own, interval_s = threading.current_thread(), self.writer.files.config.flush_interval_commit_log / 1000
+        with self._changed:
+            if self._thread is not own:
+                return
+            self.writer.flush_thread = own.ident
         while True:
             with self._changed:
                 self._changed.wait_for(

@@ -102,6 +102,8 @@ class LogWriter:
         """Whether the writer lock is held: `state` is written under it only."""
         self.locks_intact: Callable[[], bool] = lambda: True
         """Whether the lock files are still those that were locked."""
+        self.start_flushing: Callable[[], None] = lambda: None
+        """Called before something is appended that the flush thread is to sync or publish."""
         self._locks_checked_s = 0.0
         self.flush_thread: int | None = None
         self.told = False
@@ -262,6 +264,7 @@ class LogWriter:
         StoreFullError
             Nothing of it is in the log.
         """
+        self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
             self.check_locks(often=True)
@@ -292,6 +295,7 @@ class LogWriter:
 
         The first eight bytes are written last, so a kill leaves all of it or nothing.
         """
+        self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
             self.check_usable()
             self.check_locks(often=True)

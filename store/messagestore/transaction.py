@@ -23,7 +23,7 @@ from messagestore import batch_record, javahash, record, record_columns
 from messagestore.batch_journal import PARTIAL, JournalEntry
 from messagestore.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.batch_record import CHUNK_SIZE, SOURCE_SPARK, read_batch
-from messagestore.config import SYNC_FLUSH
+from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.dispatch import DispatchRequest
 from messagestore.errors import (
     BatchConflictError,
@@ -115,6 +115,8 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
     StorePoisonedError
         A sync failed: whether the batch is there is decided when the store is opened next.
     """
+    if request.flush_disk_type == ASYNC_FLUSH:
+        writer.start_flushing()
     with writer.mutex:
         writer.check_usable()
         writer.check_locks()

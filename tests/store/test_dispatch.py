@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from messagestore import BatchRequest, Message, MessageStore, record
+import reference
+import strategies
+from messagestore import BatchRequest, Message, MessageStore, dispatch, record, record_scan
+from messagestore.commit_log import Scanned
 from messagestore.dispatch import request_of
 from messagestore.hosts import pack_host
 from messagestore.javahash import index_hash, java_hash
@@ -111,3 +117,42 @@ def test_half_messages_get_no_unit(tmp_path: Path) -> None:
     flags = [0, SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK, 0]
     request = scanned(tmp_path, [(Message("t", b"%d" % i), flag) for i, flag in enumerate(flags)])
     assert request.queue_offsets.tolist() == [0, 3]  # type: ignore[attr-defined]
+
+
+def foreign_record(topic: str, queue_id: int, properties: bytes, number: int) -> bytes:
+    """A record with any bytes as properties."""
+    data = reference.encode(
+        topic=topic,
+        body=b"body" * (number % 3),
+        queue_id=queue_id,
+        queue_offset=number,
+        born_host="127.0.0.1:1",
+        store_host="[::1]:2",
+        store_ms=1_000_000 + number,
+    )
+    data = data[:-2] + struct.pack(">h", len(properties)) + properties
+    return struct.pack(">i", len(data)) + data[4:]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["t", "u", SCHEDULE_TOPIC]) | strategies.topics,
+            st.integers(0, 1),
+            strategies.property_bytes | st.sampled_from([b"DELAY\x013\x02", b"DELAY\x0119\x02", b"DELAY\x01x\x02"]),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int, bytes]]) -> None:
+    """One by one or as arrays: the same request, whatever the properties are."""
+    records = [foreign_record(*one, number) for number, one in enumerate(found)]
+    data = np.frombuffer(b"".join(records), np.uint8)
+    starts = np.cumsum([0, *map(len, records[:-1])])
+    run = Scanned(4096, data, starts, record_scan.heads(data, starts))
+    few, many = request_of(run), dispatch._request_of_many(run, run.starts, run.heads)
+    for name, value in vars(few).items():
+        other = getattr(many, name)
+        assert np.array_equal(value, other), name
+        assert not isinstance(value, np.ndarray) or value.dtype == other.dtype, name

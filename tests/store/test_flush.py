@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from messagestore import Message, MessageStore, StorePoisonedError
+from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig, StorePoisonedError
 from messagestore.mapped_file import Disk, File
-from small import SMALL, SMALL_ASYNC
+from small import SMALL, SMALL_ASYNC, bodies, columns, read_all
 
 
 class WatchedDisk(Disk):
@@ -117,3 +117,53 @@ def test_the_thread_ends_with_the_store(tmp_path: Path) -> None:
         with MessageStore.open(tmp_path / "s", SMALL) as store:
             store.put_message(Message("t", b"x", queue_id=0))
     assert threading.active_count() == before
+
+
+def flush_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "messagestore-flush"]
+
+
+def test_who_puts_nothing_needs_no_thread(tmp_path: Path) -> None:
+    """Opening a store and SYNC_FLUSH batches start none; an ASYNC_FLUSH batch does, and is synced in its rhythm."""
+    disk = WatchedDisk()
+    config = SMALL.replace(flush_interval_commit_log=20, flush_commit_log_thorough_interval=20)
+    with MessageStore.open(tmp_path / "s", config, disk=disk) as store:
+        store.append_batch(columns(bodies(3)), BatchRequest("app", 0))
+        assert not flush_threads()
+        count = len(disk.synced_s)
+        store.append_batch(columns(bodies(3)), BatchRequest("app", 1, flush_disk_type=ASYNC_FLUSH))
+        assert len(flush_threads()) == 1
+        deadline = time.monotonic() + 5
+        while len(disk.synced_s) == count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert len(disk.synced_s) > count
+    assert not flush_threads()
+
+
+@pytest.mark.parametrize("really", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["sync", "async"])
+def test_an_interrupt_while_the_thread_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: StoreConfig, really: bool
+) -> None:
+    """Ctrl-C before or after the thread was made: nothing was put, and the next put has one thread."""
+    start = threading.Thread.start
+    interrupted: list[threading.Thread] = []
+
+    def interrupt(thread: threading.Thread) -> None:
+        if thread.name == "messagestore-flush" and not interrupted:
+            interrupted.append(thread)
+            if really:
+                start(thread)
+            raise KeyboardInterrupt
+        start(thread)
+
+    with MessageStore.open(tmp_path / "s", config) as store:
+        monkeypatch.setattr(threading.Thread, "start", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.put_message(Message("t", b"x", queue_id=0))
+        assert store.put_message(Message("t", b"y", queue_id=0)).is_ok
+        store.flush()
+        assert read_all(store) == [b"y"]
+        if really:
+            interrupted[0].join(5)
+        assert len(flush_threads()) == 1
