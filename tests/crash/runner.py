@@ -125,7 +125,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
     """One mode, or a share of it, in this process."""
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type] # pyarrow would import it, for 0.7 s in each process
     module = importlib.import_module(mode.module)
     gc.set_threshold(50_000)  # short-lived objects by the million, and next to no cycles
     quick, seconds = options.deep is None, options.deep or 0.0
