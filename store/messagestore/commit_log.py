@@ -292,6 +292,10 @@ class CommitLog:
             file = self.files.file(start, writable=True)
         self.disk.fdatasync(file)
 
+    def close(self) -> None:
+        """Let go of the files written."""
+        self._written.clear()
+
     def forget_written(self, below: int) -> None:
         """Let go of the descriptors of segments that end at or below `below` (all of them synced)."""
         for start in [s for s in self._written if s + self.segment_size <= below]:

@@ -270,6 +270,7 @@ class StoreFiles:
         """Let go of all files."""
         self._queues.clear()
         self._written.clear()
+        self.commit_log.close()
         self.pool.clear()
         self.log_pool.clear()
         self.state_file.close()

@@ -30,6 +30,7 @@ CUTS_OF_A_STORE = 25
 FILE_SYSTEMS = {"ext4": ("64M", ["mkfs.ext4", "-q", "-F"]), "xfs": ("320M", ["mkfs.xfs", "-q", "-f"])}
 _SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
+_UNMOUNT_S = 60.0
 
 
 class CannotMountError(Exception):
@@ -72,11 +73,18 @@ class LoopDisk:
         run_command(["mount", "-o", "loop", str(self.image), str(self.folder)])
 
     def unmount(self) -> None:
-        for _ in range(50):
-            if subprocess.run(["umount", self.folder], capture_output=True, check=False).returncode == 0:
+        """As soon as nobody holds it: what a process that was killed had open is let go of a moment later.
+
+        Never `umount -l`: the next mount would be of the file system that is still there, and shut down.
+        """
+        until_s = time.monotonic() + _UNMOUNT_S
+        while True:
+            done = subprocess.run(["umount", self.folder], capture_output=True, text=True, check=False)
+            if not done.returncode:
                 return
+            if time.monotonic() > until_s:
+                raise AssertionError(f"{done.stderr.strip()} for {_UNMOUNT_S:.0f} s; held by {_holders(self.folder)}")
             time.sleep(0.02)
-        run_command(["umount", "-l", str(self.folder)])
 
     def cut(self) -> None:
         """Power goes."""
@@ -85,6 +93,16 @@ class LoopDisk:
             fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
         finally:
             os.close(fd)
+
+
+def _holders(folder: Path) -> list[str]:
+    """What is open below a folder, and by whom."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(str(folder)):
+                found.append(f"{link} -> {link.readlink()}")
+    return found
 
 
 def run_command(command: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from messagestore import (
+    BatchRequest,
     GetMessageStatus,
     Message,
     MessageBatch,
@@ -23,7 +26,7 @@ from messagestore import (
 )
 from messagestore.mapped_file import Disk, File
 from messagestore.verify import verify
-from small import SMALL, SMALL_ASYNC, bodies, filled, read_all
+from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
 
 
 def test_put_and_get(tmp_path: Path) -> None:
@@ -381,3 +384,31 @@ def test_ipv6_store(tmp_path: Path) -> None:
         assert read_all(store) == [b"six", b"seven"]
         assert store.look_message_by_id(second.message_id).body == b"seven"  # type: ignore[union-attr]
     assert verify(tmp_path / "s").ok
+
+
+def open_below(root: Path) -> list[str]:
+    """What this process has open of a store."""
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if os.path.lexists(link) and str(root) in os.readlink(link)]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="/proc/self/fd tells what is open")
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["sync", "async"])
+def test_nothing_is_open_after_close(tmp_path: Path, config: StoreConfig) -> None:
+    """At once, and not when the garbage collector comes by: who unmounts a disk must not wait for it."""
+    root = tmp_path / "s"
+    gc.disable()
+    try:
+        for version in range(2):
+            with MessageStore.open(root, config) as store:
+                store.put_message(Message("t", b"x", queue_id=0, keys=["k"]))
+                store.append_batch(columns(bodies(300)), BatchRequest("app", version))  # over several segments
+                assert len(read_all(store)) == 151 * (version + 1)
+                assert [m.body for m in store.query_message("t", "k")]
+            assert open_below(root) == []
+            with MessageStore.open_read_only(root) as reader:
+                assert len(read_all(reader)) == 151 * (version + 1)  # type: ignore[arg-type]
+                assert [m.body for m in reader.query_message("t", "k")]
+            assert open_below(root) == []
+    finally:
+        gc.enable()
