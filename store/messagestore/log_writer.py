@@ -150,7 +150,8 @@ class LogWriter:
             )
 
     def check_locks(self, *, often: bool = False) -> None:
-        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in.
+        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in. Also when the disk
+        does not say whether it is there: a writer that cannot know writes nothing.
 
         With `often`, as for single puts, the files are looked at only when the last look is `_LOCKS_CHECK_S` ago.
         """
@@ -158,7 +159,11 @@ class LogWriter:
         if often and now_s < self._locks_checked_s + _LOCKS_CHECK_S:
             return
         self._locks_checked_s = now_s
-        if not self.locks_intact():
+        try:
+            intact = self.locks_intact()
+        except OSError as error:
+            raise self.poison(f"a lock file cannot be looked at ({error})") from error
+        if not intact:
             self.locked = False
             raise self.poison("a lock file was removed or replaced, and another writer may be at work")
 

@@ -66,7 +66,7 @@ def shut_down(folder: Path, kind: str) -> Verdict:
                         verdict.misread.append(f"a reader was told {error!r}")
                 if time.monotonic() - began_s > _HANGS_S:
                     verdict.misread.append("a reader hung")
-            _must_refuse(store, promise, verdict, lock_unknown=True)
+            _must_refuse(store, promise, verdict)
         _after(disk, root, promise, verdict)
     return verdict
 
@@ -88,7 +88,7 @@ def _written(root: Path, promise: Promise):  # type: ignore[no-untyped-def]
         die(root)
 
 
-def _must_refuse(store: MessageStore, promise: Promise, verdict: Verdict, *, lock_unknown: bool = False) -> None:
+def _must_refuse(store: MessageStore, promise: Promise, verdict: Verdict) -> None:
     for step in _LATER:
         try:
             do_step(store, step, promise)
@@ -96,9 +96,7 @@ def _must_refuse(store: MessageStore, promise: Promise, verdict: Verdict, *, loc
         except StorePoisonedError:
             continue
         except (StoreError, OSError) as error:
-            # When it is time to look whether the lock is still there, that is what fails: nothing was written yet.
-            if not lock_unknown or isinstance(error, StoreError) or error.errno != errno.EIO:
-                verdict.misread.append(f"{step}: the writer is not stopped ({error!r})")
+            verdict.misread.append(f"{step}: the writer is not stopped ({error!r})")
 
 
 def _after(disk: LoopDisk, root: Path, promise: Promise, verdict: Verdict) -> None:

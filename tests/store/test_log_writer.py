@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -175,3 +177,36 @@ def test_puts_that_wait_are_synced_before_they_are_visible(tmp_path: Path) -> No
         disk.trace.clear()
         store.append_batch(columns(bodies(2)), BatchRequest("app", 1))
         assert disk.trace[0] == "sync commitlog"
+
+
+class LockBehindADeadDisk(Disk):
+    """Says EIO when it is asked for the lock file."""
+
+    dead = False
+
+    def at_path(self, file: File) -> bool:
+        if self.dead and file.path.endswith("/lock"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), file.path)
+        return super().at_path(file)
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["put", "batch"])
+def test_a_lock_that_cannot_be_looked_at_stops_the_writer(tmp_path: Path, batch: bool) -> None:
+    """A dead disk may show there first: the error says what to do, nothing is written, and the next session goes on."""
+    disk = LockBehindADeadDisk()
+    store = MessageStore.open(tmp_path / "s", SMALL, disk=disk)
+    store.put_message(Message("t", b"before", queue_id=0))
+    disk.dead, store.writer._locks_checked_s = True, 0.0
+
+    def append() -> object:
+        if batch:
+            return store.append_batch(columns(bodies(2)), BatchRequest("app", 0))
+        return store.put_message(Message("t", b"x", queue_id=0))
+
+    for _ in range(2):
+        with pytest.raises(StorePoisonedError, match=r"lock file cannot be looked at.*Check the disk"):
+            append()
+        disk.dead = False  # it stays stopped
+    store.close()
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        assert read_all(store) == [b"before"]
