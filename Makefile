@@ -47,10 +47,10 @@ java:
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy default-jre-headless; } \
 	  || { echo "Spark needs Java 17 or newer (a full JRE), found $${found:-none}. Debian: apt-get install default-jre-headless" >&2; exit 1; }
 
-# Spark's classes, for the JVMs of the tests: each starts in half of the time.
-.venv/spark.jsa: $(STAMP)
+# Spark as the tests start it: JVMs and Python workers run in half of the time.
+.venv/spark/classes.jsa: $(STAMP)
 	@$(MAKE) --no-print-directory java
-	$(BIN)/python tests/class_archive.py
+	$(BIN)/python tests/spark_home.py
 
 # Power is cut on ext4 and XFS images, which needs root; what cannot be done says so in the result.
 xfs:
@@ -65,7 +65,7 @@ demo: setup java
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 {print "/dev/shm"}')
 test: setup
-	@$(MAKE) --no-print-directory .venv/spark.jsa || echo '==> no Java: the Spark tests are skipped' >&2
+	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
 	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow and not java' $(ARGS)
 
 test-deep: setup
@@ -83,7 +83,7 @@ maven: java
 	  || { echo 'The interop tests need Maven and a JDK 17 or newer. Debian: apt-get install maven default-jdk-headless' >&2; exit 1; }
 
 crash: setup xfs
-	@$(MAKE) --no-print-directory .venv/spark.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2
+	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2
 	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m crash $(ARGS)
 
 crash-deep: setup xfs

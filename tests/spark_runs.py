@@ -16,8 +16,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests" / "connector" / "spark"
-CLASSES = Path(sys.prefix, "spark.jsa")
-"""Spark's classes, where `class_archive.py` has been run."""
+HOME = Path(sys.prefix, "spark")
+CLASSES = HOME / "classes.jsa"
+"""Where `spark_home.py` has been run: Spark, and its classes, so that they start fast."""
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # short programs: half the CPU
 QUIET = "-Xlog:disable -Xlog:all=off"
 SESSION = {
@@ -47,7 +48,9 @@ def why_not() -> str | None:
 def environment() -> dict[str, str]:
     """For this process and for children: Spark's workers are this Python, and find the tests' own modules."""
     paths = [str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+    home = {"SPARK_HOME": str(HOME)} if HOME.exists() else {}
     return {
+        **home,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from messagestore import ConfigError
+from messagestore.spi import array_of, numpy_of
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
 _MAP = MapType(_TEXT, _TEXT)
@@ -134,5 +135,5 @@ def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pa.types.is_timestamp(kind):
-        return pa.array(column.to_numpy(zero_copy_only=False) * np.int64(1000)).view(kind)
+        return array_of(numpy_of(column) * np.int64(1000)).view(kind)
     return column.cast(kind)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore import javahash, record, record_columns
+from messagestore.arrow_bytes import array_of, lengths_of, list_array, numpy_of, valid_of
 from messagestore.commit_log import Scanned
 from messagestore.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
 from messagestore.index_file import IndexFileReplaced
@@ -251,7 +252,7 @@ def _request_of_many(run: Scanned, starts: NDArray[np.int64], heads: NDArray[np.
         verify_body_crc=False,
     )
     topics = columns.column("topic").dictionary_encode()
-    codes = topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    codes = numpy_of(topics.indices).astype(np.int64)
     queue_ids = heads["queue_id"].astype(np.int64)
     changes = np.flatnonzero((np.diff(codes) != 0) | (np.diff(queue_ids) != 0)) + 1
     run_starts = np.concatenate([[0], changes]) if len(starts) else np.empty(0, np.int64)
@@ -291,14 +292,14 @@ def _key_hashes(
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Index hashes of each record: UNIQ_KEY first, then the pieces of KEYS."""
     n = len(topics)
-    unique = ~unique_keys.is_null().to_numpy(zero_copy_only=False)
-    counts = keys.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
+    unique = valid_of(unique_keys)
+    counts = lengths_of(keys).astype(np.int32)
     rows = np.concatenate([np.flatnonzero(unique), np.repeat(np.arange(n), counts)])
     order = np.argsort(rows, kind="stable")  # unique keys were put first, so they stay first within their row
-    texts = pa.concat_arrays([unique_keys.filter(pa.array(unique)), keys.flatten().cast(pa.string())])
+    texts = pa.concat_arrays([unique_keys.filter(array_of(unique)), keys.flatten().cast(pa.string())])
     hashes = javahash.java_hashes(texts)
-    prefixes = javahash.java_hashes(pa.array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
-    codes = topics.indices.to_numpy(zero_copy_only=False)
+    prefixes = javahash.java_hashes(list_array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
+    codes = numpy_of(topics.indices)
     full = javahash.hash_after(
         prefixes[codes[rows]] if n else np.empty(0, np.int32), hashes, javahash.utf16_lengths(texts)
     )

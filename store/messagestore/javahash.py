@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore.arrow_bytes import ranges_of
+from messagestore.arrow_bytes import codes_of, ranges_of
 
 INT32_MIN = -(1 << 31)
 _MASK = 0xFFFFFFFF
@@ -81,8 +81,7 @@ def java_hashes(values: pa.Array) -> NDArray[np.int32]:
     """
     if isinstance(values, pa.DictionaryArray):
         hashes = np.append(java_hashes(values.dictionary), np.int32(0))  # the last one is for nulls
-        codes = values.indices.fill_null(len(hashes) - 1) if values.null_count else values.indices
-        found: NDArray[np.int32] = hashes[codes.to_numpy(zero_copy_only=False)]
+        found: NDArray[np.int32] = hashes[codes_of(values)]
         return found
     return hash_ranges(*ranges_of(values))
 
@@ -204,8 +203,7 @@ def utf16_lengths(values: pa.Array) -> NDArray[np.int32]:
     """
     if isinstance(values, pa.DictionaryArray):
         lengths = np.append(utf16_lengths(values.dictionary), np.int32(0))
-        codes = values.indices.fill_null(len(lengths) - 1) if values.null_count else values.indices
-        found: NDArray[np.int32] = lengths[codes.to_numpy(zero_copy_only=False)]
+        found: NDArray[np.int32] = lengths[codes_of(values)]
         return found
     return utf16_lengths_of_ranges(*ranges_of(values))
 

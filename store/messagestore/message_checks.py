@@ -15,7 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore.arrow_bytes import as_binary, lengths_of, plain, rows_not_utf8, rows_with, valid_of
+from messagestore.arrow_bytes import (
+    as_binary,
+    lengths_of,
+    list_array,
+    numpy_of,
+    plain,
+    rows_not_utf8,
+    rows_with,
+    valid_of,
+)
 from messagestore.config import StoreConfig
 from messagestore.errors import MessageIllegalError
 from messagestore.layout import MAX_PROPERTIES_SIZE, MAX_V1_TOPIC_LENGTH
@@ -149,9 +158,9 @@ def _property_faults(entries: Entries) -> Iterator[Fault | None]:
     names = plain(entries.names.dictionary)
     bad_codes = set(_bad_items(names, blanks=False, nulls=True))
     reserved = pc.is_in(
-        as_binary(names), pa.array([name.encode() for name in RESERVED_PROPERTIES], as_binary(names).type)
+        as_binary(names), list_array([name.encode() for name in RESERVED_PROPERTIES], as_binary(names).type)
     )
-    bad_codes.update(np.flatnonzero(reserved.to_numpy(zero_copy_only=False)).tolist())
+    bad_codes.update(np.flatnonzero(numpy_of(reserved)).tolist())
     codes = entries.name_codes
     bad = np.isin(codes, [-1, *bad_codes]) if bad_codes or entries.names.null_count else np.zeros(len(codes), np.bool_)
     bad[_bad_items(entries.values, blanks=False, nulls=True)] = True

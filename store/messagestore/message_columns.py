@@ -18,7 +18,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from messagestore import javahash
-from messagestore.arrow_bytes import as_binary, binary_array, is_textual, items_of, offsets_of, plain, valid_of
+from messagestore.arrow_bytes import (
+    array_of,
+    as_binary,
+    binary_array,
+    codes_of,
+    is_textual,
+    items_of,
+    numpy_of,
+    offsets_of,
+    plain,
+    scalar_of,
+    valid_of,
+)
 from messagestore.errors import MessageIllegalError
 from messagestore.properties import KEY_SEPARATOR
 
@@ -136,7 +148,7 @@ class MessageColumns:
                 given[name] = _integers(found[name], name)
         flags, queues, times = given.get("flag"), given.get("queue_id"), given.get("born_timestamp")
         now = default_born_timestamp_ms if default_born_timestamp_ms is not None else time.time_ns() // 1_000_000
-        queue_ids = None if queues is None else queues.fill_null(NO_QUEUE).to_numpy(zero_copy_only=False)
+        queue_ids = None if queues is None else numpy_of(queues, null=NO_QUEUE)
         if "topic" in found:
             given["topic"] = _texts(found["topic"], "topic")
         return cls(
@@ -146,10 +158,8 @@ class MessageColumns:
             keys=_keys(found["keys"]) if "keys" in found else None,
             tags=_texts(found["tags"], "tags") if "tags" in found else None,
             properties=_map(found["properties"]) if "properties" in found else None,
-            flag=None if flags is None else flags.fill_null(0).to_numpy(zero_copy_only=False),
-            born_timestamp_ms=np.full(batch.num_rows, now, np.int64)
-            if times is None
-            else times.fill_null(now).to_numpy(zero_copy_only=False),
+            flag=None if flags is None else numpy_of(flags, null=0),
+            born_timestamp_ms=np.full(batch.num_rows, now, np.int64) if times is None else numpy_of(times, null=now),
             sharding_key=_texts(found["sharding_key"], "sharding_key") if "sharding_key" in found else None,
             unique_key=_texts(found["unique_key"], "unique_key") if "unique_key" in found else None,
             given=given,
@@ -273,8 +283,7 @@ class Entries:
     @cached_property
     def name_codes(self) -> NDArray[np.int64]:
         """Index of each name in the dictionary: int64[k]; -1 for a null."""
-        codes: NDArray[np.int64] = self.names.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        return codes
+        return codes_of(self.names)
 
 
 class ColumnTexts:
@@ -288,8 +297,7 @@ class ColumnTexts:
         """Index of each row's topic in `topic_names`: int64[n]; -1 for a null."""
         if isinstance(self.columns.topic, str):
             return np.zeros(self.columns.row_count, np.int64)
-        codes: NDArray[np.int64] = self.topics.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-        return codes
+        return codes_of(self.topics)
 
     @cached_property
     def topic_names(self) -> list[str]:
@@ -325,8 +333,8 @@ class ColumnTexts:
         counts, pick = items_of(column)
         texts = plain(pick(column.values))
         if texts.null_count or int(counts.max(initial=0)) > 1:
-            lists = pa.LargeListArray.from_arrays(np.concatenate([[0], np.cumsum(counts)]), texts)
-            return Keys(texts, counts, pc.binary_join(lists, pa.scalar(KEY_SEPARATOR, pa.string()).cast(texts.type)))
+            lists = pa.LargeListArray.from_arrays(array_of(np.concatenate([[0], np.cumsum(counts)])), texts)
+            return Keys(texts, counts, pc.binary_join(lists, scalar_of(KEY_SEPARATOR, texts.type)))
         offsets = offsets_of(texts)[np.concatenate([[0], np.cumsum(counts)])]  # none or one a row: the same bytes
         return Keys(texts, counts, binary_array(texts.buffers()[2] or pa.py_buffer(b""), offsets, texts.type))
 

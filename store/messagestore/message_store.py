@@ -24,6 +24,7 @@ from typing import Self
 import pyarrow as pa
 
 from messagestore import javahash, query, record, record_columns
+from messagestore.arrow_bytes import list_array
 from messagestore.attached_store import attached_store
 from messagestore.config import ASYNC_FLUSH, StoreConfig
 from messagestore.errors import MessageIllegalError, StoreClosedError
@@ -77,13 +78,13 @@ class MessageBatch:
             MessageColumns.from_arrow(
                 pa.record_batch(
                     {
-                        "body": pa.array([m.body for m in messages], pa.binary()),
-                        "tags": pa.array([m.tags for m in messages], pa.string()),
-                        "keys": pa.array([list(m.keys) or None for m in messages], pa.list_(pa.string())),
-                        "properties": pa.array(
+                        "body": list_array([m.body for m in messages], pa.binary()),
+                        "tags": list_array([m.tags for m in messages], pa.string()),
+                        "keys": list_array([list(m.keys) or None for m in messages], pa.list_(pa.string())),
+                        "properties": list_array(
                             [list(m.properties.items()) or None for m in messages], pa.map_(pa.string(), pa.string())
                         ),
-                        "flag": pa.array([m.flag for m in messages], pa.int32()),
+                        "flag": list_array([m.flag for m in messages], pa.int32()),
                     }
                 ),
                 topic=first.topic,

@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from messagestore.arrow_bytes import (
     all_equal,
+    array_of,
     binary_array,
     data_of,
     gather,
     join,
+    list_array,
     offsets_of,
     rows_not_utf8,
+    scalar_of,
     unaligned,
 )
 from messagestore.errors import MagicError, TornRecordError
@@ -226,7 +229,7 @@ class _Rows:
 
     def field(self, name: str) -> pa.Array:
         """A field of the heads."""
-        return pa.array(self.heads[name])
+        return array_of(self.heads[name])
 
     @cached_property
     def body(self) -> pa.Array:
@@ -242,17 +245,17 @@ class _Rows:
     def topic(self) -> pa.Array:
         """The topics; bytes that are not UTF-8 become U+FFFD."""
         if self.expected is not None and self.expected.topic.isascii():  # each row was compared with it
-            return pa.repeat(pa.scalar(self.expected.topic, pa.string()), len(self.starts))
+            return pa.repeat(scalar_of(self.expected.topic, pa.string()), len(self.starts))
         topics = gather(self.data, self.parts.topic_starts, self.parts.topic_ends).cast(pa.binary())
         if rows_not_utf8(topics):
-            return pa.array([str(topic, "utf-8", "replace") for topic in topics.to_pylist()], pa.string())
+            return list_array([str(topic, "utf-8", "replace") for topic in topics.to_pylist()], pa.string())
         return topics.view(pa.string())
 
     def host(self, name: str) -> pa.Array:
         """`ip:port` of each row; as there are few hosts and many rows, each one is written once."""
         starts, sizes = self._host_ranges(name)
         hosts = gather(self.data, starts, starts + sizes).dictionary_encode()
-        texts = pa.array([unpack_host(host) for host in hosts.dictionary.to_pylist()], pa.string())
+        texts = list_array([unpack_host(host) for host in hosts.dictionary.to_pylist()], pa.string())
         return texts.take(hosts.indices)
 
     def _host_ranges(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

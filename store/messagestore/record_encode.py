@@ -21,14 +21,17 @@ from numpy.typing import NDArray
 from messagestore import javahash
 from messagestore.arrow_bytes import (
     MAX_SMALL,
+    array_of,
     as_binary,
     binary_array,
     data_of,
     flat_index,
     join,
     lengths_of,
+    list_array,
     offsets_of,
     plain,
+    scalar_of,
     unaligned,
     valid_of,
 )
@@ -145,7 +148,7 @@ def encode(
     records = join(pieces, large=int(sizes.sum()) > MAX_SMALL)
     order, run_firsts, run_counts = _group(texts)
     if order is not None:
-        records = records.take(pa.array(order))
+        records = records.take(array_of(order))
     key_hashes, key_counts = _key_hashes(texts, order)
     codes = texts.topic_codes[run_firsts].tolist()
     assert columns.queue_id is not None
@@ -209,11 +212,11 @@ def _topics(texts: ColumnTexts, limits: StoreConfig) -> tuple[pa.Array | bytes, 
         magic, name = topic_bytes(texts.topic_names[used[0]], auto)
         return name, len(name), magic
     packed = {code: topic_bytes(texts.topic_names[code], auto) for code in used}  # a name no row has may be illegal
-    names = pa.array(
+    names = list_array(
         [packed[code][1] if code in packed else b"" for code in range(len(texts.topic_names))], pa.binary()
     )
     magics = np.array([packed[code][0] if code in packed else 0 for code in range(len(texts.topic_names))], np.int32)
-    return names.take(pa.array(codes)), lengths_of(names)[codes], magics[codes]
+    return names.take(array_of(codes)), lengths_of(names)[codes], magics[codes]
 
 
 def _properties(texts: ColumnTexts, property_crc: bool) -> tuple[list[pa.Array | bytes], NDArray[np.int64]]:
@@ -248,7 +251,7 @@ def _properties(texts: ColumnTexts, property_crc: bool) -> tuple[list[pa.Array |
 
 def _where(present: NDArray[np.bool_], text: bytes) -> pa.Array:
     """The text in the rows that have the property, null in the others."""
-    return pc.if_else(pa.array(present), pa.scalar(text, pa.binary()), pa.scalar(None, pa.binary()))
+    return pc.if_else(array_of(present), scalar_of(text, pa.binary()), scalar_of(None, pa.binary()))
 
 
 def _users(entries: Entries) -> pa.Array:
@@ -297,7 +300,7 @@ def _key_hashes(texts: ColumnTexts, order: NDArray[np.int64] | None) -> tuple[ND
     """Index hashes (of topic#key) in record order, and how many each record has."""
     n = texts.columns.row_count
     keys, unique = texts.keys, texts.unique_key
-    prefixes = javahash.java_hashes(pa.array([f"{name}#" for name in texts.topic_names], pa.string()))
+    prefixes = javahash.java_hashes(list_array([f"{name}#" for name in texts.topic_names], pa.string()))
     hashes, counts = np.empty(0, np.int32), np.zeros(n, np.int64)
     if keys is not None:
         counts = keys.counts

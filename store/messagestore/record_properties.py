@@ -16,8 +16,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from messagestore.arrow_bytes import (
+    array_of,
     data_of,
     gather,
+    list_array,
+    numpy_of,
     offsets_of,
     rows_not_utf8,
     unaligned,
@@ -166,8 +169,8 @@ class PropertyTexts:
         items = np.arange(len(frequent)) if reserved else np.flatnonzero(~frequent)
         names = gather(self._data, self._name_starts[items], self._name_ends[items]).dictionary_encode()
         is_reserved = pc.is_in(names.dictionary, _reserved().cast(names.dictionary.type))
-        codes = names.indices.to_numpy(zero_copy_only=False)
-        wanted = is_reserved.to_numpy(zero_copy_only=False) == reserved
+        codes = numpy_of(names.indices)
+        wanted = numpy_of(is_reserved) == reserved
         if not wanted.all():
             kept = wanted[codes]
             items, codes = items[kept], codes[kept]
@@ -175,7 +178,7 @@ class PropertyTexts:
         if last is not None:
             items, codes = items[last], codes[last]
         counts = np.bincount(self._rows[items], minlength=self.row_count)
-        texts = names.dictionary.view(pa.string()).take(pa.array(codes))
+        texts = names.dictionary.view(pa.string()).take(array_of(codes))
         entries = pa.StructArray.from_arrays([texts, self._values(items)], fields=[kind.key_field, kind.item_field])
         return _lists(kind, counts, entries)
 
@@ -244,7 +247,7 @@ def _rewritten(texts: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
     fixed = [encode_properties(decode_properties(texts[row].as_py()).items()) for row in rows.tolist()]
     mask = np.zeros(len(texts), np.bool_)
     mask[rows] = True
-    return pc.replace_with_mask(texts, pa.array(mask), pa.array(fixed, texts.type))
+    return pc.replace_with_mask(texts, array_of(mask), list_array(fixed, texts.type))
 
 
 def _lists(kind: pa.DataType, counts: NDArray[np.int64], items: pa.Array) -> pa.Array:
@@ -256,5 +259,5 @@ def _lists(kind: pa.DataType, counts: NDArray[np.int64], items: pa.Array) -> pa.
 
 @cache
 def _reserved() -> pa.Array:
-    """Reserved names; made when first needed, for where pandas is installed pyarrow imports it to make an array."""
-    return pa.array([name.encode() for name in sorted(RESERVED_PROPERTIES)], pa.binary())
+    """Reserved names."""
+    return list_array([name.encode() for name in sorted(RESERVED_PROPERTIES)], pa.binary())

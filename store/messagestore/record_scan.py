@@ -258,11 +258,11 @@ def crcs_of(values: pa.Array) -> NDArray[np.uint32]:
         return np.where(valid_of(values), found, np.uint32(0)) if values.null_count else found
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         values = values.view(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
-    if values.null_count:
-        values = values.fill_null(b"")
     step = max(64, min(2048, _CRC_CHUNK // (mean + 32)))
     for i in range(0, n, step):
-        texts = values.slice(i, step).to_numpy(zero_copy_only=False).tolist()
+        texts = values.slice(i, step).to_pylist()
+        if values.null_count:
+            texts = [text or b"" for text in texts]
         crcs[i : i + step] = np.frombuffer(array("I", list(map(crc32_of_value, texts))), np.uint32)
     return crcs
 

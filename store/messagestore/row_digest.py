@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore import javahash
-from messagestore.arrow_bytes import valid_of
+from messagestore.arrow_bytes import numpy_of, valid_of
 from messagestore.message_columns import ColumnTexts, Entries, MessageColumns
 
 DIGEST_NAME = "rowsum-1"
@@ -84,7 +84,7 @@ def _mix(mixed: NDArray[np.uint32], number: int, values: NDArray[np.int32], pres
 def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """An int32 column as it is, an int64 column as its low half ^ its high half; and where it is not null."""
     valid = valid_of(column)
-    numbers = (column.fill_null(0) if column.null_count else column).to_numpy(zero_copy_only=False)
+    numbers = numpy_of(column, null=0)
     if numbers.dtype == np.int64:
         numbers = numbers ^ (numbers >> 32)
     return numbers.astype(np.int32), valid

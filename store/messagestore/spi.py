@@ -3,7 +3,7 @@
 One module, so that what they rely on can be seen at a glance.
 """
 
-from messagestore.arrow_bytes import valid_of
+from messagestore.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.attached_store import attached_store
 from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
 from messagestore.catching_up import batches_from
@@ -55,6 +55,7 @@ __all__ = [
     "VerifyReport",
     "Visible",
     "append_batch",
+    "array_of",
     "attached_store",
     "batches_from",
     "boot_hash",
@@ -66,6 +67,7 @@ __all__ = [
     "java_hashes",
     "list_queues",
     "looks_like_store",
+    "numpy_of",
     "probe_attached",
     "probe_java",
     "probe_writer",

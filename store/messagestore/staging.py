@@ -23,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore import record
+from messagestore.arrow_bytes import array_of, list_array, numpy_of
 from messagestore.errors import ChecksumError, CorruptionError
 from messagestore.mapped_file import Disk, File
 from messagestore.record_columns import EncodedRecords
@@ -133,8 +134,11 @@ class StagingWriter:
         arrays += [_one_list(chunk.run_queue_ids, pa.int32()), _one_list(chunk.run_counts, pa.int32())]
         arrays += [_one_list(chunk.tags_codes, pa.int64()), _one_list(chunk.key_hashes, pa.int32())]
         arrays += [_one_list(chunk.key_counts, pa.int32())]
-        arrays += [pa.array([chunk.store_timestamp_position], pa.int32()), pa.array([chunk.property_crc], pa.bool_())]
-        arrays += [pa.array([chunk.row_hash_sum], pa.uint64())]
+        arrays += [
+            list_array([chunk.store_timestamp_position], pa.int32()),
+            list_array([chunk.property_crc], pa.bool_()),
+        ]
+        arrays += [list_array([chunk.row_hash_sum], pa.uint64())]
         self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
         self._row_count += n
 
@@ -162,11 +166,11 @@ def _one_binary(data: NDArray[np.uint8]) -> pa.Array:
 
 
 def _one_list(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), pa.array(values, kind))
+    return pa.ListArray.from_arrays(array_of(np.array([0, len(values)], np.int32)), array_of(values).cast(kind))
 
 
 def _list_of(texts: list[str]) -> pa.Array:
-    return pa.array([texts], pa.list_(pa.string()))
+    return list_array([texts], pa.list_(pa.string()))
 
 
 class StagedChunks:
@@ -238,7 +242,7 @@ class StagedChunks:
 
 
 def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:
-    return row.column(name).flatten().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    return numpy_of(row.column(name).flatten())
 
 
 def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None:

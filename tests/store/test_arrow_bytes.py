@@ -158,3 +158,52 @@ def test_join(large: bool) -> None:
 def test_flat_index() -> None:
     assert arrow_bytes.flat_index(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
     assert arrow_bytes.flat_index(np.empty(0, np.int64), np.empty(0, np.int64)).tolist() == []
+
+
+TEXTS = pa.string()
+OBJECTS: list[tuple[pa.DataType, st.SearchStrategy]] = [
+    (TEXTS, st.none() | st.text(max_size=5)),
+    (pa.large_string(), st.none() | st.text(max_size=5)),
+    (pa.binary(), st.none() | st.binary(max_size=5)),
+    (pa.large_binary(), st.binary(max_size=5)),
+    (pa.list_(TEXTS), st.none() | st.lists(st.none() | st.text(max_size=5), max_size=3)),
+    (pa.large_list(pa.int32()), st.none() | st.lists(st.integers(-9, 9), max_size=3)),
+    (pa.map_(TEXTS, TEXTS), st.none() | st.lists(st.tuples(st.text(max_size=5), st.none() | st.text()), max_size=3)),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)),
+    (pa.uint64(), st.integers(0, (1 << 64) - 1)),
+    (pa.bool_(), st.booleans()),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), OBJECTS, ids=[str(kind) for kind, _ in OBJECTS])
+@given(data=st.data())
+def test_arrays_of_objects_are_those_of_pyarrow(kind: pa.DataType, values: st.SearchStrategy, data) -> None:
+    given_values = data.draw(st.lists(values, max_size=20))
+    made = arrow_bytes.list_array(given_values, kind)
+    made.validate(full=True)
+    assert made.equals(pa.array(given_values, kind))
+    assert made.null_count == given_values.count(None)
+    if given_values:
+        assert arrow_bytes.scalar_of(given_values[0], kind).equals(pa.scalar(given_values[0], kind))
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)
+@given(values=st.lists(st.none() | st.integers(0, 1), max_size=40), start=st.integers(0, 40))
+def test_numbers_of_arrays(kind: pa.DataType, values: list[int | None], start: int) -> None:
+    """Sliced and with nulls; and back."""
+    array = pa.array(values, pa.int8()).cast(kind).slice(min(start, len(values)))
+    whole = array.fill_null(bool(1) if kind == pa.bool_() else 1)
+    assert arrow_bytes.numpy_of(array, null=1).tolist() == whole.to_pylist()
+    numbers = arrow_bytes.numpy_of(whole)
+    assert numbers.dtype == kind.to_pandas_dtype()
+    assert arrow_bytes.array_of(numbers).equals(whole)
+    assert arrow_bytes.array_of(numbers[::2]).to_pylist() == whole.to_pylist()[::2]
+    if array.null_count:
+        with pytest.raises(ValueError, match=f"found {array.null_count} nulls in an array of {len(array)}"):
+            arrow_bytes.numpy_of(array)
+
+
+def test_codes_of_a_dictionary() -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.uint8()), pa.array(["a", "b"]))
+    assert arrow_bytes.codes_of(array).tolist() == [1, -1, 0]
+    assert arrow_bytes.codes_of(array.slice(1)).tolist() == [-1, 0]
