@@ -78,7 +78,9 @@ class _Unbroken:
         if error is None or isinstance(error, StorePoisonedError):
             return
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
+            told = self._writer.told
             self._writer.poison(f"{self._what} ({error!r})")
+            self._writer.told = told  # the caller sees the interrupt, and hears nothing of what it did
         elif self._failures:
             raise self._writer.poison(f"{self._what} ({error})") from error
 
@@ -107,7 +109,7 @@ class LogWriter:
         self._locks_checked_s = 0.0
         self.flush_thread: int | None = None
         self.told = False
-        """Whether somebody who waits has been told that the writer is poisoned: the flush thread tells nobody."""
+        """Whether a caller has seen `StorePoisonedError`: the flush thread shows it to nobody, nor does an interrupt."""
         self.log = files.commit_log
         self.journal = journal
         self.dispatcher = Dispatcher(files)

@@ -27,7 +27,7 @@ from messagestore import javahash, query, record, record_columns
 from messagestore.arrow_bytes import list_array
 from messagestore.attached_store import attached_store
 from messagestore.config import ASYNC_FLUSH, StoreConfig
-from messagestore.errors import MessageIllegalError, StoreClosedError
+from messagestore.errors import MessageIllegalError, StoreClosedError, StorePoisonedError
 from messagestore.hosts import offset_message_id, parse_offset_message_id
 from messagestore.layout import BLANK
 from messagestore.log_writer import LogWriter
@@ -459,7 +459,8 @@ class MessageStore(ReadOnlyStore):
         Raises
         ------
         StorePoisonedError
-            A sync failed in the background, and nobody has been told: what was put in ASYNC_FLUSH may not be there.
+            A sync failed in the background, or a put was interrupted, and nobody has been told: what was put in
+            ASYNC_FLUSH may not be there.
         """
         if self._closed:
             return
@@ -471,3 +472,13 @@ class MessageStore(ReadOnlyStore):
         self._attached.close_session()
         if writer is not None and not writer.told:
             writer.check_usable()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except StorePoisonedError as poisoned:
+            if error is None:
+                raise
+            error.add_note(f"{poisoned}")  # a Ctrl-C stays one

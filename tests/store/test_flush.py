@@ -167,3 +167,40 @@ def test_an_interrupt_while_the_thread_starts(
         if really:
             interrupted[0].join(5)
         assert len(flush_threads()) == 1
+
+
+def interrupted_put(store: MessageStore, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """A put in ASYNC_FLUSH is acknowledged, and the next one is interrupted while it writes."""
+    assert store.put_message(Message("t", b"acknowledged", queue_id=0)).is_ok
+
+    def interrupt(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(store.writer.log, "write", interrupt)
+    store.put_message(Message("t", b"x", queue_id=0))
+
+
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt()], ids=repr)
+def test_close_says_that_an_interrupted_put_kept_others_from_being_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """What was acknowledged before is not synced by a close after it: who has seen only the interrupt must hear so."""
+    disk = WatchedDisk()
+    store = MessageStore.open(tmp_path / "s", SMALL_ASYNC, disk=disk)
+    with pytest.raises(type(error)):
+        interrupted_put(store, monkeypatch, error)
+    with pytest.raises(StorePoisonedError, match=type(error).__name__):
+        store.close()
+    store.close()
+    with MessageStore.open(tmp_path / "s", SMALL_ASYNC) as again:
+        assert [message.body for message in again.get_message("t", 0, 0).messages] == [b"acknowledged"]
+
+
+def test_an_interrupt_stays_one_when_the_store_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What close has to say about it stands in its notes."""
+    with (
+        pytest.raises(KeyboardInterrupt) as caught,
+        MessageStore.open(tmp_path / "s", SMALL_ASYNC) as store,
+    ):
+        interrupted_put(store, monkeypatch, KeyboardInterrupt())
+    assert "nothing more is written by this process" in caught.value.__notes__[0]
