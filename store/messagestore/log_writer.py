@@ -109,7 +109,7 @@ class LogWriter:
         self._locks_checked_s = 0.0
         self.flush_thread: int | None = None
         self.told = False
-        """Whether a caller has seen `StorePoisonedError`: the flush thread shows it to nobody, nor does an interrupt."""
+        """Whether a caller has seen `StorePoisonedError`: the flush thread shows it to nobody, no interrupt does."""
         self.log = files.commit_log
         self.journal = journal
         self.dispatcher = Dispatcher(files)
