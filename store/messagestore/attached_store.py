@@ -42,6 +42,7 @@ from messagestore.store_files import (
     make_own_folders,
     make_root,
     refuse_foreign_forms,
+    with_fixed,
 )
 from messagestore.writer_lock import Attachment, WriterLock, attach
 
@@ -107,17 +108,7 @@ class AttachedStore:
             self.config = config
             if self.writer is not None:
                 files = self.writer.files
-                fixed = {
-                    name: getattr(files.config, name)
-                    for name in (
-                        "mapped_file_size_commit_log",
-                        "mapped_file_size_consume_queue",
-                        "max_hash_slot_num",
-                        "max_index_num",
-                        "message_index_enable",
-                    )
-                }
-                files.config = config.replace(**fixed)
+                files.config = with_fixed(config, files.config)
 
     # ---- taking turns
 

@@ -114,6 +114,20 @@ class Identity:
         return identity
 
 
+_FIXED = (
+    "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num", "max_index_num",
+    "message_index_enable",
+)  # fmt: skip
+
+
+def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfig:
+    """A configuration with what is fixed in a store, once it is made."""
+    fixed = {name: getattr(store, name) for name in _FIXED}
+    if all(getattr(config, name) == value for name, value in fixed.items()):
+        return config
+    return config.replace(**fixed)
+
+
 class StoreFiles:
     """The open files of one store. Made by `message_store`; shared by writer, recovery and readers of one process.
 
@@ -132,13 +146,7 @@ class StoreFiles:
         self.disk = disk
         self.identity = identity
         if identity is not None:
-            config = config.replace(
-                mapped_file_size_commit_log=identity.mapped_file_size_commit_log,
-                mapped_file_size_consume_queue=identity.mapped_file_size_consume_queue,
-                max_hash_slot_num=identity.max_hash_slot_num,
-                max_index_num=identity.max_index_num,
-                message_index_enable=identity.message_index_enable,
-            )
+            config = with_fixed(config, identity)
         self.config = config
         self.store_host = store_host_of(config)
         self.pool = FilePool(disk)

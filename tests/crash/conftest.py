@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.flips import Sample, make_samples
 from crash.harness import scratch_folder
 
 
@@ -15,3 +16,10 @@ def scratch() -> Iterator[Path]:
     """A folder in memory (`/dev/shm`), or a temporary one where there is none."""
     with scratch_folder() as folder:
         yield folder
+
+
+@pytest.fixture(scope="session")
+def samples() -> dict[str, Sample]:
+    """The stores that are damaged, made once: nobody changes them."""
+    with scratch_folder() as folder:
+        return make_samples(folder / "store")

@@ -11,7 +11,7 @@ import pytest
 
 from crash import checker, flips
 from crash.checker import Checked
-from crash.flips import Sample, make_samples
+from crash.flips import Sample
 from crash.memdisk import MemDisk
 from messagestore.verify import verify
 
@@ -25,8 +25,8 @@ def root(scratch: Path) -> Path:
 
 
 @pytest.fixture
-def sample(root: Path) -> Sample:
-    return make_samples(root)["batches"]
+def sample(samples: dict[str, Sample]) -> Sample:
+    return samples["batches"]
 
 
 def faults(sample: Sample, root: Path, change: Callable[[MemDisk], object]) -> Checked:
@@ -96,9 +96,8 @@ def test_each_bit_of_the_index_that_a_search_uses(sample: Sample, root: Path) ->
         assert faults(sample, root, add(path, position)).faults, position
 
 
-def test_it_agrees_with_verify(root: Path) -> None:
+def test_it_agrees_with_verify(samples: dict[str, Sample], root: Path) -> None:
     """Good stores are good to both; of damage that one names, the other one names all that matters to messages."""
-    samples = make_samples(root)
     for sample in samples.values():
         disk = MemDisk(root, sample.content)
         assert verify(root, disk=disk).ok

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from crash import flips
-from crash.flips import Sample, alias, make_samples
+from crash.flips import Sample, alias
 from crash.harness import SMALL, die
 from crash.memdisk import MemDisk
 from messagestore import CorruptionError, Message, MessageStore
@@ -20,11 +20,6 @@ from messagestore.verify import verify
 @pytest.fixture
 def root(scratch: Path) -> Path:
     return scratch / "store"
-
-
-@pytest.fixture
-def samples(root: Path) -> dict[str, Sample]:
-    return make_samples(root)
 
 
 def damaged(sample: Sample, root: Path, damage: Callable[[MemDisk], None]) -> MemDisk:

@@ -60,7 +60,7 @@ class History(World):
                 store.create_topic("in", QUEUES)
             self.append()
             self.new_query()
-            self.action_count = self.rng.randint(2, 4)
+            self.action_count = self.rng.choices((1, 2, 3, 4), (3, 4, 2, 1))[0]
             for number in range(self.action_count) if only is None else only:
                 self.rng.seed(f"{self.seed} {number}")
                 action = self.rng.choices(calls, weights)[0]
