@@ -5,8 +5,8 @@
     damage      sectors of zeros, swapped pages, truncations, files missing, files too many, copied segments
 
 After each: `verify` must name it; a reader must read what was there, or say what is wrong; a writer must refuse, or put
-it right, and must not drop anything. `verify` looks at all of them; of the flips of the quick profile one in eight is also
-read, and one in eight opened for writing.
+it right, and must not drop anything. `verify` looks at all of them; of the flips of the quick profile one in seventeen
+(so that it is another bit each time) is also read, and one in seventeen opened for writing.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
                 continue
             if not quick and time.monotonic() > until_s:
                 break
-            turn = number // part[1] % 8
+            turn = number // part[1] % 17
             ways = "vrw" if case or not quick or kind == "damage" else "vr" if turn == 1 else "vw" if turn == 5 else "v"
             try:
                 _, verdict = look(sample, root, damage, path, ways, derived=derived)
