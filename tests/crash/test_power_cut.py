@@ -215,10 +215,13 @@ def fail_unless_ok(words: str, crash: Crash, root: Path) -> None:
 
 def test_names_that_a_killed_process_made_are_synced_by_the_next(bases: Bases) -> None:
     """A segment is made, and its maker killed before the folder is synced; the next process writes into it."""
+    tried = 0
     for death in list(images.kills(Story.of("a new store", bases)))[::2]:
         crash = death.crash(bases.root)
         if crash.left is not None:
+            tried += 1
             fail_unless_ok(death.label, images.another_put(crash, bases.root), bases.root)
+    assert tried > 5
 
 
 def test_queues_may_outlive_a_log_that_was_never_synced(bases: Bases) -> None:
@@ -226,7 +229,9 @@ def test_queues_may_outlive_a_log_that_was_never_synced(bases: Bases) -> None:
     workload = Workload((batch(0, 5, ASYNC_FLUSH), batch(1, 5, ASYNC_FLUSH)), base="empty")
     story = Story("a new ASYNC store", workload, bases["empty"], record_in_memory(bases["empty"], workload, bases.root))
     units = [i for i, o in enumerate(story.run.disk.operations) if o.name == "rename" and dispatch(o)]
-    for image in story.run.disk.images(units[-1] + 1, ("one missing", "one file missing"), limit=100):
+    images_of_cut = list(story.run.disk.images(units[-1] + 1, ("one missing", "one file missing"), limit=100))
+    assert len(images_of_cut) > 5
+    for image in images_of_cut:
         fail_unless_ok(str(image), Death(story, image.cut, image).crash(bases.root), bases.root)
 
 

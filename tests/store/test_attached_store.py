@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,9 +20,9 @@ from messagestore.record_columns import encode
 from messagestore.state import StateFile
 from messagestore.transaction import Chunks, append_batch
 from messagestore.verify import verify
+from processes import CONTEXT
 from small import SMALL, bodies, columns, filled, read_all
 
-spawn = multiprocessing.get_context("spawn")
 CONFIG = SMALL.replace(
     mapped_file_size_commit_log=1 << 18, max_index_num=20_000, lock_timeout="20s", clean_interval="1h"
 )
@@ -54,8 +53,8 @@ def test_four_processes_take_turns(tmp_path: Path) -> None:
     filled(root, 2, CONFIG)
     pipes, processes = [], []
     for number in range(4):
-        mine, theirs = spawn.Pipe()
-        process = spawn.Process(target=commits, args=(str(root), f"app{number}", 10, theirs))
+        mine, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=commits, args=(str(root), f"app{number}", 10, theirs))
         process.start()
         pipes.append(mine)
         processes.append(process)
@@ -78,8 +77,8 @@ def test_catching_up_does_not_recover(tmp_path: Path) -> None:
     append(root, "mine", 0)
     store = attached_store(root)
     writer, report = store.writer, store.report
-    mine, theirs = spawn.Pipe()
-    process = spawn.Process(target=commits, args=(str(root), "other", 1, theirs))
+    mine, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=commits, args=(str(root), "other", 1, theirs))
     process.start()
     assert mine.poll(60) and mine.recv() == "done"
     process.join()

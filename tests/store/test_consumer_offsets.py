@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.mapped_file import Disk
 from messagestore.message import group_fault
 from messagestore.writer_lock import WriterLock
+from processes import CONTEXT
 from small import SMALL, filled
 
 # As a broker writes it.
@@ -250,9 +250,8 @@ def _publish_some(root: str, group: str, count: int) -> None:
 def test_many_who_publish_lose_nothing(tmp_path: Path) -> None:
     """Processes by turns: each group is there, with its last offsets; each change has a version of its own."""
     root = str(filled(tmp_path / "store"))
-    context = multiprocessing.get_context("spawn")
     groups = [f"g{i}" for i in range(3)]
-    processes = [context.Process(target=_publish_some, args=(root, group, 30)) for group in groups]
+    processes = [CONTEXT.Process(target=_publish_some, args=(root, group, 30)) for group in groups]
     for process in processes:
         process.start()
     for process in processes:

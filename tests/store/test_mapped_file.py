@@ -259,6 +259,7 @@ def test_the_syncs_work(disk: Disk, file: File, tmp_path: Path):
     disk.fdatasync(file)
     disk.fsync_dir(tmp_path)
     disk.syncfs(file)
+    assert disk.pread(file, 1, 0) == b"x"
 
 
 def test_read_exactly(disk: Disk, file: File, path: str):

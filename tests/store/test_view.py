@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import threading
@@ -16,9 +15,8 @@ from crash.harness import die
 from messagestore import BatchRequest, CorruptionError, Message, MessageStore, StoreWentBackwardsError
 from messagestore.layout import UNIT
 from messagestore.view import StoreView
+from processes import CONTEXT
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
-
-spawn = multiprocessing.get_context("spawn")
 
 
 def test_a_reader_follows_a_session(tmp_path: Path) -> None:
@@ -224,8 +222,8 @@ def test_reader_processes_beside_a_writer(tmp_path: Path, how: str) -> None:
     with MessageStore.open(root, config) as store:
         pipes = []
         for number in range(2):
-            mine, theirs = spawn.Pipe()
-            process = spawn.Process(target=follow, args=(str(root), number, count, theirs), daemon=True)
+            mine, theirs = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=follow, args=(str(root), number, count, theirs), daemon=True)
             process.start()
             pipes.append((mine, process))
         if how == "batches":
