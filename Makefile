@@ -64,11 +64,12 @@ demo: setup java
 	cd examples/01_flights && ../../$(BIN)/python flights.py $(ARGS)
 
 # Stores are made in memory where there is room: syncs cost nothing there (`make crash` cuts the power of real disks).
+# One process more than there are cores: some tests wait for processes of their own.
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 {print "/dev/shm"}')
 test: setup
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not slow and not java' $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile -m 'not slow and not java' $(ARGS)
 
 test-deep: setup
 	$(BIN)/python -m pytest -m 'slow and not java' $(ARGS)

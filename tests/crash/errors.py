@@ -34,7 +34,7 @@ from messagestore import BatchRequest, Message, MessageStore, StoreError, StoreF
 from messagestore.mapped_file import Disk
 from messagestore.verify import verify
 
-_QUICK_OF_A_KIND = {"EIO": 2}
+_QUICK_OF_A_KIND = {"EIO": 2, "ENOSPC": 2}
 _QUICK = (
     "single puts", "group commit", "async puts", "async, then sync", "roll-over", "roll-over of the index", "Spark commits",
     "clean end moves",

@@ -5,8 +5,8 @@
     damage      sectors of zeros, swapped pages, truncations, files missing, files too many, copied segments
 
 After each: `verify` must name it; a reader must read what was there, or say what is wrong; a writer must refuse, or put
-it right, and must not drop anything. `verify` looks at all of them; of the flips of the quick profile one in seventeen
-(so that it is another bit each time) is also read, and one in seventeen opened for writing.
+it right, and must not drop anything. `verify` looks at all of them; of the flips of the quick profile one in seven (so
+that it is another bit each time) is also read, and one in seven opened for writing.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def alias(path: str) -> str:
 
 
 def flips(samples: dict[str, Sample], quick: bool = False) -> Iterator[Case]:
-    """Every bit of every file of the small stores. Quick: of the one with puts a bit of every fourth byte, each of the eight in
+    """Every bit of every file of the small stores. Quick: of the one with puts a bit of each byte, each of the eight in
     turn; the one that was not closed is left to the deep mode.
     """
     first = samples["batches"].end
@@ -279,7 +279,7 @@ def flips(samples: dict[str, Sample], quick: bool = False) -> Iterator[Case]:
                 continue  # the same in all stores
             own = first if name == "killed" and path.startswith("commitlog/") else start  # below, it is the first store
             for position, bit in itertools.product(range(own, end), range(8)):
-                if quick and name == "puts" and (position % 4 or bit != position // 4 % 8):
+                if quick and name == "puts" and bit != position % 8:
                     continue
                 key = f"{name}:{alias(path)}:{position}.{bit}"
                 yield "bit flips", key, samples[name], flip(path, position, bit), path, False
@@ -381,7 +381,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
                 continue
             if not quick and time.monotonic() > until_s:
                 break
-            turn = number // part[1] % 17
+            turn = number // part[1] % 7
             ways = "vrw" if case or not quick or kind == "damage" else "vr" if turn == 1 else "vw" if turn == 5 else "v"
             try:
                 _, verdict = look(sample, root, damage, path, ways, derived=derived)

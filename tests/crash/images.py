@@ -239,7 +239,7 @@ class Case:
         return number_of(self.key)
 
     def judged(self, root: Path) -> tuple[str, Verdict]:
-        """What it is, and what is wrong; every second one dies again first, one in sixteen is looked at more closely."""
+        """What it is, and what is wrong; every second one dies again first, one in eight is looked at more closely."""
         death = self.death
         if self.lost is not None and death.image is not None:
             death = replace(death, image=death.image.with_lost(self.lost))
@@ -247,7 +247,7 @@ class Case:
         if self.number % 2 and not self.once:
             words, crash = again(crash, root, random.Random(f"{self.seed} {self.key}"))
             label = f"{label}, {words}"
-        return label, judge(crash, root, thorough=self.number % 32 < 2)
+        return label, judge(crash, root, thorough=self.number % 16 < 2)
 
     def with_words(self, words: Sequence[str]) -> Case:
         """As `words` say: what stands behind the key in `case`."""
