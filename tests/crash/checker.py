@@ -28,6 +28,8 @@ CHUNK_SIZE = 16 * 1024 * 1024
 _DIGITS = re.compile(r"[0-9]{20}")
 _TOP = {"commitlog/", "consumequeue/", "index/", "config/", "spark/", "abort", "checkpoint", "lock"}
 _OURS = {"state", "store.json", "journal.json", "writer.lock", "staging/", "cut/"}
+_OURS |= {"consumer-offsets.lock", "consumer-offsets.json"}
+_CONFIG = {"", *(name + end for name in ("topics.json", "consumerOffset.json") for end in ("", ".bak"))}
 # What a killed writer was making: each has one name, and the next one that makes it takes it away first.
 _OURS |= {
     f"new-{name}" for name in ("store.json", "state", "journal.json", "topics.json", "checkpoint", "abort", "cut")
@@ -145,8 +147,8 @@ class _Check:
                 name = parts[1] + ("/" if len(parts) > 2 else "")
                 if name not in _OURS and (self.settled or not name.startswith("new-")):
                     self.found.find(path, 0, "a file of spark/", "a stray one")
-            elif top == "config/" and parts[1] not in ("", "topics.json", "topics.json.bak"):
-                self.found.find(path, 0, "topics.json", "a stray file")
+            elif top == "config/" and parts[1] not in _CONFIG:
+                self.found.find(path, 0, "a file of config/", "a stray one")
 
     def _json(self, path: str) -> dict[str, Any]:
         try:
