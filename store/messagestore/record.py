@@ -154,21 +154,10 @@ def encode_message(
     MessageIllegalError
         When a field is of the wrong type or too large, or a name or value cannot be stored.
     """
-    body = message.body
-    try:
-        body_size = memoryview(body).nbytes
-    except TypeError:
-        raise MessageIllegalError(f"body: found {type(body).__name__}; allowed are bytes", field="body") from None
-    if body_size > limits.max_message_size:
-        raise too_large("body", body_size, limits.max_message_size)
+    body, body_size = message.body, _body_size(message, limits)
     magic, topic = topic_bytes(message.topic, limits.auto_message_version_on_topic_len)
-    properties = _properties_bytes(message, unique_key, extra_properties)
-    if property_crc is None:
-        property_crc = limits.enabled_append_prop_crc
-    if property_crc:
-        properties += PROPERTY_CRC_BLANK
-    if len(properties) > MAX_PROPERTIES_SIZE:
-        raise too_large("properties", len(properties), MAX_PROPERTIES_SIZE)
+    property_crc = limits.enabled_append_prop_crc if property_crc is None else property_crc
+    properties = _properties_bytes(message, unique_key, extra_properties, property_crc)
     born_host = pack_host(message.born_host)
     flags = host_flags(born_host, store_host)
     head = _HEADS[flags]
@@ -206,8 +195,21 @@ def encode_message(
     return record
 
 
-def _properties_bytes(message: Message, unique_key: str | None, extra: Sequence[tuple[str, str]]) -> bytes:
-    """KEYS, UNIQ_KEY, TAGS, WAIT, the user's, the store's extra ones."""
+def _body_size(message: Message, limits: StoreConfig) -> int:
+    try:
+        size = memoryview(message.body).nbytes
+    except TypeError:
+        found = type(message.body).__name__
+        raise MessageIllegalError(f"body: found {found}; allowed are bytes", field="body") from None
+    if size > limits.max_message_size:
+        raise too_large("body", size, limits.max_message_size)
+    return size
+
+
+def _properties_bytes(
+    message: Message, unique_key: str | None, extra: Sequence[tuple[str, str]], property_crc: bool
+) -> bytes:
+    """KEYS, UNIQ_KEY, TAGS, WAIT, the user's, the store's extra ones; `__CRC32#`, still empty."""
     pairs: list[tuple[str, str]] = []
     if message.keys:
         check_keys(message.keys)
@@ -224,7 +226,12 @@ def _properties_bytes(message: Message, unique_key: str | None, extra: Sequence[
         check_properties(message.properties)
         pairs.extend(message.properties.items())
     pairs.extend(extra)
-    return encode_properties(pairs)
+    properties = encode_properties(pairs)
+    if property_crc:
+        properties += PROPERTY_CRC_BLANK
+    if len(properties) > MAX_PROPERTIES_SIZE:
+        raise too_large("properties", len(properties), MAX_PROPERTIES_SIZE)
+    return properties
 
 
 def host_flags(born_host: bytes, store_host: bytes) -> int:
