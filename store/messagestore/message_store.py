@@ -42,7 +42,7 @@ from messagestore.message import (
     check_queue_id,
     check_topic,
 )
-from messagestore.properties import check_keys
+from messagestore.properties import check_keys, check_properties, check_tags
 from messagestore.record_columns import EncodedRecords, MessageColumns
 from messagestore.recovery import RecoveryReport
 from messagestore.store_files import check_simple_topic
@@ -72,25 +72,58 @@ class MessageBatch:
 
     @classmethod
     def from_messages(cls, messages: Sequence[Message]) -> MessageBatch:
-        """From messages that all name the same topic and queue."""
-        first = messages[0]
-        return cls(
-            MessageColumns.from_arrow(
-                pa.record_batch(
-                    {
-                        "body": list_array([m.body for m in messages], pa.binary()),
-                        "tags": list_array([m.tags for m in messages], pa.string()),
-                        "keys": list_array([list(m.keys) or None for m in messages], pa.list_(pa.string())),
-                        "properties": list_array(
-                            [list(m.properties.items()) or None for m in messages], pa.map_(pa.string(), pa.string())
-                        ),
-                        "flag": list_array([m.flag for m in messages], pa.int32()),
-                    }
-                ),
-                topic=first.topic,
-                queue_id=first.queue_id or 0,
-            )
-        )
+        """From messages that all name the same topic and queue (None: queue 0).
+
+        As in RocketMQ, what says how a message travels is the batch's, not each message's: `born_host`, `sys_flag`,
+        `reconsume_times` and `wait_store_msg_ok` must be those of a new message.
+
+        Raises
+        ------
+        MessageIllegalError
+            There is no message, or one of them cannot be stored so; `row` says which.
+        """
+        if not messages:
+            raise MessageIllegalError("batch: found no message; give at least one", field="batch")
+        first, now_ms = messages[0], time.time_ns() // 1_000_000
+        for row, message in enumerate(messages):
+            _check_of_batch(message, first, row)
+        times = [now_ms if m.born_timestamp_ms is None else m.born_timestamp_ms for m in messages]
+        columns = {
+            "body": list_array([memoryview(m.body).tobytes() for m in messages], pa.binary()),
+            "tags": list_array([m.tags for m in messages], pa.string()),
+            "keys": list_array([list(m.keys) or None for m in messages], pa.list_(pa.string())),
+            "properties": list_array(
+                [list(m.properties.items()) or None for m in messages], pa.map_(pa.string(), pa.string())
+            ),
+            "flag": list_array([m.flag for m in messages], pa.int32()),
+            "born_timestamp_ms": list_array(times, pa.int64()),
+        }
+        return cls.from_arrow(pa.record_batch(columns), topic=first.topic, queue_id=first.queue_id or 0)
+
+
+_OF_THE_BATCH = ("born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok")
+_NEW = Message("new", b"")
+
+
+def _check_of_batch(message: Message, first: Message, row: int) -> None:
+    """Refuse a message that a batch that begins with `first` cannot hold."""
+    for name in ("topic", "queue_id"):
+        found, wanted = getattr(message, name), getattr(first, name)
+        if found != wanted:
+            fault = f"{name}: found {found!r}; the first message's is {wanted!r}; use append_batch for several"
+            raise MessageIllegalError(fault, field=name, row=row)
+    for name in _OF_THE_BATCH:
+        found, wanted = getattr(message, name), getattr(_NEW, name)
+        if found != wanted:
+            fault = f"{name}: found {found!r}; allowed in a batch is {wanted!r}; put the message by itself"
+            raise MessageIllegalError(fault, field=name, row=row)
+    record.size_of_body(message.body, row)
+    check_keys(message.keys, row)
+    check_tags(message.tags, row)
+    check_properties(message.properties, row)
+    error = record.bad_number(message, first.queue_id or 0, row)
+    if error is not None:
+        raise error
 
 
 class ReadOnlyStore:

@@ -154,7 +154,9 @@ def encode_message(
     MessageIllegalError
         When a field is of the wrong type or too large, or a name or value cannot be stored.
     """
-    body, body_size = message.body, _body_size(message, limits)
+    body, body_size = message.body, size_of_body(message.body)
+    if body_size > limits.max_message_size:
+        raise too_large("body", body_size, limits.max_message_size)
     magic, topic = topic_bytes(message.topic, limits.auto_message_version_on_topic_len)
     property_crc = limits.enabled_append_prop_crc if property_crc is None else property_crc
     properties = _properties_bytes(message, unique_key, extra_properties, property_crc)
@@ -185,8 +187,8 @@ def encode_message(
             0,
             body_size,
         )
-    except (struct.error, TypeError):
-        raise _bad_number(message, queue_id) from None
+    except (struct.error, TypeError) as error:
+        raise bad_number(message, queue_id) or error from None
     record = bytearray(packed)
     record += body
     record += topic
@@ -195,15 +197,19 @@ def encode_message(
     return record
 
 
-def _body_size(message: Message, limits: StoreConfig) -> int:
+def size_of_body(body: object, row: int | None = None) -> int:
+    """Bytes of a body.
+
+    Raises
+    ------
+    MessageIllegalError
+        When it is not bytes.
+    """
     try:
-        size = memoryview(message.body).nbytes
+        return memoryview(body).nbytes  # type: ignore[arg-type]
     except TypeError:
-        found = type(message.body).__name__
-        raise MessageIllegalError(f"body: found {found}; allowed are bytes", field="body") from None
-    if size > limits.max_message_size:
-        raise too_large("body", size, limits.max_message_size)
-    return size
+        found = type(body).__name__
+        raise MessageIllegalError(f"body: found {found}; allowed are bytes", field="body", row=row) from None
 
 
 def _properties_bytes(
@@ -251,7 +257,8 @@ def too_large(field: str, size: int, limit: int, row: int | None = None) -> Mess
     )
 
 
-def _bad_number(message: Message, queue_id: int) -> MessageIllegalError:
+def bad_number(message: Message, queue_id: int, row: int | None = None) -> MessageIllegalError | None:
+    """The error for a number that does not fit into a record's head, or None."""
     numbers = {
         "queue_id": (queue_id, 32),
         "flag": (message.flag, 32),
@@ -262,9 +269,10 @@ def _bad_number(message: Message, queue_id: int) -> MessageIllegalError:
     for name, (value, bits) in numbers.items():
         if value is None and name == "born_timestamp_ms":  # now
             continue
-        if not (isinstance(value, int) and -(1 << bits - 1) <= value < 1 << bits - 1):
-            return MessageIllegalError(f"{name}: found {value!r}; allowed is an int of {bits} bits", field=name)
-    raise AssertionError("every number of the head fits")
+        if value is None or not hasattr(value, "__index__") or not -(1 << bits - 1) <= value < 1 << bits - 1:
+            fault = f"{name}: found {value!r}; allowed is an int of {bits} bits"
+            return MessageIllegalError(fault, field=name, row=row)
+    return None
 
 
 def stamp_record(

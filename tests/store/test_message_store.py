@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
+import re
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -370,6 +373,62 @@ def test_property_crc(tmp_path: Path) -> None:
         assert [m.body for m in messages] == [b"one", b"two"]
         assert all(len(m.system_properties["__CRC32#"]) == 10 for m in messages)
     assert verify(tmp_path / "s").ok
+
+
+def test_messages_side_by_side_are_all_there(tmp_path: Path) -> None:
+    """What a message of a batch may say is stored as that of one put by itself."""
+    messages = [
+        Message(
+            "t", b"one", 1, keys=["k", "l"], tags="x", properties={"a": "b"}, flag=np.int32(-7), born_timestamp_ms=9
+        ),
+        Message("t", memoryview(np.arange(3, dtype=np.int16)), 1),
+        Message("t", b"", 1, born_timestamp_ms=10),
+    ]
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        for message in messages:
+            store.put_message(message)
+        before_ms = time.time_ns() // 1_000_000
+        assert store.put_messages(MessageBatch.from_messages(messages)).is_ok
+        found = store.get_message("t", 1, 0).messages
+        for one, other in zip(found[:3], found[3:], strict=True):
+            for name in ("topic", "queue_id", "body", "keys", "tags", "properties", "flag", "sys_flag", "born_host"):
+                assert getattr(one, name) == getattr(other, name), name
+        assert [found[i].born_timestamp_ms for i in (0, 2, 3, 5)] == [9, 10, 9, 10]
+        assert before_ms <= found[4].born_timestamp_ms <= time.time_ns() // 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"topic": "u"}, "topic: found 'u'; the first message's is 't'; use append_batch for several"),
+        ({"queue_id": 1}, "queue_id: found 1; the first message's is 0"),
+        ({"queue_id": None}, "queue_id: found None"),
+        ({"body": "text"}, "body: found str; allowed are bytes"),
+        ({"body": 5}, "body: found int; allowed are bytes"),
+        ({"body": None}, "body: found NoneType; allowed are bytes"),
+        ({"flag": 1 << 31}, "flag: found 2147483648; allowed is an int of 32 bits"),
+        ({"flag": 1.5}, "flag: found 1.5; allowed is an int of 32 bits"),
+        ({"born_timestamp_ms": "now"}, "born_timestamp_ms: found 'now'; allowed is an int of 64 bits"),
+        ({"tags": 5}, "tags: found int; allowed is text"),
+        ({"tags": "a\ud800"}, "a lone surrogate cannot be stored"),
+        ({"keys": "ab"}, "keys: found text 'ab'; allowed is a list"),
+        ({"keys": [5]}, "keys: found int; allowed is text"),
+        ({"properties": {"a": 5}}, "property 'a': found int; allowed is text"),
+        ({"properties": {"KEYS": "a"}}, "use `keys`"),
+        ({"sys_flag": 1}, "sys_flag: found 1; allowed in a batch is 0; put the message by itself"),
+        ({"born_host": "10.0.0.1:1"}, "born_host: found '10.0.0.1:1'"),
+        ({"reconsume_times": 3}, "reconsume_times: found 3"),
+        ({"wait_store_msg_ok": False}, "wait_store_msg_ok: found False"),
+    ],
+)
+def test_a_message_that_a_batch_cannot_hold_is_named(changes: dict[str, object], words: str) -> None:
+    """One of another topic went into the first one's, and a body of text was stored: without a word."""
+    good = Message("t", b"x", 0)
+    with pytest.raises(MessageIllegalError, match=re.escape(words)) as caught:
+        MessageBatch.from_messages([good, good, dataclasses.replace(good, **changes)])
+    assert caught.value.row == 2
+    with pytest.raises(MessageIllegalError, match="found no message; give at least one"):
+        MessageBatch.from_messages([])
 
 
 def test_ipv6_store(tmp_path: Path) -> None:
