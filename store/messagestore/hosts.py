@@ -26,7 +26,7 @@ _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-
 
 
 @lru_cache(maxsize=1024)
-def pack_host(host: str) -> bytes:
+def pack_host(host: object) -> bytes:
     """The bytes of `ip:port` (8) or `[ip]:port` (20).
 
     Raises
@@ -34,14 +34,14 @@ def pack_host(host: str) -> bytes:
     MessageIllegalError
         When it is neither, or the port is above 65535. Names are not looked up.
     """
-    match = _HOST.fullmatch(host)
+    match = _HOST.fullmatch(host) if isinstance(host, str) else None
     try:
         if match is None or int(match["port"]) > 0xFFFF:
             raise ValueError(host)
         address = ipaddress.IPv4Address(match["v4"]) if match["v4"] else ipaddress.IPv6Address(match["v6"])
     except ValueError:
         raise MessageIllegalError(
-            f"host: found {host[:80]!r}; allowed is ip:port, or [ip]:port for IPv6, with a port up to 65535",
+            f"host: found {repr(host)[:80]}; allowed is ip:port, or [ip]:port for IPv6, with a port up to 65535",
             field="host",
         ) from None
     return address.packed + int(match["port"]).to_bytes(_PORT_SIZE, "big")

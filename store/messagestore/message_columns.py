@@ -32,6 +32,7 @@ from messagestore.arrow_bytes import (
     valid_of,
 )
 from messagestore.errors import MessageIllegalError
+from messagestore.message import check_queue_id
 from messagestore.properties import KEY_SEPARATOR
 
 _NAMES = {
@@ -142,6 +143,10 @@ class MessageColumns:
             raise MessageIllegalError("body: there is no column body (or value)", field="body")
         if topic is None and "topic" not in found:
             raise MessageIllegalError("topic: there is neither a column topic nor a topic for all rows", field="topic")
+        if topic is not None and not isinstance(topic, str):
+            raise MessageIllegalError(f"topic: found {type(topic).__name__}; a topic is text", field="topic")
+        if queue_id is not None:
+            check_queue_id(queue_id)
         given: dict[str, pa.Array] = {}
         for name in ("flag", "queue_id", "born_timestamp"):
             if name in found:

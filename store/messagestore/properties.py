@@ -77,15 +77,20 @@ def text_fault(text: object) -> str | None:
     return None
 
 
-def check_properties(properties: Mapping[str, str], row: int | None = None) -> None:
+def check_properties(properties: object, row: int | None = None) -> None:
     """Refuse a user's properties that Java would lose or take for its own.
 
     Raises
     ------
     MessageIllegalError
-        For a name that is reserved, and for names and values that are not text, empty, or hold a separator or a lone
-        surrogate.
+        For what is no mapping, for a name that is reserved, and for names and values that are not text, empty, or hold
+        a separator or a lone surrogate.
     """
+    if not isinstance(properties, Mapping):
+        found = type(properties).__name__
+        raise MessageIllegalError(
+            f"properties: found {found}; allowed is a mapping of text to text", field="properties", row=row
+        )
     for name, value in properties.items():
         fault = text_fault(name)
         if fault is not None:
@@ -103,7 +108,7 @@ def reserved_fault(name: str) -> str:
     return f"property {name!r}: the name has a meaning to RocketMQ and is not a user's{instead or '; choose another'}"
 
 
-def check_keys(keys: Sequence[str], row: int | None = None) -> None:
+def check_keys(keys: object, row: int | None = None) -> None:
     """Refuse keys that Java would not find again: KEYS is split at single blanks.
 
     Raises
@@ -111,8 +116,9 @@ def check_keys(keys: Sequence[str], row: int | None = None) -> None:
     MessageIllegalError
         For a key that is not text, empty, or holds a blank, a separator or a lone surrogate.
     """
-    if isinstance(keys, str):
-        raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list", field="keys", row=row)
+    if not isinstance(keys, Sequence) or isinstance(keys, str):
+        found = f"text {keys[:80]!r}" if isinstance(keys, str) else type(keys).__name__
+        raise MessageIllegalError(f"keys: found {found}; allowed is a list", field="keys", row=row)
     for key in keys:
         fault = text_fault(key)
         if fault is None and KEY_SEPARATOR in key:

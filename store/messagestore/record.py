@@ -217,8 +217,8 @@ def _properties_bytes(
 ) -> bytes:
     """KEYS, UNIQ_KEY, TAGS, WAIT, the user's, the store's extra ones; `__CRC32#`, still empty."""
     pairs: list[tuple[str, str]] = []
+    check_keys(message.keys)
     if message.keys:
-        check_keys(message.keys)
         pairs.append((KEYS, KEY_SEPARATOR.join(message.keys)))
     if unique_key is not None:
         check_keys((unique_key,))
@@ -228,9 +228,8 @@ def _properties_bytes(
         pairs.append((TAGS, message.tags))
     if not message.wait_store_msg_ok:
         pairs.append((WAIT, "false"))
-    if message.properties:
-        check_properties(message.properties)
-        pairs.extend(message.properties.items())
+    check_properties(message.properties)
+    pairs.extend(message.properties.items())
     pairs.extend(extra)
     properties = encode_properties(pairs)
     if property_crc:

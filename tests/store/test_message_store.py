@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -397,24 +398,56 @@ def test_messages_side_by_side_are_all_there(tmp_path: Path) -> None:
         assert before_ms <= found[4].born_timestamp_ms <= time.time_ns() // 1_000_000
 
 
+BAD_FIELDS: list[tuple[dict[str, object], str]] = [
+    ({"body": "text"}, "body: found str; allowed are bytes"),
+    ({"body": 5}, "body: found int; allowed are bytes"),
+    ({"body": None}, "body: found NoneType; allowed are bytes"),
+    ({"flag": 1 << 31}, "flag: found 2147483648; allowed is an int of 32 bits"),
+    ({"flag": 1.5}, "flag: found 1.5; allowed is an int of 32 bits"),
+    ({"born_timestamp_ms": "now"}, "born_timestamp_ms: found 'now'; allowed is an int of 64 bits"),
+    ({"tags": 5}, "tags: found int; allowed is text"),
+    ({"tags": "a\ud800"}, "a lone surrogate cannot be stored"),
+    ({"keys": "ab"}, "keys: found text 'ab'; allowed is a list"),
+    ({"keys": [5]}, "keys: found int; allowed is text"),
+    ({"properties": {"a": 5}}, "property 'a': found int; allowed is text"),
+    ({"keys": None}, "keys: found NoneType; allowed is a list"),
+    ({"properties": {"KEYS": "a"}}, "use `keys`"),
+    ({"properties": ["a"]}, "properties: found list; allowed is a mapping of text to text"),
+    ({"properties": None}, "properties: found NoneType"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), BAD_FIELDS)
+def test_a_field_of_another_type_is_named(changes: dict[str, object], words: str, tmp_path: Path) -> None:
+    """Nothing of the message is in the log."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        end = store.writer.end
+        with pytest.raises(MessageIllegalError, match=re.escape(words)):
+            store.put_message(dataclasses.replace(Message("t", b"x", 0), **changes))
+        assert store.writer.end == end
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"topic": 5}, "topic: found int; a topic is text"),
+        ({"topic": "t", "queue_id": 1 << 40}, "queue id: found 1099511627776; allowed is 0 to 65535"),
+        ({"topic": "t", "queue_id": 1.5}, "queue id: found 1.5"),
+    ],
+)
+def test_a_topic_and_queue_for_all_rows_are_looked_at(names: dict[str, Any], words: str) -> None:
+    """A queue id of 1.5 was 1."""
+    with pytest.raises(MessageIllegalError, match=re.escape(words)):
+        MessageBatch.from_arrow(pa.record_batch({"body": pa.array([b"x"])}), **names)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        *BAD_FIELDS,
         ({"topic": "u"}, "topic: found 'u'; the first message's is 't'; use append_batch for several"),
         ({"queue_id": 1}, "queue_id: found 1; the first message's is 0"),
         ({"queue_id": None}, "queue_id: found None"),
-        ({"body": "text"}, "body: found str; allowed are bytes"),
-        ({"body": 5}, "body: found int; allowed are bytes"),
-        ({"body": None}, "body: found NoneType; allowed are bytes"),
-        ({"flag": 1 << 31}, "flag: found 2147483648; allowed is an int of 32 bits"),
-        ({"flag": 1.5}, "flag: found 1.5; allowed is an int of 32 bits"),
-        ({"born_timestamp_ms": "now"}, "born_timestamp_ms: found 'now'; allowed is an int of 64 bits"),
-        ({"tags": 5}, "tags: found int; allowed is text"),
-        ({"tags": "a\ud800"}, "a lone surrogate cannot be stored"),
-        ({"keys": "ab"}, "keys: found text 'ab'; allowed is a list"),
-        ({"keys": [5]}, "keys: found int; allowed is text"),
-        ({"properties": {"a": 5}}, "property 'a': found int; allowed is text"),
-        ({"properties": {"KEYS": "a"}}, "use `keys`"),
         ({"sys_flag": 1}, "sys_flag: found 1; allowed in a batch is 0; put the message by itself"),
         ({"born_host": "10.0.0.1:1"}, "born_host: found '10.0.0.1:1'"),
         ({"reconsume_times": 3}, "reconsume_times: found 3"),
