@@ -77,7 +77,7 @@ def text_fault(text: object) -> str | None:
     return None
 
 
-def check_properties(properties: object, row: int | None = None) -> None:
+def check_properties(properties: Mapping[str, str], row: int | None = None) -> None:
     """Refuse a user's properties that Java would lose or take for its own.
 
     Raises
@@ -86,12 +86,12 @@ def check_properties(properties: object, row: int | None = None) -> None:
         For what is no mapping, for a name that is reserved, and for names and values that are not text, empty, or hold
         a separator or a lone surrogate.
     """
-    if not isinstance(properties, Mapping):
-        found = type(properties).__name__
-        raise MessageIllegalError(
-            f"properties: found {found}; allowed is a mapping of text to text", field="properties", row=row
-        )
-    for name, value in properties.items():
+    try:
+        items = properties.items()
+    except AttributeError:
+        words = f"properties: found {type(properties).__name__}; allowed is a mapping of text to text"
+        raise MessageIllegalError(words, field="properties", row=row) from None
+    for name, value in items:
         fault = text_fault(name)
         if fault is not None:
             raise MessageIllegalError(f"property name: {fault}", field="properties", row=row)
@@ -108,7 +108,7 @@ def reserved_fault(name: str) -> str:
     return f"property {name!r}: the name has a meaning to RocketMQ and is not a user's{instead or '; choose another'}"
 
 
-def check_keys(keys: object, row: int | None = None) -> None:
+def check_keys(keys: Sequence[str], row: int | None = None) -> None:
     """Refuse keys that Java would not find again: KEYS is split at single blanks.
 
     Raises
@@ -116,10 +116,14 @@ def check_keys(keys: object, row: int | None = None) -> None:
     MessageIllegalError
         For a key that is not text, empty, or holds a blank, a separator or a lone surrogate.
     """
-    if not isinstance(keys, Sequence) or isinstance(keys, str):
-        found = f"text {keys[:80]!r}" if isinstance(keys, str) else type(keys).__name__
-        raise MessageIllegalError(f"keys: found {found}; allowed is a list", field="keys", row=row)
-    for key in keys:
+    if isinstance(keys, str):
+        raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list", field="keys", row=row)
+    try:
+        each = iter(keys)
+    except TypeError:
+        words = f"keys: found {type(keys).__name__}; allowed is a list"
+        raise MessageIllegalError(words, field="keys", row=row) from None
+    for key in each:
         fault = text_fault(key)
         if fault is None and KEY_SEPARATOR in key:
             fault = f"found {key[:80]!r}; a blank separates keys and is not allowed within one"
