@@ -69,7 +69,7 @@ demo: setup java
 test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 > 8000000 {print "/dev/shm"}')
 test: setup
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile -m 'not slow and not java' $(ARGS)
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --ignore tests/interop -m 'not slow and not java' $(ARGS)
 
 test-deep: setup
 	$(BIN)/python -m pytest -m 'slow and not java' $(ARGS)
