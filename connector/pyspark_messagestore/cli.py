@@ -12,7 +12,6 @@ import enum
 import os
 import sys
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +138,7 @@ class From(enum.StrEnum):
 def _path(root: str) -> str:
     """A folder's path from a path or a file URL."""
     if root.startswith("file:"):
-        return urllib.request.url2pathname(urllib.parse.urlparse(root).path)
+        return urllib.parse.unquote(urllib.parse.urlparse(root).path)
     if "://" in root:
         raise ConfigError(f"{root}: found a URL; a store is a folder of this machine", key="ROOT", value=root)
     return root

@@ -159,6 +159,13 @@ def test_wrong_usage_is_2(root: Path) -> None:
     assert "yesterday" in run("tail", root, "--from", "yesterday", code=2).stderr
 
 
+def test_a_root_may_be_a_file_url(tmp_path: Path) -> None:
+    """As Spark gives paths; another scheme is an error."""
+    run("put", f"file://{tmp_path}/a%20store", "t", "x")
+    assert "1 in 1 topic" in run("status", tmp_path / "a store").stdout
+    assert "a store is a folder of this machine" in error("status", "s3://bucket/store", code=2)
+
+
 def test_a_folder_with_something_else_stays_as_it_is(tmp_path: Path) -> None:
     """`put` makes a store in an empty folder only."""
     (tmp_path / "letter.txt").write_text("x")

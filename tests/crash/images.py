@@ -207,7 +207,7 @@ def another_put(crash: Crash, root: Path) -> Crash:
 
 # ---- the mode of `make crash`
 
-QUICK_COUNT = 20_000
+QUICK_COUNT = 20_100
 SHRUNK_FAILURES = 3
 """Of each process; the others are printed as they were found."""
 

@@ -121,12 +121,12 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
             verdict.misread.append(f"a reader saw {seen} puts and batches, and recovery kept {kept}")
         if thorough:
             _same_by_reading(store, found.queues, verdict)
-        appended = _replay(store, crash.promise, disk, verdict, set(found.bodies))
+        if _replay(store, crash.promise, disk, verdict, set(found.bodies)):
+            found = checker.check(disk.tree())
+            note_faults(verdict, found, "after replay")
+            note_content(verdict, found.bodies, found.queues, crash.promise, (), everything=True)
     closed = disk.tree()
-    found = checker.check(closed)
-    note_faults(verdict, found, "after replay and close" if appended else "after close")
-    if appended:
-        note_content(verdict, found.bodies, found.queues, crash.promise, (), everything=True)
+    note_faults(verdict, checker.check(closed), "after close")
     if "abort" in closed:
         verdict.misread.append("abort is there after close")
     if thorough:

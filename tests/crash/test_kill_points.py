@@ -68,7 +68,9 @@ def test_killed_twice(bases: Bases) -> None:
     """A process dies, and the next one in its recovery or replay; the third finds everything."""
     chance = random.Random(2)
     story = Story.of("roll-over by puts", bases)
-    for death in list(images.kills(story))[::7]:
+    deaths = list(images.kills(story))[::7]
+    assert len(deaths) > 20
+    for death in deaths:
         words, second = images.again(death.crash(bases.root), bases.root, chance)
         fail_unless_ok(f"{death.label}, {words}", second, bases.root)
 

@@ -76,6 +76,8 @@ class Round:
         self.root = root
         self.numbers = itertools.count()
         self.expired = 0
+        self.done = 0
+        """Stores that went all the way."""
         self.cooked: list[tuple[Cooked, Future[bool]]] = []
 
     def add(self, recipe: Recipe, rng: Random, name: str, share_expired: float = 0) -> None:
@@ -106,6 +108,7 @@ class Round:
             closed.result(ANSWER_S)
             self.go_on(each)
             shutil.rmtree(each.root)
+            self.done += 1
         self.java.call("gc")
 
     def append(self, each: Cooked) -> Future[bool]:
@@ -139,6 +142,7 @@ def test_random_stores_are_read_by_java(java: Driver, root: Path) -> None:
         rng = Random(seed + 10_000)
         going.add(recipes.recipe(rng), rng, f"seed {seed + 10_000}")
     going.finish()
+    assert going.done == SEEDS
 
 
 def test_random_stores_are_read_by_an_older_java(drivers: Callable[[str], Driver], root: Path) -> None:
@@ -151,6 +155,7 @@ def test_random_stores_are_read_by_an_older_java(drivers: Callable[[str], Driver
             Recipe(recipe.config.replace(enabled_append_prop_crc=False), recipe.steps), rng, f"seed {seed + 20_000}"
         )
     going.finish()
+    assert going.done == SEEDS // 4
 
 
 def test_random_stores_without_their_first_segments_are_read_by_java(java: Driver, root: Path) -> None:
@@ -164,6 +169,7 @@ def test_random_stores_without_their_first_segments_are_read_by_java(java: Drive
         going.add(Recipe(small, recipe.steps), rng, f"seed {seed + 30_000}", rng.choice([0.3, 0.6, 0.99]))
     assert going.expired > SEEDS // 16
     going.finish()
+    assert going.done == SEEDS // 8
 
 
 def test_random_stores_are_read_by_java_and_failures_are_made_small(java: Driver, root: Path) -> None:
@@ -182,6 +188,7 @@ def test_random_stores_are_read_by_java_and_failures_are_made_small(java: Driver
 
     add()
     going.finish()
+    assert going.done >= EXAMPLES
 
 
 @pytest.mark.parametrize("size", [4 * 1024 * 1024, 4 * 1024 * 1024 - 1, 1 << 20])

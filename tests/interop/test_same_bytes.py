@@ -35,6 +35,8 @@ class Kitchen:
         self.java = java
         self.root = root
         self.numbers = itertools.count()
+        self.done = 0
+        """Recipes that gave the same bytes, open and closed."""
         self.closing: list[tuple[Future[bool], Path, Path, str]] = []
 
     def cook(self, recipe: Recipe, name: str) -> None:
@@ -63,6 +65,7 @@ class Kitchen:
             assert not different, f"{name}, after close: {different}"
             shutil.rmtree(ours)
             shutil.rmtree(theirs)
+            self.done += 1
         self.java.call("gc")
 
 
@@ -73,6 +76,7 @@ def test_random_stores_are_the_same_bytes(java: Driver, root: Path) -> None:
     for seed in range(SEEDS):
         kitchen.cook(recipes.recipe(Random(seed)), f"recipes.recipe(Random({seed}))")
     kitchen.finish()
+    assert kitchen.done == SEEDS
 
 
 def test_random_stores_are_the_same_bytes_as_those_of_an_older_version(
@@ -87,6 +91,7 @@ def test_random_stores_are_the_same_bytes_as_those_of_an_older_version(
         config = recipe.config.replace(enabled_append_prop_crc=False)
         kitchen.cook(Recipe(config, steps), f"seed {seed}")
     kitchen.finish()
+    assert kitchen.done == SEEDS // 5
 
 
 def test_random_stores_are_the_same_bytes_and_failures_are_made_small(java: Driver, root: Path) -> None:
@@ -101,6 +106,7 @@ def test_random_stores_are_the_same_bytes_and_failures_are_made_small(java: Driv
 
     cook()
     kitchen.finish()
+    assert kitchen.done >= EXAMPLES
 
 
 def while_open(files: dict[str, bytes]) -> dict[str, bytes]:

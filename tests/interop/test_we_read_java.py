@@ -43,6 +43,8 @@ class Round:
         self.java = java
         self.root = root
         self.numbers = itertools.count()
+        self.done = 0
+        """Stores that went all the way."""
         self.made: list[tuple[Path, Recipe, str, Rows, Future[bool]]] = []
 
     def add(self, recipe: Recipe, name: str) -> None:
@@ -70,6 +72,7 @@ class Round:
             closed.result(ANSWER_S)
         for root, *_ in made:
             shutil.rmtree(root)
+            self.done += 1
         self.java.call("gc")
 
     def append(self, root: Path, recipe: Recipe, name: str, found: Rows) -> Future[bool]:
@@ -97,6 +100,7 @@ def test_random_stores_of_java_are_read(java: Driver, root: Path) -> None:
     for seed in range(SEEDS):
         going.add(recipes.recipe(Random(seed + 30_000)), f"seed {seed + 30_000}")
     going.finish()
+    assert going.done == SEEDS
 
 
 def test_random_stores_of_an_older_java_are_read(drivers: Callable[[str], Driver], root: Path) -> None:
@@ -107,3 +111,4 @@ def test_random_stores_of_an_older_java_are_read(drivers: Callable[[str], Driver
         config = recipe.config.replace(enabled_append_prop_crc=False)
         going.add(Recipe(config, recipe.steps), f"seed {seed + 40_000}")
     going.finish()
+    assert going.done == SEEDS // 4
