@@ -8,27 +8,40 @@ it. The search stops at the first case that is judged wrong.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import random
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from crash import concurrency, errors, flips, images
+from crash import concurrency
 from crash.counts import Counts, again
-from crash.faults import check_fault, fault_points, quiet_threads
+from crash.faults import quiet_threads
 from crash.harness import SMALL, Promise, batch_columns, run_steps, scratch_folder
-from crash.judge import Verdict, judge
+from crash.judge import Verdict
 from crash.memdisk import MemDisk
-from crash.simdisk import KillDisk
-from crash.workloads import WORKLOADS, Bases
+from crash.planting import (
+    MOST_CASES,
+    Ground,
+    Mutant,
+    damage,
+    faults,
+    kills,
+    many,
+    no_sync,
+    patched,
+    power_cuts,
+    second_deaths,
+    short_writes,
+    sync_log,
+    without,
+)
 from messagestore import (
     BatchConflictError,
     BatchRequest,
@@ -55,161 +68,6 @@ from messagestore.store_files import StoreFiles
 from messagestore.transaction import BatchResult
 from messagestore.view import StoreView
 from messagestore.writer_lock import WriterLock
-
-MOST_CASES = 1500
-Planted = Callable[[], AbstractContextManager[object]]
-Search = Callable[["Ground"], Iterator[Verdict]]
-
-
-class Ground:
-    """Where the searches run."""
-
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        self.folder, self.chance = folder, chance
-        self.root = folder / "store"
-        self.bases = Bases(self.root)
-        for name in {workload.base for workload in WORKLOADS.values()}:
-            assert self.bases[name]  # made by the code without a bug
-        self.samples = flips.make_samples(self.root)
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One planted bug.
-
-    Parameters
-    ----------
-    name : str
-    planted : callable
-        A context manager that patches the store.
-    found_by : str
-        The kind of case that must find it; for people.
-    search : callable
-        Its cases.
-    """
-
-    name: str
-    planted: Planted
-    found_by: str
-    search: Search
-
-
-# ---- searches
-
-
-def kills(*names: str) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
-        for name in names:
-            story = images.Story.of(name, ground.bases)
-            for number, death in enumerate(images.kills(story)):
-                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
-
-    return search
-
-
-def power_cuts(*names: str) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
-        for name in names:
-            story = images.Story.of(name, ground.bases)
-            cases = list(images.power_cuts(story, limit=2))
-            ground.chance.shuffle(cases)
-            for number, death in enumerate(cases):
-                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
-
-    return search
-
-
-def second_deaths(*names: str) -> Search:
-    """Killed, and then power goes while the next process recovers, or just after."""
-
-    def search(ground: Ground) -> Iterator[Verdict]:
-        for name in names:
-            story = images.Story.of(name, ground.bases)
-            cases = list(images.kills(story))
-            ground.chance.shuffle(cases)
-            for death in cases:
-                yield judge(images.again(death.crash(ground.root), ground.root, ground.chance)[1], ground.root)
-
-    return search
-
-
-def faults(name: str, *kinds: str, tries: int = 2) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
-        workload = WORKLOADS[name]
-        base = ground.bases[workload.base]
-        for kind in kinds:
-            for group in fault_points(base, workload, ground.root, kind).values():
-                for at in group[:3]:
-                    yield check_fault(base, workload, ground.root, kind, at, tries=tries)[2]
-
-    return search
-
-
-def damage(name: str, *parts: str, ways: str = "vrw") -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
-        cases = [*flips.damages(ground.samples), *flips.flips(ground.samples)]
-        chosen = [case for case in cases if case[1].startswith(name + ":") and any(part in case[1] for part in parts)]
-        ground.chance.shuffle(chosen)
-        for _, _, sample, change, path, derived in chosen:
-            yield flips.look(sample, ground.root, change, path, ways, derived=derived)[1]
-
-    return search
-
-
-def many(kind: Callable[..., Verdict], **options: Any) -> Search:
-    def search(ground: Ground) -> Iterator[Verdict]:
-        for number in range(3):
-            with mock.patch("traceback.print_exc"), tempfile.TemporaryDirectory(dir=ground.folder) as folder:
-                yield kind(Path(folder, f"many-{number}"), ground.chance, Counts(), **options)
-
-    return search
-
-
-def short_writes(ground: Ground) -> Iterator[Verdict]:
-    yield errors._short_writes(ground.folder, 7)
-
-
-# ---- patches
-
-
-def without(target: object, name: str, result: Any = None) -> Planted:
-    """A function that does nothing."""
-    return lambda: mock.patch.object(target, name, return_value=result)
-
-
-def patched(target: object, name: str, make: Callable[[Any], Any]) -> Planted:
-    """A method made from the one that is there."""
-    return lambda: mock.patch.object(target, name, make(getattr(target, name)))
-
-
-def no_sync(part: str, operation: str = "fdatasync") -> Planted:
-    """One kind of file or folder is not synced: the call that should do it is dropped."""
-
-    def make(real: Any) -> Any:
-        def dropped(disk: Disk, what: Any) -> None:
-            path = str(getattr(what, "path", what))
-            if part not in path.removeprefix(disk.folder) + "/":  # type: ignore[attr-defined]
-                real(disk, what)
-
-        def careful(disk: Disk, what: Any) -> None:
-            return dropped(disk, what) if hasattr(disk, "folder") else real(disk, what)
-
-        return careful
-
-    return patched(KillDisk, operation, make)
-
-
-def sync_log(*, data: bool, head: bool) -> Planted:
-    def make(real: Any) -> Any:
-        def some(writer: LogWriter, end: int, *, segment: int | None = None) -> None:
-            if head if segment is not None else data:
-                real(writer, end, segment=segment)
-            elif segment is None:
-                writer.synced_end = end
-
-        return some
-
-    return patched(LogWriter, "sync_log", make)
 
 
 def without_mutex(real: Any) -> Any:
@@ -437,7 +295,7 @@ def _both(*managers: AbstractContextManager[object]) -> Iterator[None]:
 
 
 _ASYNC = ("async batches", "async roll-over", "clean end moves, async")
-MUTANTS = (
+_LOG_AND_LOCKS = (
     Mutant("no sync of the log before a put is acknowledged", no_sync("/commitlog/"), "power cuts", power_cuts("single puts")),
     Mutant("no sync of a batch's data", sync_log(data=False, head=True), "power cuts", power_cuts("batches")),
     Mutant("no sync of a batch's head", sync_log(data=True, head=False), "power cuts", power_cuts("batches")),
@@ -480,6 +338,9 @@ MUTANTS = (
     Mutant("queue offsets are cached over another's turn", patched(catching_up, "_catch_up", forgets_nothing), "processes", many(concurrency._processes)),
     Mutant("appends of threads are not one at a time", patched(LogWriter, "__init__", without_mutex), "threads", many(concurrency._threads)),
 )  # fmt: skip
+
+_AREAS = [importlib.import_module(f"crash.{path.stem}") for path in sorted(Path(__file__).parent.glob("mutants_*.py"))]
+MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for mutant in area.MUTANTS))
 
 
 # ---- the mode of `make crash`

@@ -1,0 +1,180 @@
+"""How a bug is planted in the store, and the searches that must find it.
+
+A mutant is a patch of the store's code and a search: kills, power cuts, second deaths, errors, damage, or many processes
+at once. The lists of mutants are in `crash.mutants` and in the `crash.mutants_*` modules, one for each area.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from crash import errors, flips, images
+from crash.counts import Counts
+from crash.faults import check_fault, fault_points
+from crash.judge import Verdict, judge
+from crash.simdisk import KillDisk
+from crash.workloads import WORKLOADS, Bases
+from messagestore.log_writer import LogWriter
+from messagestore.mapped_file import Disk
+
+MOST_CASES = 1500
+Planted = Callable[[], AbstractContextManager[object]]
+Search = Callable[["Ground"], Iterator[Verdict]]
+
+
+class Ground:
+    """Where the searches run."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.folder, self.chance = folder, chance
+        self.root = folder / "store"
+        self.bases = Bases(self.root)
+        for name in {workload.base for workload in WORKLOADS.values()}:
+            assert self.bases[name]  # made by the code without a bug
+        self.samples = flips.make_samples(self.root)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug.
+
+    Parameters
+    ----------
+    name : str
+    planted : callable
+        A context manager that patches the store.
+    found_by : str
+        The kind of case that must find it; for people.
+    search : callable
+        Its cases.
+    """
+
+    name: str
+    planted: Planted
+    found_by: str
+    search: Search
+
+
+# ---- searches
+
+
+def kills(*names: str) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for name in names:
+            story = images.Story.of(name, ground.bases)
+            for number, death in enumerate(images.kills(story)):
+                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
+
+    return search
+
+
+def power_cuts(*names: str) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for name in names:
+            story = images.Story.of(name, ground.bases)
+            cases = list(images.power_cuts(story, limit=2))
+            ground.chance.shuffle(cases)
+            for number, death in enumerate(cases):
+                yield judge(death.crash(ground.root), ground.root, thorough=number % 4 == 0)
+
+    return search
+
+
+def second_deaths(*names: str) -> Search:
+    """Killed, and then power goes while the next process recovers, or just after."""
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for name in names:
+            story = images.Story.of(name, ground.bases)
+            cases = list(images.kills(story))
+            ground.chance.shuffle(cases)
+            for death in cases:
+                yield judge(images.again(death.crash(ground.root), ground.root, ground.chance)[1], ground.root)
+
+    return search
+
+
+def faults(name: str, *kinds: str, tries: int = 2) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        workload = WORKLOADS[name]
+        base = ground.bases[workload.base]
+        for kind in kinds:
+            for group in fault_points(base, workload, ground.root, kind).values():
+                for at in group[:3]:
+                    yield check_fault(base, workload, ground.root, kind, at, tries=tries)[2]
+
+    return search
+
+
+def damage(name: str, *parts: str, ways: str = "vrw") -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        cases = [*flips.damages(ground.samples), *flips.flips(ground.samples)]
+        chosen = [case for case in cases if case[1].startswith(name + ":") and any(part in case[1] for part in parts)]
+        ground.chance.shuffle(chosen)
+        for _, _, sample, change, path, derived in chosen:
+            yield flips.look(sample, ground.root, change, path, ways, derived=derived)[1]
+
+    return search
+
+
+def many(kind: Callable[..., Verdict], **options: Any) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        for number in range(3):
+            with mock.patch("traceback.print_exc"), tempfile.TemporaryDirectory(dir=ground.folder) as folder:
+                yield kind(Path(folder, f"many-{number}"), ground.chance, Counts(), **options)
+
+    return search
+
+
+def short_writes(ground: Ground) -> Iterator[Verdict]:
+    yield errors._short_writes(ground.folder, 7)
+
+
+# ---- patches
+
+
+def without(target: object, name: str, result: Any = None) -> Planted:
+    """A function that does nothing."""
+    return lambda: mock.patch.object(target, name, return_value=result)
+
+
+def patched(target: object, name: str, make: Callable[[Any], Any]) -> Planted:
+    """A method made from the one that is there."""
+    return lambda: mock.patch.object(target, name, make(getattr(target, name)))
+
+
+def no_sync(part: str, operation: str = "fdatasync") -> Planted:
+    """One kind of file or folder is not synced: the call that should do it is dropped."""
+
+    def make(real: Any) -> Any:
+        def dropped(disk: Disk, what: Any) -> None:
+            path = str(getattr(what, "path", what))
+            if part not in path.removeprefix(disk.folder) + "/":  # type: ignore[attr-defined]
+                real(disk, what)
+
+        def careful(disk: Disk, what: Any) -> None:
+            return dropped(disk, what) if hasattr(disk, "folder") else real(disk, what)
+
+        return careful
+
+    return patched(KillDisk, operation, make)
+
+
+def sync_log(*, data: bool, head: bool) -> Planted:
+    def make(real: Any) -> Any:
+        def some(writer: LogWriter, end: int, *, segment: int | None = None) -> None:
+            if head if segment is not None else data:
+                real(writer, end, segment=segment)
+            elif segment is None:
+                writer.synced_end = end
+
+        return some
+
+    return patched(LogWriter, "sync_log", make)
