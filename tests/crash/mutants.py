@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
