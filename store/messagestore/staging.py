@@ -111,11 +111,12 @@ class StagingWriter:
     Parameters
     ----------
     folder : str
-        `spark/staging` of the store, or another folder that tasks and driver see.
+        `spark/staging` of the store, or another folder that tasks and driver see; made when it is missing.
     """
 
     def __init__(self, folder: str, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
+        self.disk.mkdir(folder)  # a copy of a store may have come without its empty folders
         self.path = os.path.join(folder, uuid.uuid4().hex + SUFFIX)
         self._file = self.disk.open_new(self.path, 0)
         self._sink = _CrcSink(self.disk, self._file)

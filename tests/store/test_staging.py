@@ -104,6 +104,15 @@ def test_an_unfinished_file_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_store_that_was_copied_without_its_empty_folders_takes_batches(tmp_path: Path) -> None:
+    """Archives and copies leave empty folders out; a task makes `staging` again, and nothing above it."""
+    file = staged(tmp_path / "staging", chunk())
+    assert os.path.exists(file.path)
+    with pytest.raises(FileNotFoundError):
+        staged(tmp_path / "gone" / "staging", chunk())
+    assert not (tmp_path / "gone").exists()
+
+
 def test_only_old_orphans_are_swept(tmp_path: Path) -> None:
     """Files of dead attempts go after their time; fresh ones and other people's files stay."""
     old, fresh = staged(tmp_path, chunk()), staged(tmp_path, chunk())
