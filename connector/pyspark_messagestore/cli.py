@@ -37,7 +37,7 @@ from messagestore import (
     StoreError,
     StoreLockedError,
 )
-from messagestore.spi import Disk, Paths, StoreView, looks_like_store, verify
+from messagestore.spi import Disk, Paths, StoreView, check_topic, looks_like_store, verify
 from pyspark_messagestore import cli_output as out
 from pyspark_messagestore.cli_read import Cursor, messages, queue_ids, records
 from pyspark_messagestore.cli_status import group_table, groups_of, status_lines, status_of
@@ -331,6 +331,7 @@ def put(
     if lines and count > 1:
         raise ConfigError("put: --count repeats one message; leave it out with --lines", key="--count", value=count)
     path = _path(root)
+    check_topic(topic)  # before a store is made for it
     config = _config(store_config, lock_timeout=wait, flush_disk_type=flush.value if flush is not None else None)
     properties = dict(_property(text) for text in prop or ())
     bodies = _lines() if lines else [_body(body, file)] * count

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, StoreConfig
-from messagestore.spi import duration_s, group_fault, topic_fault
+from messagestore.spi import duration_s, group_fault, put_topic_fault, topic_fault
 
 SOURCE, SINK = "source", "sink"
 _DOING = {SOURCE: "reading", SINK: "writing"}
@@ -82,6 +82,14 @@ def _topic(text: str) -> str:
     return text
 
 
+def _put_topic(text: str) -> str:
+    """A topic to write to; a legal name that is reserved is refused with the reason."""
+    fault = put_topic_fault(_topic(text))
+    if fault is not None:
+        raise ConfigError(f"option topic: {fault}", key="topic", value=text)
+    return text
+
+
 def _group(text: str) -> str:
     if group_fault(text):
         raise ValueError
@@ -127,7 +135,7 @@ _DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 3
 _PATH = Kind(_store_path, "a folder of the local (or a mounted) file system")
 _TEXT = Kind(_text, "a text that is not empty")
 _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
-_TOPIC = Kind(_topic, "a topic: letters, digits, and %|-_ , at most 127")
+_TOPIC = Kind(_put_topic, "a topic: letters, digits, and %|-_ , at most 127")
 _TOPICS = Kind(_topics, "topics with commas between them")
 _OFFSETS = Kind(
     _starting_offsets, 'earliest, latest, or JSON such as {"flights": {"0": 23, "*": -2}} (-2 earliest, -1 latest)'
@@ -452,7 +460,9 @@ def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> 
         return None
     try:
         return kind.parse(text)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError) and error.key == option.name:
+            raise  # it says more than what is allowed
         raise ConfigError(
             f"option {option.name}: found {text!r}; allowed is {kind.allowed}", key=option.name, value=text
         ) from None

@@ -28,6 +28,19 @@ MAX_GROUP_SIZE = 255
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 """Of consumer groups that a broker keeps for itself."""
 MAX_QUEUE_ID = 65535
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+"""Of topics that a broker keeps for itself (timers, revived POP messages, ...)."""
+
+_BROKER_TOPICS = {
+    SCHEDULE_TOPIC: "delayed messages wait there until they are due",
+    "RMQ_SYS_TRANS_HALF_TOPIC": "messages of open transactions wait there",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC": "the broker notes there which transactions have ended",
+    "TRANS_CHECK_MAX_TIME_TOPIC": "transactions that were checked too often end there",
+    "SELF_TEST_TOPIC": "brokers test themselves with it",
+    "OFFSET_MOVED_EVENT": "the broker notes offsets there that it had to correct",
+    "TBW102": "it is the template for topics that a broker creates",
+}
+"""RocketMQ's topics that producers may not send to, and TBW102; each with what the broker does with it."""
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -222,22 +235,47 @@ def _name_fault(kind: str, name: object, limit: int) -> str | None:
     return None
 
 
-_known_fault = functools.lru_cache(4096)(topic_fault)  # a store has few topics, and each put names one
+def put_topic_fault(topic: object) -> str | None:
+    """Why users may not put to a topic, or None.
+
+    Beside illegal names these are the topics whose messages a broker acts on: one foreign message in
+    `rmq_sys_wheel_timer` stops the timers of all topics. All of them may be read.
+
+    Source: RocketMQ common/topic/TopicValidator.java.
+    """
+    fault = topic_fault(topic)
+    if fault is not None:
+        return fault
+    assert isinstance(topic, str)
+    if topic == BATCH_TOPIC:
+        return f"{BATCH_TOPIC} is the store's own; choose another"
+    why = _BROKER_TOPICS.get(topic)
+    if topic.startswith(SYSTEM_TOPIC_PREFIX):
+        why = f"names that begin with {SYSTEM_TOPIC_PREFIX} are a broker's own"
+    elif topic.startswith(LMQ_PREFIX):
+        why = f"names that begin with {LMQ_PREFIX} are a broker's light queues, which have no messages of their own"
+    if why is not None:
+        return f"found {topic!r}, which is reserved for RocketMQ's broker: {why}; choose another"
+    return None
+
+
+_known_fault = functools.lru_cache(4096)(put_topic_fault)  # a store has few topics, and each put names one
 
 
 def check_topic(topic: object, row: int | None = None) -> str:
     """The topic, when users may put to it.
 
+    Every message of a user passes here: single puts, batches and each topic of a Spark batch. What the store writes
+    itself (BATCH records) does not.
+
     Raises
     ------
     MessageIllegalError
-        For a bad name, and for the topic of BATCH records.
+        For a bad name, the topic of BATCH records, and the topics that a broker keeps for itself.
     """
-    fault = _known_fault(topic) if isinstance(topic, str) else topic_fault(topic)
+    fault = _known_fault(topic) if isinstance(topic, str) else put_topic_fault(topic)
     if fault is not None:
         raise MessageIllegalError(f"topic: {fault}", field="topic", row=row)
-    if topic == BATCH_TOPIC:
-        raise MessageIllegalError(f"topic: {BATCH_TOPIC} is the store's own; choose another", field="topic", row=row)
     assert isinstance(topic, str)
     return topic
 

@@ -14,7 +14,7 @@ from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.javahash import java_hashes, queue_of_hash
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC, group_fault, topic_fault
+from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
@@ -59,6 +59,7 @@ __all__ = [
     "attached_store",
     "batches_from",
     "boot_hash",
+    "check_topic",
     "decode_message",
     "duration_s",
     "encode",
@@ -72,6 +73,7 @@ __all__ = [
     "probe_java",
     "probe_writer",
     "publish_offsets",
+    "put_topic_fault",
     "queue_of_hash",
     "read_batch",
     "remove",

@@ -205,6 +205,13 @@ def test_what_is_put_is_got(tmp_path: Path, config: Path) -> None:
     assert run("verify", root).stdout.endswith("no fault found\n")
 
 
+def test_a_put_to_a_topic_of_a_broker_makes_nothing(tmp_path: Path) -> None:
+    """No store is made for a message that is refused."""
+    said = error("put", tmp_path / "store", "rmq_sys_wheel_timer", "x", code=2)
+    assert "reserved for RocketMQ's broker" in said
+    assert not (tmp_path / "store").exists()
+
+
 def test_lines_of_standard_input_are_messages(root: Path) -> None:
     """Each line one, empty ones too; the last needs no end."""
     result = run("put", root, "t", "--lines", "--queue", 0, "--json", given=b"one\n\n\xff\xfe\nlast")

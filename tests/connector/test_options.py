@@ -142,6 +142,13 @@ def test_wrong_values_of_the_sink(name: str, value: str) -> None:
     assert message.startswith(f"option {name}: found {value!r}; allowed is ")
 
 
+def test_a_topic_of_a_broker_can_be_read_but_not_written() -> None:
+    """The sink's option says why; the source takes the same name."""
+    message = refused(sink_options, {**WRITE, "topic": "rmq_sys_wheel_timer"})
+    assert message.startswith("option topic: found 'rmq_sys_wheel_timer', which is reserved for RocketMQ's broker: ")
+    assert source_options({**READ, "subscribe": "SCHEDULE_TOPIC_XXXX"}).subscribe == ("SCHEDULE_TOPIC_XXXX",)
+
+
 def test_starting_offsets_as_json() -> None:
     """Kafka's form, RocketMQ's with a broker between, and the rest of the queues."""
     asked = source_options({**READ, "startingOffsets": '{"flights": {"0": 23, "1": -2, "*": -1}}'}).starting_offsets

@@ -265,6 +265,18 @@ def test_topics_and_queues(root, context) -> None:
         assert store.topics()["t"] == [0, 1, 2]
 
 
+def test_a_row_for_a_topic_of_a_broker_is_named(root, context) -> None:
+    """A column topic with one bad row: the batch is refused with partition and row, and nothing is staged."""
+    planned(root)
+    sink = Sink.plan(sink_options({"path": root}), prepare([("body", "string"), ("topic", "string")], None))
+    batch = pa.record_batch({"body": ["a", "b"], "topic": ["t", "RMQ_SYS_TRANS_HALF_TOPIC"]})
+    with pytest.raises(
+        MessageIllegalError, match=r"partition 0, row 1: topic: found .* reserved for RocketMQ's broker"
+    ):
+        staged(sink, context, 0, batch)
+    assert left(root) == []
+
+
 def test_batches_are_gathered() -> None:
     """Spark's batches of 10 000 rows go into chunks of about 64k; empty ones vanish."""
     sizes = [10_000] * 20 + [0] + [5]

@@ -31,7 +31,7 @@ from crash.flips import TINY, Sample, _tree, make_samples
 from crash.harness import SMALL, batch_columns, die, scratch_folder
 from crash.judge import Verdict, read_queue
 from crash.memdisk import MemDisk
-from messagestore import Message, MessageIllegalError, MessageStore, StoreError, record, record_columns
+from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError, record, record_columns
 from messagestore import checkpoint as store_checkpoint
 from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import parse as parse_batch
@@ -260,6 +260,37 @@ def _climbing_topics(folder: Path) -> None:
     assert sorted(p.name for p in folder.iterdir() if p.name.startswith("climb")) == ["climb"]
 
 
+TOPICS_OF_A_BROKER = (
+    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "TBW102", "rmq_sys_wheel_timer", "rmq_sys_spark_sink",
+    "rmq_sys_REVIVE_LOG_c", "%LMQ%a",
+)  # fmt: skip
+
+
+def _topics_of_a_broker(folder: Path) -> None:
+    """A user's message in a topic that a broker acts on: refused on every way in, and the store opens again."""
+    root = folder / "reserved"
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("plain", b"x"))
+        for topic in TOPICS_OF_A_BROKER:
+            columns = batch_columns("app-1", 0, 5)
+            columns.topic = topic
+            ways: dict[str, Callable[[], object]] = {
+                "a put": partial(store.put_message, Message(topic, b"x")),
+                "put_messages": partial(store.put_messages, MessageBatch.from_messages([Message(topic, b"x")])),
+                "append_batch": partial(store.append_batch, columns),
+                "create_topic": partial(store.create_topic, topic),
+            }
+            for way, call in ways.items():
+                try:
+                    call()
+                except MessageIllegalError:
+                    continue
+                raise AssertionError(f"topic {topic!r} was taken by {way}")
+    with MessageStore.open(root, SMALL) as store:
+        assert sorted(store.topics()) == ["plain"]
+
+
 def _strange_files(folder: Path) -> None:
     """A link, a FIFO or a folder where a file must be: refused, and not followed."""
     secret = folder / "secret"
@@ -330,6 +361,7 @@ def _bombs(folder: Path) -> None:
 
 NAMED = {
     "climbing topics": _climbing_topics,
+    "topics of a broker": _topics_of_a_broker,
     "links, FIFOs and folders": _strange_files,
     "a decompression bomb": _bombs,
 }

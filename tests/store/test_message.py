@@ -25,8 +25,23 @@ from messagestore.message import (
 ALLOWED = "%|abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 
 
+OF_A_BROKER = (
+    SCHEDULE_TOPIC,
+    "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC",
+    "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+    "TBW102",
+    "rmq_sys_wheel_timer",
+    "rmq_sys_",
+    "rmq_sys_REVIVE_LOG_DefaultCluster",
+    "%LMQ%a",
+)
+
+
 @pytest.mark.parametrize(
-    "topic", ["a", "flights-enriched", "A_1|x%", "x" * 127, "%RETRY%g", "%DLQ%" + "g" * 250, SCHEDULE_TOPIC]
+    "topic", ["a", "flights-enriched", "A_1|x%", "x" * 127, "%RETRY%g", "%DLQ%" + "g" * 250, "BenchmarkTest", "rmq_sys"]
 )
 def test_a_good_topic(topic: str):
     """To 127 characters; to 255 for retry and dead-letter topics."""
@@ -76,8 +91,18 @@ def test_only_the_characters_of_the_list(topic: str):
 def test_the_stores_own_topic_is_not_for_users():
     """A name that can be read, but not be put to."""
     assert topic_fault(BATCH_TOPIC) is None
-    with pytest.raises(MessageIllegalError, match="choose another"):
+    with pytest.raises(MessageIllegalError, match="the store's own; choose another"):
         check_topic(BATCH_TOPIC)
+
+
+@pytest.mark.parametrize("topic", OF_A_BROKER)
+def test_topics_that_a_broker_acts_on_are_not_for_users(topic: str):
+    """They can be read, but not be put to; the error says why."""
+    assert topic_fault(topic) is None
+    with pytest.raises(
+        MessageIllegalError, match=r"row 3: topic: found .* reserved for RocketMQ's broker: .+; choose another"
+    ):
+        check_topic(topic, row=3)
 
 
 @pytest.mark.parametrize(("queue_id", "count"), [(0, None), (65535, None), (0, 1), (7, 8)])

@@ -210,6 +210,8 @@ def test_batch_puts_lie_side_by_side(tmp_path: Path) -> None:
         (Message("", b""), "topic"),
         (Message("t" * 128, b""), "topic"),
         (Message("rmq_sys_spark_sink", b""), "topic"),
+        (Message("rmq_sys_wheel_timer", b""), "topic"),
+        (Message("%LMQ%a", b""), "topic"),
         (Message("t", None), "body"),  # type: ignore[arg-type]
         (Message("t", b"x" * (8 * 1024 + 1)), "body"),
         (Message("t", b"", queue_id=8), "queue_id"),

@@ -18,6 +18,7 @@ from messagestore import (
     ConfigError,
     LostBatchesError,
     Message,
+    MessageBatch,
     MessageIllegalError,
     MessageStore,
     StoreConfig,
@@ -249,6 +250,10 @@ def test_bad_topics_and_queues_are_refused(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         with pytest.raises(MessageIllegalError, match="rmq_sys_spark_sink"):
             store.append_batch(columns(bodies(2), topic="rmq_sys_spark_sink"), request(0))
+        with pytest.raises(MessageIllegalError, match=r"TBW102.*reserved"):
+            store.append_batch(columns(bodies(2), topic="TBW102"), request(0))
+        with pytest.raises(MessageIllegalError, match=r"SCHEDULE_TOPIC_XXXX.*reserved"):
+            store.put_messages(MessageBatch(columns(bodies(2), topic="SCHEDULE_TOPIC_XXXX", queues=1)))
         with pytest.raises(MessageIllegalError, match="queue id: found 8"):
             store.append_batch(columns(bodies(9), queues=9), request(0))
         with pytest.raises(MessageIllegalError, match="autoCreateTopic"):
