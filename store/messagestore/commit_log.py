@@ -13,6 +13,7 @@ Source: RocketMQ store/CommitLog.java.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,12 +22,14 @@ from numpy.typing import NDArray
 
 from messagestore import record, record_scan
 from messagestore.errors import CorruptionError, StoreFullError
-from messagestore.layout import BLANK, MAGIC_BLANK, RECORD_HEAD
+from messagestore.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
 from messagestore.mapped_file import Disk, File, FilePool, read_exactly
 from messagestore.mapped_file_queue import MAX_OFFSET, MappedFileQueue
 from messagestore.record_scan import ScanEnd
 
 SCAN_SIZE = 16 * 1024 * 1024
+RECORD_BEGIN = struct.Struct(">ii")
+"""TOTALSIZE and MAGICCODE, with which a record and a BLANK begin."""
 
 
 @dataclass
@@ -124,6 +127,10 @@ class CommitLog:
         """Bytes from `physical_offset` to the end of its segment."""
         return self.segment_of(physical_offset) + self.segment_size - physical_offset
 
+    def fits(self, physical_offset: int, size: int) -> bool:
+        """Whether a record of `size` bytes can begin there: its segment has room for it and a BLANK behind it."""
+        return RECORD_HEAD.size < size <= self.left(physical_offset) - BLANK.size
+
     # ---- reading
 
     def read(self, physical_offset: int, size: int) -> bytes:
@@ -156,12 +163,15 @@ class CommitLog:
             raise CorruptionError(path, physical_offset, f"{len(buffer)} bytes", f"{count}")
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
-        """The bytes of what claims to be a record there (its size is the only thing checked), or None."""
+        """The bytes of what claims to be a record there, or None. Only its magic and its size are checked.
+
+        Nothing is allocated for a size that is no record's: it must have a record's magic and fit into its segment.
+        """
         head = self.read(physical_offset, RECORD_HEAD.size)
         if len(head) < RECORD_HEAD.size:
             return None
-        size = record.total_size(head)
-        if not RECORD_HEAD.size < size <= self.left(physical_offset) - BLANK.size:
+        size, magic = RECORD_BEGIN.unpack_from(head)
+        if magic not in TOPIC_LENGTH_SIZES or not self.fits(physical_offset, size):
             return None
         data = self.read(physical_offset, size)
         return data if len(data) == size else None

@@ -235,6 +235,21 @@ class Disk:
         except (FileNotFoundError, NotADirectoryError):
             return False
 
+    def open_folder(self, path: str | Path) -> File:
+        """Hold on to a folder, to tell it from another one that is put at its path later (`folder_at_path`).
+
+        While it is held no other folder can get its inode number. A link to a folder is followed.
+        """
+        return File(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), str(path), False)
+
+    def folder_at_path(self, folder: File) -> bool:
+        """Whether a folder from `open_folder` is still what its path names."""
+        try:
+            info = os.stat(folder.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return info.st_ino == folder.inode and info.st_dev == folder.device
+
     def at_path(self, file: File) -> bool:
         """Whether `file` is still what its path names (nobody deleted or replaced it)."""
         try:

@@ -100,6 +100,21 @@ class MappedFileQueue:
                 )
         self.offsets = offsets
 
+    def forget_deleted(self) -> bool:
+        """Forget the first files when they are not there any more (retention); one system call when they are.
+
+        Returns
+        -------
+        bool
+            Whether a file was gone.
+        """
+        count = 0
+        while count < len(self.offsets) and not self.disk.exists(self.path(self.offsets[count])):
+            self.pool.forget(self.path(self.offsets[count]))
+            count += 1
+        del self.offsets[:count]
+        return count > 0
+
     def path(self, file_from_offset: int) -> str:
         """Path of the file that begins at an offset."""
         return f"{self.directory}/{file_from_offset:020d}"  # asked for with every read: no `os.path.join`

@@ -6,7 +6,8 @@ getOffsetInQueueByTime), over a `StoreView`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,15 @@ from messagestore.view import StoreView
 
 LOWER, UPPER = "lower", "upper"
 _DEFAULT_COUNT = 32
+T = TypeVar("T")
 _MOST_MS = (1 << 63) - 1
+
+
+def _looked_up(view: StoreView, look: Callable[[], T]) -> T:
+    """What `look` finds in the store that the view has opened; again when a file was deleted meanwhile."""
+    found = view.healed(look)
+    view.check_place()
+    return found
 
 
 def get_status(view: StoreView, topic: str, queue_id: int, queue_offset: int) -> tuple[GetMessageStatus, int, int, int]:
@@ -41,16 +50,21 @@ def get_message(
     view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int = _DEFAULT_COUNT
 ) -> GetMessageResult:
     """Up to `max_count` messages of a queue from `queue_offset` on, with RocketMQ's status and next offset."""
+    return _looked_up(view, lambda: _get_message(view, topic, queue_id, queue_offset, max_count))
+
+
+def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int) -> GetMessageResult:
     view.refresh()
     status, next_offset, low, high = get_status(view, topic, queue_id, queue_offset)
     messages: list[MessageExt] = []
     if status is GetMessageStatus.FOUND:
         end = min(high, queue_offset + max(1, max_count))
         units = view.units(topic, queue_id, queue_offset, end)
-        for unit in units:
+        for number, unit in enumerate(units, queue_offset):
             physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
             if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
                 continue  # deleted by retention, or below the queue's first message
+            view.check_units(topic, queue_id, number, np.array([physical_offset]), np.array([size], np.int32))
             messages.append(message_at(view, physical_offset, size))
         next_offset = queue_offset + len(units)
         if not messages:
@@ -104,6 +118,10 @@ def message_at(view: StoreView, physical_offset: int, size: int | None = None) -
 
 def look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
     """The message at a physical offset; None when no visible record begins there."""
+    return _looked_up(view, lambda: _look_message_by_offset(view, physical_offset))
+
+
+def _look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
     visible = view.refresh()
     if physical_offset < view.files.commit_log.min_offset or (
         visible.end is not None and physical_offset >= visible.end
@@ -127,6 +145,12 @@ def query_message(
 
     What the index files do not cover is scanned, so a missing index file makes this slow, not wrong.
     """
+    return _looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
+
+
+def _query_message(
+    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+) -> list[MessageExt]:
     visible = view.refresh()
     files = view.files
     if topic not in view.topics():
@@ -144,7 +168,7 @@ def query_message(
     for physical_offset in sorted(hits):
         if not files.commit_log.min_offset <= physical_offset < limit:
             continue
-        message = look_message_by_offset(view, physical_offset)
+        message = _look_message_by_offset(view, physical_offset)
         if message is None or message.topic != topic or not (key == message.unique_key or key in message.keys):
             continue
         if begin_ms <= message.store_timestamp_ms <= end_ms:
@@ -197,6 +221,10 @@ def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_m
         "lower": the first message stored at or after the time (the queue's end when none is). "upper": the last one
         stored at or before it (the queue's begin when none is).
     """
+    return _looked_up(view, lambda: _queue_offset_by_time(view, topic, queue_id, timestamp_ms, boundary))
+
+
+def _queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str) -> int:
     view.refresh()
     low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
     if low >= high:

@@ -5,6 +5,10 @@ to units whose record ends at or below it. Absent, or anything else (a broker li
 queues show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
 
 A V that was written in another boot counts only up to C, until a writer has recovered. Readers never write.
+
+A view belongs to the folder that was at its path when it was opened. When that folder is renamed, or another one is put
+there, the view raises and never shows the other store. Files that retention deletes are noticed, and what they held is
+counted.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +30,16 @@ from messagestore import record, record_columns
 from messagestore.batch_journal import BatchJournal
 from messagestore.config import StoreConfig
 from messagestore.consume_queue import ConsumeQueue, queue_ids_of
-from messagestore.errors import CorruptionError, MagicError, NotAStoreError, StoreWentBackwardsError
-from messagestore.layout import FILLER_UNIT_SIZE, UNIT
-from messagestore.mapped_file import Disk
+from messagestore.errors import (
+    CorruptionError,
+    MagicError,
+    NotAStoreError,
+    OffsetOutOfRangeError,
+    StoreError,
+    StoreWentBackwardsError,
+)
+from messagestore.layout import BLANK, UNIT
+from messagestore.mapped_file import Disk, File
 from messagestore.message import LMQ_PREFIX
 from messagestore.queue_proof import proven_queue_end
 from messagestore.state import State, boot_hash
@@ -42,11 +53,17 @@ from messagestore.store_files import (
 )
 
 _TRIES = 2
+_HEALING_TRIES = 5
+"""How often a look begins again because files that it needs were deleted meanwhile."""
 READ_ROWS = record_columns.BLOCK_ROWS
 READ_BYTES = 16 * 1024 * 1024
 _READ_AHEAD = 2
 _GAP = 16 * 1024
 """Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
+_MOST_GAPS = 4
+"""At most so many times the bytes that were asked for are read to have records of a sparse queue together."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,10 @@ class StoreView:
                 f"{paths.root}: found no message store (no commitlog folder); give the store's root folder",
                 path=paths.root,
             )
-        self.files = StoreFiles(paths, config or StoreConfig(), Identity.read(disk, paths.identity), disk)
+        self._folders: dict[str, File] = {}
+        self._identity_file: File | None = None
+        self._pin_folders(disk, paths)
+        self.files = StoreFiles(paths, config or StoreConfig(), self._read_identity(disk, paths), disk)
         refuse_rocksdb(disk, paths)
         self.files.load(index=False)
         self._ends: dict[tuple[str, int], int] = {}
@@ -134,10 +154,14 @@ class StoreView:
         ------
         CorruptionError
             `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what is there.
+        NotAStoreError, StoreWentBackwardsError
+            The folder that was opened is not at the path any more: it was renamed, or another one is there.
         """
         files = self.files
+        self.check_place()
         if files.identity is None:
-            files.identity = Identity.read(files.disk, files.paths.identity)
+            files.identity = self._read_identity(files.disk, files.paths)
+        self._forget_deleted()
         abort, state = files.read_abort(), files.state_file.read()
         self._closed_end = None
         if not files.store_id or abort != files.abort_token:
@@ -170,6 +194,111 @@ class StoreView:
             )
         return self.visible
 
+    # ---- the place
+
+    def _pin_folders(self, disk: Disk, paths: Paths) -> None:
+        """Hold on to the folders that are there: they are compared with what is at their paths later."""
+        for path in (paths.root, paths.commit_log):
+            if path not in self._folders:
+                try:
+                    self._folders[path] = disk.open_folder(path)
+                except FileNotFoundError:
+                    continue  # a store without messages has no log yet
+
+    def _read_identity(self, disk: Disk, paths: Paths) -> Identity | None:
+        """`spark/store.json`, and the file itself, to notice another one."""
+        try:
+            self._identity_file = disk.open(paths.identity)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Identity.read(disk, paths.identity)
+
+    def check_place(self) -> None:
+        """Whether the folders at the paths, and the identity in them, are those that were opened: three system calls.
+
+        Raises
+        ------
+        NotAStoreError
+            Nothing, or nothing that is a store, is there now.
+        StoreWentBackwardsError
+            Another store, or a copy of this one, is there.
+        """
+        files = self.files
+        disk, paths = files.disk, files.paths
+        for folder in self._folders.values():
+            if not disk.folder_at_path(folder):
+                raise self._moved()
+        if len(self._folders) < 2:  # root and log
+            self._pin_folders(disk, paths)
+        if self._identity_file is not None and not disk.at_path(self._identity_file):
+            found = Identity.read(disk, paths.identity)
+            if found is not None and found.store_id != files.store_id:
+                raise self._moved()
+            self._read_identity(disk, paths)  # a new file with the same id: an upgrade of its format
+
+    def _moved(self) -> StoreError:
+        """What to say when the folder that was opened is not at its path."""
+        disk, paths = self.files.disk, self.files.paths
+        self._drop_files()  # some may have been opened at the path since then
+        opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
+        what = "open the store at the place where it is now"
+        if not looks_like_store(disk, paths):
+            found = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
+            text = f"{paths.root}: found {found} where {opened} was: it was renamed, deleted or unmounted; {what}"
+            return NotAStoreError(text, path=paths.root)
+        try:
+            identity = Identity.read(disk, paths.identity)
+            found = f"store {identity.store_id}" if identity is not None else "a store without an id"
+        except StoreError as error:
+            found = f"a store that cannot be read ({error})"
+        return StoreWentBackwardsError(
+            f"{paths.root}: found {found} in another folder than {opened}: it was restored, replaced or made again; "
+            f"{what}"
+        )
+
+    def _forget_deleted(self) -> None:
+        """Take in that retention has deleted the first segments; one system call when it has not.
+
+        Raises
+        ------
+        CorruptionError
+            All of them are gone: retention leaves the last one.
+        """
+        log = self.files.commit_log
+        had = log.files.offsets[-1:]
+        if had and log.files.forget_deleted() and not log.files.offsets:
+            log.load()
+            if not log.files.offsets:
+                raise CorruptionError(log.files.path(had[0]), had[0], "this segment", "none")
+
+    def healed(self, look: Callable[[], T]) -> T:
+        """`look()`, again from the start when a file that it reads was deleted meanwhile.
+
+        Raises
+        ------
+        CorruptionError
+            A file that its neighbours say must be there is not.
+        """
+        for _ in range(_HEALING_TRIES):
+            try:
+                return look()
+            except FileNotFoundError as error:
+                missing = error
+                self._heal()
+        raise CorruptionError(str(missing.filename), 0, "this file", "none") from missing
+
+    def _heal(self) -> None:
+        """Look at all folders again."""
+        self.check_place()
+        self._forget_deleted()
+        self._drop_files()
+        self.files.commit_log.load()
+
+    def _drop_files(self) -> None:
+        self.files.forget_queues()
+        self.files.pool.clear()
+        self.files.log_pool.clear()
+
     def _closed_by_us(self, state: State) -> bool:
         """Whether a Python writer closed the store and no broker has written since: then its end is known.
 
@@ -187,9 +316,10 @@ class StoreView:
         """A token that is another one after any writer was at work; None while one may be.
 
         Every writer makes `abort` before its first byte, which changes the root folder, and one of ours changes
-        `state`. Two system calls; take it before what it stands for is read.
+        `state`. A few system calls; take it before what it stands for is read.
         """
         files = self.files
+        self.check_place()
         if files.read_abort() is not None:
             return None
         state = files.state_file.read()
@@ -199,6 +329,7 @@ class StoreView:
 
     def topics(self) -> dict[str, list[int]]:
         """Topic -> queue ids of the folders that are there."""
+        self.check_place()
         return self.files.queue_names()
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -216,6 +347,8 @@ class StoreView:
         """The queue; looked at again when files came or went."""
         queue = self.files.queue(topic, queue_id)
         known = self._ends.get((topic, queue_id), 0)
+        if len(queue.files.offsets) > 1:
+            queue.files.forget_deleted()
         if not queue.files.offsets or known >= queue.end_file_queue_offset:
             queue.load()
         elif not self._at_path(queue):
@@ -236,6 +369,9 @@ class StoreView:
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Number of the first message of a queue that cannot be seen (yet)."""
+        return self.healed(lambda: self._max_offset(topic, queue_id))
+
+    def _max_offset(self, topic: str, queue_id: int) -> int:
         key = (topic, queue_id)
         queue = self._queue(topic, queue_id)
         end = self._visible_end(topic, queue_id, self._ends.get(key, 0))
@@ -292,13 +428,16 @@ class StoreView:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Number of the first message of a queue whose record is still in the log (the max offset when none is)."""
-        return min(
-            self._queue(topic, queue_id).begin(self.files.commit_log.min_offset), self.max_offset(topic, queue_id)
-        )
+        return self.healed(lambda: self._min_offset(topic, queue_id))
+
+    def _min_offset(self, topic: str, queue_id: int) -> int:
+        self._forget_deleted()
+        begin = self._queue(topic, queue_id).begin(self.files.commit_log.min_offset)
+        return min(begin, self._max_offset(topic, queue_id))
 
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
-        """Units `start..end` of a queue; the caller has asked `max_offset`."""
-        return self.files.queue(topic, queue_id).read(start, end - start)
+        """Units `start..end` of a queue, as far as its files hold them; the caller has asked `max_offset`."""
+        return self.healed(lambda: self.files.queue(topic, queue_id).read(start, end - start))
 
     # ---- records
 
@@ -332,6 +471,9 @@ class StoreView:
         ------
         CorruptionError
             A unit and its record do not agree, or a CRC does not; with file and offset.
+        OffsetOutOfRangeError
+            The next message, at `queue_offset`, was deleted with the first segments (retention); `min` is the first one
+            that is left. All before it were given.
         """
         blocks = self._blocks(topic, queue_id, start, end, max_rows, max_bytes)
 
@@ -362,22 +504,64 @@ class StoreView:
         """Messages of a queue as bytes, so many rows and bytes of records at a time."""
         position = start
         while position < end:
-            units = self.units(topic, queue_id, position, min(end, position + max_rows))
-            if not len(units):
+            try:
+                block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes)
+            except FileNotFoundError as error:
+                self._check_retention(topic, queue_id, position, end)
+                raise CorruptionError(str(error.filename), 0, "this file", "none") from error
+            if block is None:
+                self._check_retention(topic, queue_id, position, end)
                 raise StoreWentBackwardsError(
                     f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the "
                     f"store restored"
                 )
-            sizes = units["size"].astype(np.int32)
-            count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
-            sizes, physical_offsets = sizes[:count], units["physical_offset"][:count].astype(np.int64)
-            self._check_units(topic, queue_id, position, physical_offsets, sizes)
-            data, starts = self._gather(physical_offsets, sizes)
-            queue_offsets = np.arange(position, position + count, dtype=np.int64)
-            yield _Block(queue_offsets, physical_offsets, sizes, data, starts)
-            position += count
+            yield block
+            position += len(block.sizes)
 
-    def _check_units(
+    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> _Block | None:
+        """The next messages of a queue; None when the first of them is not in the queue or not in the log any more."""
+        units = self.units(topic, queue_id, position, end)
+        if not len(units) or int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
+            return None
+        sizes = units["size"].astype(np.int32)
+        physical_offsets = units["physical_offset"].astype(np.int64)
+        count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
+        gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
+        read_together = np.cumsum(sizes[1:count] + np.where((gaps > 0) & (gaps <= _GAP), gaps, 0), dtype=np.int64)
+        count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
+        sizes, physical_offsets = sizes[:count], physical_offsets[:count]
+        self.check_units(topic, queue_id, position, physical_offsets, sizes)
+        data, starts = self._gather(physical_offsets, sizes)
+        self.check_place()  # behind the reading: files are opened by their paths
+        queue_offsets = np.arange(position, position + count, dtype=np.int64)
+        return _Block(queue_offsets, physical_offsets, sizes, data, starts)
+
+    def _check_retention(self, topic: str, queue_id: int, position: int, end: int) -> None:
+        """Whether the message at `position` was deleted with the first segments of the log.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            It was; how many of those up to `end` are gone.
+        NotAStoreError, StoreWentBackwardsError
+            The whole store is not there any more.
+        """
+        self._heal()
+        begin = self.min_offset(topic, queue_id)
+        if not self.files.queue(topic, queue_id).files.offsets or begin <= position:
+            return
+        high = self.max_offset(topic, queue_id)
+        raise OffsetOutOfRangeError(
+            f"{topic}/{queue_id}: {min(begin, end) - position} messages from {position} on are gone: their segments "
+            f"were deleted (retention); {begin} to {high} are there",
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=position,
+            min=begin,
+            max=high,
+        )
+
+    def check_units(
         self,
         topic: str,
         queue_id: int,
@@ -385,7 +569,16 @@ class StoreView:
         physical_offsets: NDArray[np.int64],
         sizes: NDArray[np.int32],
     ) -> None:
-        bad = np.flatnonzero((sizes <= 0) | (sizes == FILLER_UNIT_SIZE) | (physical_offsets < 0))
+        """Refuse units that can be no record's, before anything is read or allocated for them.
+
+        Raises
+        ------
+        MagicError
+            For the first whose size is none, or more than its segment has room for.
+        """
+        log = self.files.commit_log
+        room = log.segment_size - BLANK.size - (physical_offsets - log.min_offset) % log.segment_size
+        bad = np.flatnonzero((sizes <= 0) | (sizes > room) | (physical_offsets < 0))
         if len(bad):
             row = int(bad[0])
             queue = self.files.queue(topic, queue_id)
@@ -429,3 +622,8 @@ class StoreView:
     def close(self) -> None:
         """Let go of all files."""
         self.files.close()
+        for held in (*self._folders.values(), self._identity_file):
+            if held is not None:
+                held.close()
+        self._folders.clear()
+        self._identity_file = None

@@ -311,6 +311,15 @@ class MemDisk(Disk):
         text = os.fspath(path)
         return self.nodes.get(text, self) is None or (not self._is_inside(text) and super().is_folder(text))
 
+    def open_folder(self, path: str | Path) -> File:
+        text, node = self._find(path)
+        if node is not None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), text)
+        return MemFile(Node(self.folder_numbers[text], bytearray()), text, False)
+
+    def folder_at_path(self, folder: File) -> bool:
+        return self.nodes.get(folder.path, self) is None and self.folder_numbers[folder.path] == folder.inode
+
     def at_path(self, file: File) -> bool:
         if not isinstance(file, MemFile):
             return super().at_path(file)  # a lock

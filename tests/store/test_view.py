@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 
 from crash.harness import die
-from messagestore import BatchRequest, CorruptionError, Message, MessageStore, StoreWentBackwardsError
+from messagestore import (
+    BatchRequest,
+    CorruptionError,
+    GetMessageStatus,
+    MagicError,
+    Message,
+    MessageStore,
+    NotAStoreError,
+    OffsetOutOfRangeError,
+    ReadOnlyStore,
+    StoreConfig,
+    StoreWentBackwardsError,
+)
+from messagestore.index_table import IndexTable
 from messagestore.layout import UNIT
 from messagestore.view import StoreView
 from processes import CONTEXT
@@ -290,3 +303,202 @@ def test_a_reader_that_was_there_before_the_first_file(tmp_path: Path) -> None:
             shutil.copytree(made / folder, root / folder, dirs_exist_ok=True)
         assert store.max_offset("t", 0) == 20
         assert len(store.get_message("t", 0, 0, 100).messages) == 20
+
+
+# ---- files that go while they are read
+
+
+def delete_segments(root: Path, count: int) -> int:
+    """As retention does; where the log begins now."""
+    paths = sorted((root / "commitlog").iterdir())
+    for path in paths[:count]:
+        path.unlink()
+    return int(paths[count].name)
+
+
+def test_a_store_that_is_open_notices_retention(tmp_path: Path) -> None:
+    """Segments are deleted under an open read-only store: RocketMQ's status and the new begin, without a restart."""
+    root = filled(tmp_path / "s", 600)
+    with MessageStore.open_read_only(root) as reader:
+        assert reader.get_message("t", 0, 0).status is GetMessageStatus.FOUND
+        begin = delete_segments(root, 2)
+        reader.view.files.log_pool.clear()  # the files were not open, or others have displaced them
+        found = reader.get_message("t", 0, 0)
+        assert found.status is GetMessageStatus.OFFSET_TOO_SMALL
+        first = reader.min_offset("t", 0)
+        assert found.next_begin_offset == found.min_offset == first > 0
+        with MessageStore.open_read_only(root) as other:
+            assert other.min_offset("t", 0) == first
+        message = reader.get_message("t", 0, first).messages[0]
+        assert message.physical_offset >= begin
+        assert reader.look_message_by_offset(0) is None
+        assert reader.query_message("t", "k0") == []
+        assert reader.queue_offset_by_time("t", 0, 0) == first
+
+
+@pytest.mark.parametrize("open_files", [True, False], ids=["files are open", "files are not open"])
+def test_a_range_that_retention_takes_while_it_is_read_is_counted(tmp_path: Path, open_files: bool) -> None:
+    """What was read before is given; then the error says how many messages are gone, and where to go on."""
+    root = filled(tmp_path / "s", 600)
+    with MessageStore.open_read_only(root) as reader:
+        view, counts = reader.view, list[int]()
+        high = reader.max_offset("t", 0)
+        batches = view.read("t", 0, 0, high, ["queue_offset"], max_rows=10, read_ahead=False)
+        counts.append(next(batches).num_rows)
+        delete_segments(root, 3)
+        if not open_files:
+            view.files.log_pool.clear()
+        with pytest.raises(OffsetOutOfRangeError, match=r"messages from \d+ on are gone") as caught:
+            list(map(counts.append, map(len, batches)))
+        error, seen = caught.value, sum(counts)
+        assert error.queue_offset == seen < error.min == reader.min_offset("t", 0)
+        assert f"{error.min - seen} messages from {seen} on" in str(error)
+        rest = [n for b in view.read("t", 0, error.min, high, ["queue_offset"]) for n in b["queue_offset"].to_pylist()]
+        assert rest == list(range(error.min, high))
+
+
+def test_a_segment_that_is_missing_in_the_middle_is_damage(tmp_path: Path) -> None:
+    """Retention deletes the first segments; no other one may be missing."""
+    root = filled(tmp_path / "s", 600)
+    with MessageStore.open_read_only(root) as reader:
+        assert reader.get_message("t", 0, 0).status is GetMessageStatus.FOUND
+        sorted((root / "commitlog").iterdir())[1].unlink()
+        reader.view.files.log_pool.clear()
+        with pytest.raises(CorruptionError, match="expected this file, found the next is"):
+            read_all(reader)
+
+
+def test_an_index_file_that_goes_while_a_key_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked for again, in the files that are left and in the log."""
+    root = filled(tmp_path / "s", 600)
+    real = IndexTable.header
+
+    def header(table: IndexTable) -> object:
+        if os.path.exists(table.path):
+            os.unlink(table.path)
+            table.pool.clear()
+        return real(table)
+
+    with MessageStore.open_read_only(root) as reader:
+        assert len(list((root / "index").iterdir())) > 2
+        monkeypatch.setattr(IndexTable, "header", header)
+        assert [m.body[:6] for m in reader.query_message("t", "k599")] == [b"000599"]
+        assert not list((root / "index").iterdir())
+
+
+# ---- another folder at the path
+
+
+def everything_of(reader: ReadOnlyStore) -> list[object]:
+    """Each way to look; they raise, or they answer."""
+    return [
+        lambda: reader.max_offset("t", 0),
+        lambda: reader.min_offset("t", 0),
+        lambda: reader.get_message("t", 0, 0),
+        lambda: reader.get_batch("t", 0, 0),
+        lambda: list(reader.read("t", 0, 0)),
+        lambda: reader.look_message_by_offset(0),
+        lambda: reader.query_message("t", "k0"),
+        lambda: reader.queue_offset_by_time("t", 0, 0),
+        reader.topics,
+        lambda: reader.view.max_offsets([("t", 0)]),
+        reader.view.quiet,
+    ]
+
+
+@pytest.mark.parametrize("how", ["renamed", "deleted", "another store", "a copy", "only the log", "a folder"])
+def test_a_folder_that_was_renamed_or_replaced_is_never_read(tmp_path: Path, how: str) -> None:
+    """A read-only store whose folder is gone raises; it neither looks empty nor shows the store that is there now."""
+    root, other = filled(tmp_path / "s", 30), filled(tmp_path / "other", 300)
+    with MessageStore.open_read_only(root) as reader:
+        assert reader.max_offset("t", 0) == 15
+        if how == "only the log":
+            shutil.rmtree(root / "commitlog")
+            shutil.copytree(other / "commitlog", root / "commitlog")
+        else:
+            root.rename(tmp_path / "away")
+        if how == "deleted":
+            shutil.rmtree(tmp_path / "away")
+        elif how == "another store":
+            shutil.copytree(other, root)
+        elif how == "a copy":
+            shutil.copytree(tmp_path / "away", root)
+        elif how == "a folder":
+            root.mkdir()
+        kinds = NotAStoreError if how in ("renamed", "deleted", "a folder") else StoreWentBackwardsError
+        for look in everything_of(reader):
+            with pytest.raises(kinds, match=r"found .* where|in another folder than"):
+                look()  # type: ignore[operator]
+        if how == "renamed":
+            (tmp_path / "away").rename(root)  # it is there again
+            assert reader.max_offset("t", 0) == 15
+            assert len(read_all(reader)) == 15
+
+
+def test_another_store_id_in_the_same_folder_is_noticed(tmp_path: Path) -> None:
+    """The files were replaced one by one: the id is another one; a new file with the same id is none."""
+    root = filled(tmp_path / "s", 30)
+    identity = root / "spark" / "store.json"
+    with MessageStore.open_read_only(root) as reader:
+        text = identity.read_text()
+        (root / "spark" / "new").write_text(text)
+        (root / "spark" / "new").rename(identity)
+        assert reader.max_offset("t", 0) == 15
+        shutil.copyfile(filled(tmp_path / "other", 1) / "spark" / "store.json", root / "spark" / "new")
+        (root / "spark" / "new").rename(identity)
+        for _ in range(2):
+            with pytest.raises(StoreWentBackwardsError, match="another folder than the folder that was opened"):
+                reader.max_offset("t", 0)
+
+
+# ---- sizes that a file tells
+
+
+@pytest.mark.parametrize("size", [(1 << 31) - 2, 1 << 20, (1 << 16) - 7])
+def test_a_unit_that_no_segment_can_hold_allocates_nothing(tmp_path: Path, size: int) -> None:
+    """The size in a damaged unit is refused before memory is taken for it."""
+    config = StoreConfig(mapped_file_size_commit_log=1 << 16)
+    root = filled(tmp_path / "s", 10, config)
+    path = root / "consumequeue" / "t" / "0" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[20 * 2 + 8 : 20 * 2 + 12] = size.to_bytes(4, "big")
+    path.write_bytes(data)
+    with MessageStore.open_read_only(root) as reader:
+        for look in (
+            lambda: reader.get_message("t", 0, 2),
+            lambda: reader.get_batch("t", 0, 2),
+            lambda: list(reader.read("t", 0, 0)),
+        ):
+            with pytest.raises(MagicError, match=f"found physical offset [0-9]+, size {size}"):
+                look()
+
+
+def test_a_place_where_no_record_is_allocates_nothing(tmp_path: Path) -> None:
+    """Four bytes of a body that would be the size of a large record: no record begins there."""
+    root = filled(tmp_path / "s", 2)
+    segment = root / "commitlog" / f"{0:020d}"
+    with MessageStore.open_read_only(root) as reader:
+        at = reader.get_message("t", 0, 0).messages[0].physical_offset + 95
+        data = bytearray(segment.read_bytes())
+        data[at : at + 4] = (15 * 1024).to_bytes(4, "big")
+        segment.write_bytes(data)
+        read: list[int] = []
+        pread = reader.view.files.disk.pread
+        reader.view.files.disk.pread = lambda file, size, position: (  # type: ignore[method-assign]
+            read.append(size) or pread(file, size, position)
+        )
+        assert reader.look_message_by_offset(at) is None
+        assert max(read) < 5000
+
+
+def test_a_sparse_queue_takes_little_memory(tmp_path: Path) -> None:
+    """Messages of a queue lie far apart: they are read together with what lies between, but in pieces."""
+    config = StoreConfig(mapped_file_size_commit_log=1 << 20)
+    with MessageStore.open(tmp_path / "s", config) as store:
+        for _ in range(60):
+            store.put_message(Message("t", b"." * 8000, queue_id=1))
+            store.put_message(Message("t", b"x", queue_id=0))
+    with MessageStore.open_read_only(tmp_path / "s") as reader:
+        blocks = list(reader.view._blocks("t", 0, 0, 60, 100, 4000))
+        assert sum(len(block.sizes) for block in blocks) == 60
+        assert max(len(block.data) for block in blocks) < 5 * 4000 + 16 * 1024
