@@ -1,46 +1,74 @@
-"""What the README shows is run here as it stands, on a store in a temporary folder."""
+"""What README shows runs as it stands: the blocks without Spark here, those with it in connector/spark."""
 
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+import readme_blocks
+from readme_blocks import Block
+
+ROOT = Path(__file__).resolve().parent.parent
+WITHOUT_SPARK = [b for b in readme_blocks.blocks() if b.language in ("python", "console") and not b.needs_spark]
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def name_of(block: Block) -> str:
+    return block.language
 
 
-def test_the_library_code_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A person in a hurry pastes the README's Python: it stores three messages and finds them again."""
-    (code,) = [block for block in blocks("python") if "import Message," in block]
-    exec(compile(code.replace("/data/store", str(tmp_path / "store")), "README.md", "exec"), {})
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "PUT_OK 2"
-    assert lines[1:4] == ["0 UA b'UA0'", "1 UA b'UA1'", "2 UA b'UA2'"]
-    assert lines[4] == "3 messages with that key"
+def test_every_block_is_run_somewhere() -> None:
+    """A block of a kind that no test knows would rot."""
+    kinds = [(block.language, block.needs_spark) for block in readme_blocks.blocks()]
+    assert kinds == [
+        ("sh", False),  # install: tests/connector/spark/test_readme_spark.py
+        ("python", True),
+        ("python", True),
+        ("python", False),
+        ("console", False),
+        ("sh", False),  # make demo: tests/examples
+    ]
 
 
-def test_the_commands_run(tmp_path: Path) -> None:
-    """The commands, one after another, each with exit code 0; what was put is what is shown."""
-    (text,) = blocks("console")
-    shown = {}
-    for line in text.splitlines():
-        command, *arguments = shlex.split(
-            line.removeprefix("$ ").replace("/data/store", str(tmp_path / "store")), comments=True
-        )
-        assert command == "messagestore"
-        program = Path(sys.executable).with_name(command)
-        done = subprocess.run(
-            [program, *arguments], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode == 0, line + done.stderr
-        shown[arguments[0]] = done.stdout
-    assert list(shown) == ["put", "get", "tail", "dump", "status", "verify", "recover"]
-    assert all("UA 1545 late" in shown[name] for name in ("get", "tail", "dump"))
+@pytest.mark.parametrize("block", WITHOUT_SPARK, ids=name_of)
+def test_a_block_pasted_twice_runs_twice(tmp_path: Path, block: Block) -> None:
+    """A person in a hurry pastes a block into an empty folder, and again a minute later."""
+    first = readme_blocks.run(block, tmp_path)
+    if block.printed is not None:
+        assert first == block.printed
+    assert readme_blocks.run(block, tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name != "block.py"] == ["tour"], "rm -r tour removes all"
+
+
+def test_the_commands_show_what_was_put(tmp_path: Path) -> None:
+    (block,) = [block for block in WITHOUT_SPARK if block.language == "console"]
+    verbs = [line.split()[2] for line in block.text.splitlines()]
+    assert verbs == ["put", "get", "tail", "dump", "status", "verify", "recover"]
+    shown = readme_blocks.run(block, tmp_path)
+    assert shown.count("UA1545 is late") == 3, "get, tail and dump"
+    assert "no fault found" in shown
+    assert shown.endswith("closed cleanly: a Java broker can take over\n")
+
+
+def test_the_install_commands_name_what_there_is() -> None:
+    """The extras that README names exist, and its versions are those of pyproject.toml and of the data source."""
+    from pyspark_messagestore.requirements import OLDEST_PYSPARK, OLDEST_PYTHON
+
+    text = readme_blocks.README.read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(re.findall(r"'\.\[(\w+)\]'", text))
+    assert extras == {"spark", "connect"}
+    assert extras <= set(project["optional-dependencies"])
+    assert project["requires-python"] == f">={OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}"
+    assert project["optional-dependencies"]["spark"] == [f"pyspark>={OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]}"]
+    versions = "Python 3.11 or newer, and PySpark 4.2 or newer"
+    assert versions in text
+    assert text.index(versions) < text.index("```"), "versions come before the first thing to type"
+
+
+def test_no_block_puts_a_store_where_the_checkout_has_a_package() -> None:
+    """Run from a checkout, a store in `./store` would be written into the package's folder."""
+    for block in readme_blocks.blocks():
+        assert not re.search(r"""["'](\./)?store["'/]| (\./)?store/""", block.text), block.text

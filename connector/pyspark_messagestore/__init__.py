@@ -5,8 +5,8 @@ processes. A slow import would be paid by jobs that never use the store, and an 
 cause. So the data source is imported when it is first asked for. The store itself is in the package ``messagestore``;
 the command line is in ``pyspark_messagestore.cli``.
 
-``DefaultSource`` is what Spark's discovery looks for; it is ``MessageStoreDataSource``. ``MessageStoreSink`` is for
-``foreachBatch``.
+``DefaultSource`` is what Spark's discovery looks for. It is ``MessageStoreDataSource``, or ``UnavailableSource`` where
+that cannot be imported: a stub that says why. ``MessageStoreSink`` is for ``foreachBatch``.
 """
 
 __version__ = "0.1.0.dev0"
@@ -17,7 +17,16 @@ _HOMES = {"DefaultSource": "datasource", "MessageStoreDataSource": "datasource",
 
 
 def __getattr__(name: str) -> object:
-    """The classes of `__all__`, imported when they are first asked for."""
+    """The classes of `__all__`, imported when they are first asked for.
+
+    Raises
+    ------
+    AttributeError
+        There is no such name; or it is `DefaultSource`, and this Python has no PySpark that looks for it. An error of
+        another kind would hide everybody's data sources from Spark.
+    ImportError
+        `MessageStoreDataSource` or `MessageStoreSink` cannot be imported; the error says what is missing.
+    """
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -25,5 +34,12 @@ def __getattr__(name: str) -> object:
 
     try:
         return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    except ImportError as error:  # one package that raises here would hide everybody's data sources from Spark
-        raise AttributeError(f"{__name__}.{name} needs a package that is not there: {error}") from error
+    except Exception:  # noqa: BLE001 # a package that is broken may raise anything
+        if name != "DefaultSource":
+            from pyspark_messagestore.requirements import missing
+
+            raise ImportError(missing()) from None
+    try:
+        return importlib.import_module(f"{__name__}.unavailable").UnavailableSource
+    except ImportError as error:
+        raise AttributeError(f"{__name__}.{name} needs PySpark: {error}") from error

@@ -36,7 +36,8 @@ class MessageStoreDataSource(DataSource):
 
         (df.writeStream.format("messagestore").option("topic", "flights")
            .option("checkpointLocation", "/data/ckpt").start("/data/store"))
-        df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="flights", app_id="mine"))
+        (df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="flights", app_id="mine"))
+           .option("checkpointLocation", "/data/ckpt").start())
         df.write.format("messagestore").mode("append").option("topic", "flights").save("/data/store")
 
     Columns read: topic, queueId, queueOffset, body, tags, keys, properties, bornTimestamp, storeTimestamp, msgId; a

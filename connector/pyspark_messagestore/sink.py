@@ -395,7 +395,8 @@ class BatchWriter(DataSourceArrowWriter):
 class MessageStoreSink:
     """The sink for `foreachBatch`: exactly once, on classic Spark and on Connect.
 
-        df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="late-flights", app_id="late"))
+        (df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="late-flights", app_id="late"))
+           .option("checkpointLocation", "/data/ckpt").start())
 
     Parameters
     ----------

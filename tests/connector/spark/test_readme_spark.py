@@ -1,34 +1,74 @@
-"""The Spark code of the README, run as it stands: both queries copy what the last line writes."""
+"""The Spark code of README, run as it stands: by the path of the interpreter, nothing activated, each block twice."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-from spark_runs import ROOT, bodies, fill
+import pytest
+
+import readme_blocks
+import spark_runs
+from readme_blocks import Block
+
+SPARK_BLOCKS = [block for block in readme_blocks.blocks() if block.needs_spark]
+OTHER_BLOCKS = [b for b in readme_blocks.blocks() if b.language in ("python", "console") and not b.needs_spark]
+ONLY_FASTER = ("SPARK_HOME", "JDK_JAVA_OPTIONS", "SPARK_LOCAL_IP")
+"""Of the tests' environment; nothing that says which Python is to be used."""
 
 
-def test_the_spark_code_runs(spark, tmp_path: Path, capsys) -> None:
-    """A person in a hurry pastes it: a query by format, one by foreachBatch, a batch read, a batch write."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = [b for b in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if "readStream" in b]
-    root = str(tmp_path / "store")
-    fill(root, 20)
-    given = spark.range(100, 150).selectExpr("cast(id as string) body", "array('k') keys", "'UA' tags")
-    try:
-        exec(
-            compile(code.replace("/data/", f"{tmp_path}/"), "README.md", "exec"), {"spark": spark, "flights_df": given}
-        )
-        assert len(spark.streams.active) == 2
-        for query in spark.streams.active:
-            query.processAllAvailable()
-    finally:
-        for query in spark.streams.active:
-            query.stop()
-    new = Counter(map(str, range(100, 150)))
-    assert bodies(root, "flights") == Counter(map(str, range(20))) + new
-    for topic in ("flights-copy", "late"):
-        assert new <= bodies(root, topic) <= bodies(root, "flights")
-        assert set(bodies(root, topic).values()) == {1}
-    assert "queueOffset" in capsys.readouterr().out
+def environment() -> dict[str, str]:
+    return {name: value for name, value in spark_runs.environment().items() if name in ONLY_FASTER}
+
+
+def run(block: Block, folder: Path) -> str:
+    shown = readme_blocks.run(block, folder, **environment())
+    return "\n".join(line for line in shown.splitlines() if line) + "\n"
+
+
+def test_every_block_pasted_in_order_and_again_in_reverse(tmp_path: Path) -> None:
+    """One folder, all of README from top to bottom, then from bottom to top: the tables stay as README shows them."""
+    ordered = [block for block in readme_blocks.blocks() if block.language != "sh"]
+    for block in ordered:
+        shown = run(block, tmp_path)
+        assert block.printed is None or shown == block.printed
+    for block in reversed(ordered):
+        shown = run(block, tmp_path)
+        assert not block.needs_spark or shown == block.printed
+    names = {path.name for path in tmp_path.iterdir()} - {"block.py"}
+    assert names == {"tour"}, "rm -r tour removes everything"
+    assert "no fault found" in readme_blocks.run(OTHER_BLOCKS[-1], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SPARK_BLOCKS, ids=("first", "foreachBatch"))
+def test_a_spark_block_alone_runs_twice(tmp_path: Path, block: Block) -> None:
+    """Nothing of the other blocks has been there before."""
+    assert run(block, tmp_path) == block.printed
+    assert run(block, tmp_path) == block.printed
+
+
+@pytest.mark.slow
+def test_the_built_package_is_found_by_spark(tmp_path: Path) -> None:
+    """An ordinary install, not an editable one, into an environment of its own: both packages are in the wheel.
+
+    What the package requires is lent by the environment of the tests, since installing it takes minutes.
+    """
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", spark_runs.ROOT]
+    subprocess.run(install, check=True, env={**os.environ, "PIP_CONSTRAINT": str(spark_runs.ROOT / "constraints.txt")})
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    found = [
+        subprocess.run([p, "-c", where], check=True, capture_output=True, text=True).stdout.strip()
+        for p in (python, sys.executable)
+    ]
+    Path(found[0], "lent.pth").write_text(found[1] + "\n")  # a .pth file in that folder is not followed
+    folder = tmp_path / "work"
+    folder.mkdir()
+    block = Block("python", "import pyspark_messagestore; print(pyspark_messagestore.__file__)", None)
+    assert readme_blocks.run(block, folder, str(python)).startswith(str(tmp_path / "venv"))
+    shown = readme_blocks.run(SPARK_BLOCKS[0], folder, str(python), **environment())
+    assert shown.strip() == (SPARK_BLOCKS[0].printed or "").strip()

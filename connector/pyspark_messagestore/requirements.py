@@ -1,0 +1,62 @@
+"""What the data source needs of the Python that Spark runs, and one sentence that says which part is missing.
+
+This module imports neither PySpark nor the store, so that it can say what is wrong wherever Python runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_PYSPARK = (4, 2)
+
+
+def missing() -> str:
+    """Why the data source cannot be imported in this process, and what to do about it.
+
+    Python comes first, then PySpark, then our own modules and the packages that they need.
+    """
+    return "format messagestore: " + next(_faults(), "it has been installed since this process began; start it again")
+
+
+def _faults() -> Iterator[str]:
+    if sys.version_info < OLDEST_PYTHON:
+        yield (
+            f"found Python {_dotted(sys.version_info[:3])} ({sys.executable}), but it needs Python "
+            f"{_dotted(OLDEST_PYTHON)} or newer; set PYSPARK_PYTHON to the path of a newer one"
+        )
+    try:
+        pyspark = importlib.import_module("pyspark")
+    except ImportError:
+        yield f"found no PySpark in {sys.executable}; run {_pip('pyspark>=' + _dotted(OLDEST_PYSPARK))}"
+        return
+    version = pyspark.__version__
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_PYSPARK:
+        yield (
+            f"found PySpark {version}, but it needs PySpark {_dotted(OLDEST_PYSPARK)} or newer; run "
+            f"{_pip('pyspark>=' + _dotted(OLDEST_PYSPARK))}, or choose a newer Spark where a cluster brings its own"
+        )
+    for name in ("messagestore", "pyspark_messagestore.datasource", "pyspark_messagestore.sink"):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            lost = (error.name or name).partition(".")[0]
+            if lost in ("messagestore", "pyspark_messagestore"):
+                yield f"a part of it is not there ({error}); install pyspark-messagestore again for {sys.executable}"
+            else:
+                yield f"the package {lost} is not installed; run {_pip(lost)}"
+        except Exception as error:  # noqa: BLE001 # a broken package may raise anything; this is where it is reported
+            yield (
+                f"the packages of {sys.executable} do not fit together ({type(error).__name__}: {error}); install "
+                "pyspark-messagestore into a new virtual environment"
+            )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _pip(requirement: str) -> str:
+    return f"`{sys.executable} -m pip install --upgrade '{requirement}'`"
