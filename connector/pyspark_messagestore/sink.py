@@ -200,7 +200,7 @@ class Sink:
 
     def _staging(self) -> str:
         """The staging folder, in the store this write was planned for."""
-        paths = Paths(self.options.path)
+        paths = Paths(self.options.path, self.config.file_mode_bits)
         identity = Identity.read(Disk(), paths.identity)
         if identity is None or identity.store_id != self.store_id:
             found = "no store" if identity is None else f"another store, {identity.store_id}"

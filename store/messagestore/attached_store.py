@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import logging
 import os
 import threading
 import time
@@ -27,7 +28,7 @@ from dataclasses import replace
 
 from messagestore.catching_up import catch_up
 from messagestore.config import StoreConfig
-from messagestore.errors import ConfigError, StoreError, StoreLockedError
+from messagestore.errors import ConfigError, StoreError, StoreLockedError, StorePermissionError
 from messagestore.flush import FlushService
 from messagestore.layout import STATE_POISONED
 from messagestore.log_writer import LogWriter
@@ -44,11 +45,14 @@ from messagestore.store_files import (
     refuse_foreign_forms,
     with_fixed,
 )
+from messagestore.store_root import known_root, writable_by_others
 from messagestore.writer_lock import Attachment, WriterLock, attach
 
 _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
 _BRIEFLY_S = 1.0
+_warned: set[str] = set()
+_log = logging.getLogger(__name__)
 _NOT_WRITABLE = "a writer makes files there; make the folder writable for this user, or open the store read-only"
 
 
@@ -76,7 +80,7 @@ class AttachedStore:
     """The writer side of one store in one process. Use `attached_store`."""
 
     def __init__(self, root: str, config: StoreConfig, disk: Disk) -> None:
-        self.paths = Paths(root)
+        self.paths = Paths(root, config.file_mode_bits)
         self.config = config
         self.disk = disk
         self.pid = os.getpid()
@@ -106,6 +110,7 @@ class AttachedStore:
         """Take over another configuration (timeouts, limits); what is fixed in the store stays."""
         with self.mutex:
             self.config = config
+            known_root(self.paths.root, config.file_mode_bits)
             if self.writer is not None:
                 files = self.writer.files
                 files.config = with_fixed(config, files.config)
@@ -148,6 +153,7 @@ class AttachedStore:
         try:
             if self._attachment is None:
                 make_root(self.disk, self.paths)
+                _warn_of_others(self.paths.root)
                 self._attachment = attach(self.paths.root, self.disk)
                 make_own_folders(self.disk, self.paths)
             if self._lock is None:
@@ -162,7 +168,8 @@ class AttachedStore:
                 self.flush = FlushService(self.writer, self._remember_poison)
                 self.writer.start_flushing = self.flush.start
         except BaseException as error:
-            if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            if refused and not isinstance(error, StorePermissionError):  # which says what to do
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
             if not self._sessions:
                 self._release_lock()
@@ -306,6 +313,17 @@ class AttachedStore:
             self._release_lock()
             self._lock.close()
             self._lock = None
+
+
+def _warn_of_others(root: str) -> None:
+    """Once a process: whoever may write in the root folder may put their own files in the place of the store's."""
+    if root not in _warned and writable_by_others(root):
+        _warned.add(root)
+        _log.warning(
+            "%s: every user may write in this folder, and so replace the store's files or put links there; take the "
+            "permission away (chmod o-w)",
+            root,
+        )
 
 
 def _detach_all() -> None:

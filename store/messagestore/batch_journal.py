@@ -14,10 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from messagestore.batch_record import SOURCE_NONE, BatchRecord
+from messagestore.errors import CorruptionError
 from messagestore.mapped_file import Disk
 
 FORMAT_VERSION = 1
 KEPT_VERSIONS = 1000
+MAX_SIZE = 128 * 1024 * 1024
+"""Most bytes of `journal.json` that are read."""
 PARTIAL = -1
 """Row count of a batch that a power cut and then a broker left only a part of."""
 
@@ -154,8 +157,8 @@ class BatchJournal:
     def read(cls, disk: Disk, path: str) -> BatchJournal:
         """From the file; empty when there is none."""
         try:
-            return cls.from_json(disk.read(path))
-        except FileNotFoundError:
+            return cls.from_json(disk.read(path, MAX_SIZE))
+        except (FileNotFoundError, CorruptionError):  # too large for a journal: as one that cannot be parsed
             return cls()
 
     def write(self, disk: Disk, path: str, via: str) -> None:

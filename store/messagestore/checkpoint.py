@@ -74,7 +74,7 @@ class StoreCheckpoint:
 def read(disk: Disk, path: str) -> StoreCheckpoint:
     """The store checkpoint; all zero when the file is missing or short."""
     try:
-        return StoreCheckpoint.from_bytes(disk.read(path, limit=CHECKPOINT_SIZE))
+        return StoreCheckpoint.from_bytes(disk.read_head(path, CHECKPOINT_SIZE))
     except FileNotFoundError:
         return StoreCheckpoint()
 

@@ -70,6 +70,7 @@ class StoreConfig:
     clean_interval: str = "60s"
     attach_timeout: str = "20s"
     lock_timeout: str = "30s"
+    file_mode: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -101,6 +102,8 @@ class StoreConfig:
             self._refuse("broker_ip1", "an IPv4 or IPv6 address without a zone")
         for name in ("clean_interval", "attach_timeout", "lock_timeout"):
             duration_s(java_key(name), getattr(self, name))
+        if self.file_mode and re.fullmatch("0?6[046][046]", self.file_mode) is None:
+            self._refuse("file_mode", "0600, 0640, 0644, 0660, 0664 or 0666; left out: as the root folder's group")
 
     def _check_range(self, name: str, least: int, most: int) -> None:
         if not least <= getattr(self, name) <= most:
@@ -124,6 +127,11 @@ class StoreConfig:
     def lock_timeout_s(self) -> float:
         """How long an append waits for another writer."""
         return duration_s("lockTimeout", self.lock_timeout)
+
+    @property
+    def file_mode_bits(self) -> int | None:
+        """Mode of new files; None: `store_root` decides by the root folder."""
+        return int(self.file_mode, 8) if self.file_mode else None
 
     def replace(self, **changes: object) -> StoreConfig:
         """A copy with other values."""

@@ -21,8 +21,12 @@ from typing import Any, TypeVar
 
 from messagestore.errors import CorruptionError
 from messagestore.mapped_file import Disk
+from messagestore.store_root import known_root
 
 T = TypeVar("T")
+
+MAX_SIZE = 128 * 1024 * 1024
+"""Most bytes that are read: the offsets of some hundred groups in 32 000 queues each."""
 
 # A string as a whole (and left alone), or a number where a key stands.
 _UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
@@ -50,6 +54,7 @@ class ConfigFile:
     def __init__(self, disk: Disk, root: str, name: str, table: str, *, via: str, meaning: str, hint: str) -> None:
         self.disk = disk
         self.root = root
+        known_root(os.path.abspath(root))
         self.path = os.path.join(root, "config", name)
         self._table = table
         self._via = os.path.join(root, "spark", via)
@@ -75,8 +80,11 @@ class ConfigFile:
         unreadable: tuple[str, str] | None = None
         for path in (self.path, self.path + ".bak"):
             try:
-                data = self.disk.read(path)
+                data = self.disk.read(path, MAX_SIZE)
             except (FileNotFoundError, NotADirectoryError):
+                continue
+            except CorruptionError as error:
+                unreadable = unreadable or (path, error.found)
                 continue
             if not data.strip():
                 continue

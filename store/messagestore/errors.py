@@ -128,6 +128,14 @@ class StoreLockedError(StoreError, RuntimeError):
         self.holder = holder
 
 
+class StorePermissionError(StoreError, PermissionError):
+    """A file or folder of the store may not be used by this user; the message says whose it is and what to run."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class StoreFullError(StoreError, OSError):
     """The disk has no room for what was to be written; nothing of it is in the log."""
 

@@ -248,6 +248,7 @@ class LogWriter:
     def checked_queue_end(self, topic: str, queue_id: int) -> int:
         """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
         queue = self.files.queue(topic, queue_id)
+        self.files.disk.check_folders(queue.files.path(0))
         offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset, crc=False)
         if queue.end(hint=offset) > offset:
             queue.truncate(offset)

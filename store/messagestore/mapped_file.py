@@ -2,7 +2,9 @@
 
 `Disk` is the one seam: every file operation of the store goes through one of its methods, so that a test can record,
 fail or cut off any of them. Writes are `pwrite` (a full disk is an error, never a SIGBUS), reads are `pread` into
-memory of our own: the bytes that were checked are the bytes that are used, and an I/O error is an exception.
+memory of our own: the bytes that were checked are the bytes that are used, and an I/O error is an exception. What is
+created, renamed or deleted below a store's root, and everything in `spark/`, is reached without following links, and
+belongs to the root folder's owner (`store_root`).
 
 A `File` is one open descriptor. It closes when the last reference to it goes, so a pool may forget a file that another
 thread still reads. The name of the module is RocketMQ's (`logfile/DefaultMappedFile.java`); nothing is mapped.
@@ -20,10 +22,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
-from messagestore.errors import CorruptionError, NotAStoreError, StoreFullError, SyncFailedError
+from messagestore.errors import (
+    CorruptionError,
+    NotAStoreError,
+    StoreFullError,
+    StorePermissionError,
+    SyncFailedError,
+)
+from messagestore.store_root import Place, is_owners_link, no_access
 
+SMALL_FILE_SIZE = 64 * 1024
+"""Most bytes of a small file that is read whole, unless the caller says more."""
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 _FALLOC_FL_KEEP_SIZE = 1
@@ -80,7 +92,8 @@ class Disk:
         """Open an existing regular file; a symbolic link, FIFO or device is refused."""
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            fd = os.open(path, flags)
+            with _place(path, checked=writable) as place:
+                fd = os.open(place.name, flags, dir_fd=place.folder)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                 raise NotAStoreError(
@@ -93,15 +106,21 @@ class Disk:
         return File(fd, str(path), writable)
 
     def open_new(self, path: str | Path, size: int) -> File:
-        """Create a file of `size` zero bytes (sparse), mode 0600; `FileExistsError` when the name is taken."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
-        try:
-            if size:
-                os.ftruncate(fd, size)
-        except OSError as error:
-            os.close(fd)
-            os.unlink(path)
-            raise self._translated(error, str(path), size) from error
+        """Create a file of `size` zero bytes (sparse); `FileExistsError` when the name is taken.
+
+        Its owner, group and mode are those of `store_root` before anything is in it.
+        """
+        with _place(path) as place:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(place.name, flags, _FILE_MODE, dir_fd=place.folder)
+            try:
+                place.take_file(fd)
+                if size:
+                    os.ftruncate(fd, size)
+            except OSError as error:
+                os.close(fd)
+                os.unlink(place.name, dir_fd=place.folder)
+                raise self._translated(error, str(path), size) from error
         return File(fd, str(path), True)
 
     def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
@@ -155,7 +174,8 @@ class Disk:
 
     def fsync_dir(self, path: str | Path) -> None:
         """Force a folder's names to the disk."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _place(path, checked=False) as place:
+            fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
         try:
             self._named(lambda: os.fsync(fd), str(path))
         finally:
@@ -169,19 +189,40 @@ class Disk:
 
     def rename(self, source: str | Path, target: str | Path) -> None:
         """Give a file another name; a file at `target` is replaced."""
-        os.rename(source, target)
+        with _place(source) as old, _place(target) as new:
+            try:
+                os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
+            except OSError as error:
+                error.filename, error.filename2 = str(source), str(target)
+                if error.errno == errno.EXDEV:
+                    text = (
+                        "is on another file system than the store's folder spark, where new files are made and renamed "
+                        "from; both must be on one"
+                    )
+                    raise OSError(error.errno, text, str(target)) from error
+                raise
 
     def unlink(self, path: str | Path) -> None:
-        """Remove a name."""
-        os.unlink(path)
+        """Remove a name; of a link, the link."""
+        with _place(path) as place:
+            os.unlink(place.name, dir_fd=place.folder)
 
     def mkdir(self, path: str | Path) -> None:
-        """Make a folder, mode 0700; one that exists is left as it is."""
-        try:
-            os.mkdir(path, _DIRECTORY_MODE)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise NotAStoreError(f"{path}: found a file where a folder must be", path=str(path)) from None
+        """Make a folder; one that exists is left as it is, and a link to one is refused but where `store_root` says."""
+        with _place(path) as place:
+            try:
+                os.mkdir(place.name, _DIRECTORY_MODE, dir_fd=place.folder)
+            except FileExistsError:
+                if not self.is_folder(path):
+                    found = "a symbolic link" if os.path.islink(path) else "a file"
+                    text = f"{path}: found {found} where a folder must be"
+                    raise NotAStoreError(text, path=str(path)) from None
+                return
+            fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+            try:
+                place.take_folder(fd)
+            finally:
+                os.close(fd)
 
     def fallocate(self, file: File, size: int) -> None:
         """Reserve the file's first `size` bytes on the disk."""
@@ -219,7 +260,13 @@ class Disk:
 
     def exists(self, path: str | Path) -> bool:
         """Whether the name is there (a dangling link is)."""
-        return os.path.lexists(path)
+        try:
+            os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+        return True
 
     def names(self, path: str | Path) -> list[str]:
         """Sorted names in a folder; none when there is no folder."""
@@ -227,13 +274,18 @@ class Disk:
             return sorted(os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
 
     def is_folder(self, path: str | Path) -> bool:
-        """Whether a real folder (not a link to one) is there."""
+        """Whether a folder is there; a link to one only where `store_root` allows it."""
         try:
-            return stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode)
+            mode = os.stat(path, follow_symlinks=False).st_mode
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+        return stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and is_owners_link(str(path)))
 
     def open_folder(self, path: str | Path) -> File:
         """Hold on to a folder, to tell it from another one that is put at its path later (`folder_at_path`).
@@ -258,6 +310,18 @@ class Disk:
             return False
         return info.st_ino == file.inode and info.st_dev == file.device
 
+    def check_folders(self, path: str | Path) -> None:
+        """Refuse a file's path that leads through a link to somewhere else; folders may be missing.
+
+        Asked before an append: what is refused only when the file is made is in the log already.
+
+        Raises
+        ------
+        NotAStoreError
+        """
+        with contextlib.suppress(FileNotFoundError), _place(path):
+            pass
+
     def data_ranges(self, file: File, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Parts of `start..end` that are not holes (they may still be zeros), as (start, end)."""
         fd = file.fileno()
@@ -279,13 +343,34 @@ class Disk:
         info = os.statvfs(path)
         return info.f_bavail * info.f_frsize
 
+    def length(self, file: File) -> int:
+        """Bytes of an open file."""
+        return os.fstat(file.fileno()).st_size
+
     # ---- made of the above
 
-    def read(self, path: str | Path, limit: int = 1 << 30) -> bytes:
-        """A whole small file."""
+    def read(self, path: str | Path, limit: int = SMALL_FILE_SIZE) -> bytes:
+        """A whole small file.
+
+        Raises
+        ------
+        CorruptionError
+            When it has more than `limit` bytes: it is not what it should be, and is not read.
+        """
         file = self.open(path)
         try:
-            return self.pread(file, min(os.fstat(file.fileno()).st_size, limit), 0)
+            size = self.length(file)
+            if size > limit:
+                raise CorruptionError(str(path), limit, f"a file of at most {limit} bytes", f"{size} bytes")
+            return self.pread(file, size, 0)
+        finally:
+            file.close()
+
+    def read_head(self, path: str | Path, size: int) -> bytes:
+        """At most the first `size` bytes of a file, however large it is."""
+        file = self.open(path)
+        try:
+            return self.pread(file, min(self.length(file), size), 0)
         finally:
             file.close()
 
@@ -319,6 +404,32 @@ class Disk:
         except OSError as error:
             error.filename = path
             raise
+
+
+class _Opening(Place):
+    """A `Place` whose folder is used by an operation: a refusal by the system says whose the file is."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> _Opening:
+        try:
+            super().__enter__()
+        except PermissionError as error:
+            raise no_access(error, self.path) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, PermissionError) and not isinstance(error, StorePermissionError):
+            raise no_access(error, self.path) from error
+        if isinstance(error, OSError) and error.filename == self.name:
+            error.filename = self.path
+
+
+def _place(path: str | Path, *, checked: bool = True) -> _Opening:
+    return _Opening(os.fspath(path), checked=checked)
 
 
 @contextlib.contextmanager

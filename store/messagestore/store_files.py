@@ -21,6 +21,7 @@ from messagestore.index_file import IndexService
 from messagestore.mapped_file import Disk, FilePool
 from messagestore.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.state import StateFile
+from messagestore.store_root import known_root
 from messagestore.topics import Topics
 
 FORMAT_VERSION = 1
@@ -32,10 +33,11 @@ _MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
 
 
 class Paths:
-    """Where everything is, below a root."""
+    """Where everything is, below a root. `store_root` knows the root from now on, and the mode of its new files."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], file_mode: int | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))
+        known_root(self.root, file_mode)
         self.commit_log = os.path.join(self.root, "commitlog")
         self.consume_queue = os.path.join(self.root, "consumequeue")
         self.index = os.path.join(self.root, "index")
@@ -237,8 +239,9 @@ class StoreFiles:
     def sweep_temporary(self) -> None:
         """Remove files that a killed writer was making."""
         for name in self.disk.names(self.paths.spark):
-            if name.startswith(_NEW):
-                self.disk.unlink(os.path.join(self.paths.spark, name))
+            path = os.path.join(self.paths.spark, name)
+            if name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is nothing of ours
+                self.disk.unlink(path)
 
     def sync_derived(self) -> None:
         """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""
@@ -260,7 +263,7 @@ class StoreFiles:
     def read_abort(self) -> str | None:
         """Content of `abort`, None when it is absent."""
         try:
-            return self.disk.read(self.paths.abort, limit=200).decode("ascii", "replace").strip()
+            return self.disk.read_head(self.paths.abort, 200).decode("ascii", "replace").strip()
         except FileNotFoundError:
             return None
 

@@ -13,8 +13,8 @@ import json
 import os
 from dataclasses import dataclass
 
+from messagestore import batch_journal, record
 from messagestore import checkpoint as store_checkpoint
-from messagestore import record
 from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import read_batch
 from messagestore.checkpoint import StoreCheckpoint
@@ -139,9 +139,12 @@ class SmallFiles:
         """The journal; damaged JSON is a fault although a writer would only read the log instead."""
         path = self.files.paths.journal
         try:
-            data = self.files.disk.read(path)
+            data = self.files.disk.read(path, batch_journal.MAX_SIZE)
             json.loads(data)
         except FileNotFoundError:
+            return BatchJournal()
+        except CorruptionError as error:
+            self.report.find(path, error.physical_offset, error.expected, error.found)
             return BatchJournal()
         except ValueError as error:
             self.report.find(path, getattr(error, "pos", 0), "the JSON of a journal", repr(data[:60]))

@@ -30,8 +30,8 @@ from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedErr
 from messagestore.mapped_file import Disk, File
 
 LOCK_NAME = "lock"
-_LOCK_MODE = 0o600
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _NOTE_SIZE = 512
@@ -84,9 +84,8 @@ class _LockFile:
         return self._file
 
     def _create(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with contextlib.suppress(FileExistsError):  # another process was faster
-            os.close(os.open(self.path, flags, _LOCK_MODE))
+            Disk().open_new(self.path, 0).close()
 
     def _set(self, kind: int) -> bool:
         """Lock or unlock byte 0; False when somebody else's lock is in the way."""
@@ -96,8 +95,7 @@ class _LockFile:
         except OSError as error:
             if error.errno in _BUSY:
                 return False
-            error.filename = self.path
-            raise
+            raise _without_locks(error, self.path) from error
         return True
 
     def _at_path(self) -> bool:
@@ -125,9 +123,25 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _in_the_way(fd: int, kind: int) -> Holder | None:
+def _without_locks(error: OSError, path: str) -> Exception:
+    """The error of a lock call; where the file system, or the system, knows no such locks, one that says so."""
+    if error.errno not in _NO_LOCKS:
+        error.filename = path
+        return error
+    return NotAStoreError(
+        f"{path}: the file system gives no open file description locks ({error.strerror}), which keep two writers "
+        f"apart. Put the store on a local file system (ext4, XFS, btrfs, tmpfs), or on NFS with a running lock "
+        "service, and use Linux 3.15 or newer",
+        path=path,
+    )
+
+
+def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
     """Whose lock conflicts with one of `kind` on byte 0 through `fd`."""
-    answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+    except OSError as error:
+        raise _without_locks(error, path) from error
     found, _, _, _, pid = _FLOCK.unpack(answer)
     return None if found == fcntl.F_UNLCK else Holder(pid)
 
@@ -161,7 +175,7 @@ class Attachment(_LockFile):
         """
         if self._file is None:
             raise StoreClosedError(f"{self.path}: not attached to the store; open it again")
-        return _in_the_way(self._file.fileno(), fcntl.F_WRLCK) is None
+        return _in_the_way(self._file.fileno(), fcntl.F_WRLCK, self.path) is None
 
     def detach(self) -> None:
         """Let a Java broker start; a second time does nothing. In a forked child nothing is unlocked."""
@@ -174,7 +188,7 @@ class Attachment(_LockFile):
     def _take(self) -> Holder | None:
         for _ in range(_TRIES):
             if not self._set(fcntl.F_RDLCK):
-                holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK)
+                holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK, self.path)
                 if holder is not None:
                     self._close()
                     return holder
@@ -239,7 +253,7 @@ def _probe(path: str, kind: int) -> Holder | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return _in_the_way(file.fileno(), kind)
+        return _in_the_way(file.fileno(), kind, path)
     finally:
         file.close()
 
@@ -322,7 +336,7 @@ class WriterLock(_LockFile):
     def holder(self) -> str:
         """Who holds the lock, or held it last, in words."""
         try:
-            text = Disk().read(self.path, limit=_NOTE_SIZE).decode("utf-8", "replace")
+            text = Disk().read_head(self.path, _NOTE_SIZE).decode("utf-8", "replace")
             note = json.loads(text)
             return f"pid {note['pid']} on {note['host']} ({note['description']})"
         except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):

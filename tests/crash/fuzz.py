@@ -31,6 +31,7 @@ from crash.flips import TINY, Sample, _tree, make_samples
 from crash.harness import SMALL, batch_columns, die, scratch_folder
 from crash.judge import Verdict, read_queue
 from crash.memdisk import MemDisk
+from crash.strangers import CASES as STRANGERS
 from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError, record, record_columns
 from messagestore import checkpoint as store_checkpoint
 from messagestore.batch_journal import BatchJournal
@@ -364,6 +365,7 @@ NAMED = {
     "topics of a broker": _topics_of_a_broker,
     "links, FIFOs and folders": _strange_files,
     "a decompression bomb": _bombs,
+    **STRANGERS,
 }
 
 

@@ -200,11 +200,14 @@ def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: b
     return encode(columns, limits=config, store_host=host, born_host=host)
 
 
-def commit_staged(store: MessageStore, app: str, version: int, rows: int, flush: str) -> BatchResult:
+def commit_staged(
+    store: MessageStore, app: str, version: int, rows: int, flush: str, staging: str | None = None
+) -> BatchResult:
     """As Spark's sink commits: two tasks stage their rows, the driver appends. Staging needs a real folder."""
     writer, columns = store.writer, batch_columns(app, version, rows)
     hosts = {"store_host": writer.files.store_host, "born_host": writer.files.store_host}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with contextlib.nullcontext(staging) if staging else tempfile.TemporaryDirectory(dir=shared) as folder:
         staged = []
         for start, count in ((0, rows // 2), (rows // 2, rows - rows // 2)):
             with StagingWriter(folder) as writing:

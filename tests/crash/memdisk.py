@@ -325,6 +325,9 @@ class MemDisk(Disk):
             return super().at_path(file)  # a lock
         return self.nodes.get(file.path) is file.node
 
+    def check_folders(self, path: str | Path) -> None:
+        """There are no links."""
+
     def data_ranges(self, file: File, start: int, end: int) -> Iterator[tuple[int, int]]:
         assert isinstance(file, MemFile)
         data = file.node.data
@@ -345,10 +348,9 @@ class MemDisk(Disk):
     def free(self, path: str | Path) -> int:
         return _FREE
 
-    def read(self, path: str | Path, limit: int = 1 << 30) -> bytes:
-        file = self.open(path)
+    def length(self, file: File) -> int:
         assert isinstance(file, MemFile)
-        return self.pread(file, min(len(file.node.data), limit), 0)
+        return len(file.node.data)
 
 
 class MemKillDisk(FailDisk, MemDisk):

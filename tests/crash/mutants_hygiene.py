@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from crash import fuzz
 from crash.judge import Verdict
-from crash.planting import Ground, Mutant, Search, without
-from messagestore import StoreError, message
+from crash.planting import Ground, Mutant, Search, patched, without
+from messagestore import StoreError, mapped_file, message
+from messagestore.store_root import Place
 
 
 def hostile(*names: str) -> Search:
@@ -27,11 +30,51 @@ def hostile(*names: str) -> Search:
     return search
 
 
+def unchecked(_: Any) -> Any:
+    """Names are used as whole paths: links on the way are followed."""
+    return lambda place: place
+
+
+def any_link(_: Any) -> Any:
+    """A link of the first level is followed wherever it leads."""
+    return lambda _place, fd, name, _path: os.open(name, os.O_PATH | os.O_DIRECTORY, dir_fd=fd)
+
+
 MUTANTS = (
     Mutant(
         "users may put to a broker's topics",
         without(message, "_known_fault"),
         "fuzz: topics of a broker",
         hostile("topics of a broker"),
+    ),
+    Mutant(
+        "links below the root are followed",
+        patched(Place, "__enter__", unchecked),
+        "fuzz: links to a victim",
+        hostile("links to a victim"),
+    ),
+    Mutant(
+        "a link to another user's folder is followed",
+        patched(Place, "_linked", any_link),
+        "fuzz: links to a victim",
+        hostile("links to a victim"),
+    ),
+    Mutant(
+        "files that root makes stay root's",
+        without(Place, "take_file"),
+        "fuzz: root works for the owner",
+        hostile("root works for the owner"),
+    ),
+    Mutant(
+        "folders that root makes stay root's",
+        without(Place, "take_folder"),
+        "fuzz: root works for the owner",
+        hostile("root works for the owner"),
+    ),
+    Mutant(
+        "the owner's own links are refused",
+        without(mapped_file, "is_owners_link", result=False),
+        "fuzz: folders elsewhere",
+        hostile("folders elsewhere"),
     ),
 )

@@ -1088,7 +1088,7 @@ def test_n3_a_broker_in_another_pid_namespace(root: Path, process: Start, monkey
     filled(root, process)
     with open(root / "lock", "r+b") as file:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-        monkeypatch.setattr(writer_lock, "_in_the_way", lambda fd, kind: writer_lock.Holder(0))
+        monkeypatch.setattr(writer_lock, "_in_the_way", lambda fd, kind, path: writer_lock.Holder(0))
         with pytest.raises(StoreLockedError, match="another pid namespace"):
             process(root).batch(version=1)
     assert not (root / "abort").exists()

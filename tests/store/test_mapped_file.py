@@ -402,7 +402,17 @@ def test_replacing_is_whole_or_not_at_all(disk: Disk, path: str):
     assert disk.read(path) == b"new"
     disk.replace(path, b"newest", via=path + ".new")
     assert disk.read(path) == b"newest"
-    assert disk.read(path, limit=3) == b"new"
+    assert disk.read_head(path, 3) == b"new"
+    assert disk.read_head(path, 100) == b"newest"
+
+
+def test_a_small_file_that_is_large_is_not_read(disk: Disk, path: str):
+    """A sparse file of a gibibyte under a small file's name costs no memory."""
+    disk.open_new(path, 1 << 30)
+    with pytest.raises(CorruptionError, match="expected a file of at most 65536 bytes, found 1073741824 bytes"):
+        disk.read(path)
+    with pytest.raises(CorruptionError, match="at most 10 bytes"):
+        disk.read(path, limit=10)
 
 
 def test_a_replacement_is_synced_in_order(path: str):

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from messagestore import writer_lock
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
 from messagestore.mapped_file import Disk
 from messagestore.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
@@ -503,3 +504,44 @@ def test_a_started_program_does_not_inherit_the_locks(root: Path, lock_path: str
         assert program.stdin is not None
         program.stdin.close()
         program.wait()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_these_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    """One sentence with the cause and the remedy, for writers and for those who only ask."""
+    with closing_attachment(tmp_path):
+        pass  # the lock file is there
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(writer_lock.fcntl, "fcntl", refuse)
+    calls = (
+        lambda: attach(str(tmp_path), Disk()),
+        lambda: WriterLock(str(tmp_path / "writer.lock")).acquire(0, description="x"),
+        lambda: probe_java(str(tmp_path)),
+    )
+    for call in calls:
+        with pytest.raises(NotAStoreError, match=r"lock: the file system gives no open file description locks .*ext4"):
+            call()
+
+
+def test_another_error_of_a_lock_call_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is not taken for a file system without locks."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(writer_lock.fcntl, "fcntl", refuse)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        attach(str(tmp_path), Disk())
+    assert caught.value.filename == str(tmp_path / "lock")
+
+
+@contextmanager
+def closing_attachment(root: Path) -> Iterator[Attachment]:
+    attachment = attach(str(root), Disk())
+    try:
+        yield attachment
+    finally:
+        attachment.detach()

@@ -1,0 +1,257 @@
+"""Where a store's root is, what may be passed through below it, and who owns what is made there.
+
+A writer creates, renames, truncates and deletes files below the store's root. Whoever can place a symbolic link there
+could point it at a folder of somebody else's. So each such operation walks from the root to the file's folder, one
+descriptor a step, and acts relative to the last one: what was checked is what is used, also when somebody swaps a
+folder for a link meanwhile.
+
+    <root>                       may be reached through links: whoever opens the store chose them
+    <root>/commitlog, ...        a folder, or a link made by the root folder's owner (or by uid 0) to a folder of
+                                 the same owner: RocketMQ's folders may lie on another disk
+    <root>/spark                 a folder
+    everything further down      a folder
+
+New files belong to the owner and the group of the root folder when uid 0 makes them. Their mode is `fileMode`; without
+it the owner may read and write, the group what the root folder allows it, and others nothing.
+
+Roots are known by name for the life of the process (`known_root`). A path below no known root is used as it is.
+Threads: safe.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from types import TracebackType
+
+from messagestore.errors import NotAStoreError, StorePermissionError
+
+_OWN_FOLDER = "spark"
+_MOST_DEPTH = 8
+_FOLDER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_PRIVATE = 0o600
+_GROUP = 0o060
+
+_modes: dict[str, int | None] = {}
+"""Each known root, and the mode that is set for its files."""
+
+
+def known_root(root: str, file_mode: int | None = None) -> None:
+    """From now on paths below `root` are those of a store.
+
+    Parameters
+    ----------
+    root : str
+        An absolute path, as all paths below it are spelled.
+    file_mode : int | None
+        Of new files; None: what is known stays.
+    """
+    if file_mode is not None or root not in _modes:
+        _modes[root] = file_mode
+
+
+def root_of(path: str) -> str | None:
+    """The known root that a path lies below."""
+    for _ in range(_MOST_DEPTH):
+        path, _, name = path.rpartition("/")
+        if path in _modes:
+            return path
+        if not name:
+            return None
+    return None
+
+
+class Place:
+    """A name in a folder: `with Place(path) as place: os.unlink(place.name, dir_fd=place.folder)`.
+
+    Parameters
+    ----------
+    path : str
+    checked : bool
+        Walk from the root to the folder; False for reads of RocketMQ's folders, where a link does no harm.
+
+    Attributes
+    ----------
+    folder : int | None
+        A descriptor of the folder; None where the name is the whole path.
+
+    Raises
+    ------
+    NotAStoreError
+        On entering, for a link or a file where a folder must be.
+    """
+
+    __slots__ = ("_owner", "_root_folder", "folder", "name", "path", "root")
+
+    def __init__(self, path: str, *, checked: bool = True) -> None:
+        self.path = path
+        self.name = path
+        self.folder: int | None = None
+        self._root_folder: os.stat_result | None = None
+        root = root_of(path)
+        self.root = root if root is not None and (checked or path.startswith(f"{root}/{_OWN_FOLDER}/")) else None
+
+    def __enter__(self) -> Place:
+        if self.root is None:
+            return self
+        *folders, self.name = self.path[len(self.root) + 1 :].split("/")
+        fd = os.open(self.root, _FOLDER_FLAGS)
+        try:
+            self._root_folder = os.fstat(fd)
+            for depth, name in enumerate(folders):
+                below = self._step(fd, name, "/".join([self.root, *folders[: depth + 1]]), first=depth == 0)
+                os.close(fd)
+                fd = below
+        except BaseException:
+            os.close(fd)
+            raise
+        self.folder = fd
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fd, self.folder = self.folder, None
+        if fd is not None:
+            os.close(fd)
+
+    def _step(self, fd: int, name: str, path: str, *, first: bool) -> int:
+        try:
+            return os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
+        except NotADirectoryError:
+            if not stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+                raise NotAStoreError(f"{path}: found a file where a folder must be", path=path) from None
+        except OSError as error:
+            error.filename = path
+            raise
+        if not first or name == _OWN_FOLDER:
+            raise NotAStoreError(
+                f"{path}: found a symbolic link where a folder must be; it is not followed: nothing was changed. "
+                f"Replace it by the folder",
+                path=path,
+            )
+        return self._linked(fd, name, path)
+
+    def _linked(self, fd: int, name: str, path: str) -> int:
+        """The folder that a link of the first level leads to, when it is the owner's."""
+        assert self._root_folder is not None
+        owner = self._root_folder.st_uid
+        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        try:
+            made_by = os.fstat(link).st_uid
+            target = os.readlink("", dir_fd=link)  # of the link that was looked at, whatever has its name by now
+        finally:
+            os.close(link)
+        try:
+            found = os.open(target, _FOLDER_FLAGS, dir_fd=fd)
+        except OSError as error:
+            raise NotAStoreError(
+                f"{path}: found a link to {target!r}, which is no folder that can be opened ({error.strerror})",
+                path=path,
+            ) from error
+        of = os.fstat(found).st_uid
+        if made_by not in (owner, 0) or of != owner:
+            os.close(found)
+            raise NotAStoreError(
+                f"{path}: found a link made by {_user(made_by)} to a folder of {_user(of)}; allowed is a link of "
+                f"{_user(owner)}, who owns {self.root}, to a folder of the same user",
+                path=path,
+            )
+        return found
+
+    # ---- what is made
+
+    def take_file(self, fd: int) -> None:
+        """Give a new file its owner, group and mode; before anybody else knows its name."""
+        self._take(fd, _PRIVATE)
+
+    def take_folder(self, fd: int) -> None:
+        """The same for a new folder: whoever may read a file may enter."""
+        self._take(fd, _PRIVATE | stat.S_IXUSR)
+
+    def _take(self, fd: int, private: int) -> None:
+        root = self._root_folder
+        if root is None:
+            return
+        made = os.fstat(fd)
+        uid, gid = made.st_uid, made.st_gid
+        if os.geteuid() == 0:
+            uid, gid = root.st_uid, root.st_gid
+        elif gid != root.st_gid and root.st_gid in os.getgroups():
+            gid = root.st_gid
+        if (uid, gid) != (made.st_uid, made.st_gid):
+            os.fchown(fd, uid, gid)
+        assert self.root is not None
+        mode = _modes.get(self.root)
+        if mode is None:  # another group than the root folder's is given nothing
+            mode = _PRIVATE | (root.st_mode & _GROUP if gid == root.st_gid else 0)
+        if private & stat.S_IXUSR:
+            mode |= (mode & 0o444) >> 2
+        if mode != made.st_mode & 0o777:
+            os.fchmod(fd, mode | (made.st_mode & stat.S_ISGID))
+
+
+def writable_by_others(root: str) -> bool:
+    """Whether every user may make and remove names in the root folder."""
+    return bool(os.stat(root).st_mode & stat.S_IWOTH)
+
+
+def is_owners_link(path: str) -> bool:
+    """Whether a link stands where one of RocketMQ's folders may, and leads to a folder as it must."""
+    try:
+        with Place(f"{path}/.") as place:
+            return place.folder is not None
+    except (NotAStoreError, OSError):
+        return False
+
+
+def no_access(error: PermissionError, path: str) -> StorePermissionError:
+    """An error that says who owns what cannot be used, and what to do.
+
+    Parameters
+    ----------
+    error : PermissionError
+    path : str
+        What was to be used; its folder is named when that is what refuses.
+    """
+    root = root_of(path)
+    found, at = None, path
+    while found is None and at != "/":
+        try:
+            found = os.stat(at, follow_symlinks=False)
+        except OSError:
+            at = os.path.dirname(at)
+    reason = f"{path}: {error.strerror}"
+    if found is not None:
+        reason += (
+            f": {at} belongs to {_user(found.st_uid)}, group {_group(found.st_gid)}, mode {found.st_mode & 0o7777:04o}"
+        )
+    reason += f"; this process is {_user(os.geteuid())}"
+    if root is not None:
+        owner = os.stat(root)
+        if found is not None and (found.st_uid, os.geteuid()) == (0, owner.st_uid):
+            reason += f". Run: sudo chown -R {owner.st_uid}:{owner.st_gid} {root}"
+        else:
+            reason += (
+                f". The store belongs to {_user(owner.st_uid)}: run as this user, make the folder writable for this "
+                f"user's group (chgrp, chmod, and fileMode in store.properties), or open the store read-only"
+            )
+    made = StorePermissionError(reason, path=path)
+    made.errno = error.errno
+    return made
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    except KeyError:
+        return f"gid {gid}"
