@@ -218,6 +218,8 @@ class KillDisk(Disk):
     names = _reading("names")
     is_folder = _reading("is_folder")
     at_path = _reading("at_path")
+    open_folder = _reading("open_folder")
+    folder_at_path = _reading("folder_at_path")
     check_folders = _reading("check_folders")
     data_ranges = _reading("data_ranges")
     length = _reading("length")
