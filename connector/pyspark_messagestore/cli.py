@@ -79,8 +79,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look at a message store, put and get messages, check and recover it.",
-    epilog="Exit codes: 0 done, 1 fault or nothing found, 2 wrong usage or not possible, 3 held by somebody else.",
+    help="Look into a message store, put and get messages, check a store and repair it.",
+    epilog="Exit codes: 0 done; 1 a fault was found, or nothing was found; 2 wrong usage, or it cannot be done; "
+    "3 somebody else holds the store.",
 )
 
 
@@ -93,27 +94,30 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _global(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON; one object a line where many are shown.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one on each line.")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--store-config",
         metavar="FILE",
-        help="A store.properties file; needed for a broker's store with its own index sizes.",
+        help="A store.properties file: for a new store, or a broker's store with index sizes of its own.",
         show_default=False,
     ),
 ]
 Wait = Annotated[
     str | None,
     typer.Option(
-        "--wait", metavar="DURATION", help="How long to wait for another writer; 30s if not given.", show_default=False
+        "--wait",
+        metavar="DURATION",
+        help="How long to wait for another writer, such as 500ms or 2m. The default is 30s.",
+        show_default=False,
     ),
 ]
 
@@ -176,7 +180,7 @@ def _check_exists(root: str) -> str:
 
 @app.command()
 def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
-    """Who holds the store, how it was left, what is in it."""
+    """Show who holds the store, how it was left, and what is in it."""
     path = _path(root)
     view = StoreView(path, _config(store_config, message_index_enable=False))
     try:
@@ -195,7 +199,7 @@ def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -
 
 @app.command()
 def groups(root: Root, as_json: Json = False) -> None:
-    """How far consumer groups have read: of each queue the committed and the max offset, and the lag between them."""
+    """Show how far consumer groups have read: for each queue the committed offset, the max offset and the lag."""
     view = StoreView(_path(root), _config(None, message_index_enable=False))
     try:
         rows, faults = groups_of(view)
@@ -220,19 +224,23 @@ def dump(
     start: Annotated[
         int | None,
         typer.Option(
-            "--from", metavar="PHYSICAL", min=0, help="Begin at the record at this offset.", show_default=False
+            "--from",
+            metavar="PHYSICAL",
+            min=0,
+            help="Begin with the record at this physical offset.",
+            show_default=False,
         ),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=1, help="At most so many records.", show_default=False)
+        int | None, typer.Option("--count", metavar="N", min=1, help="Show at most N records.", show_default=False)
     ] = None,
     topic: Annotated[
-        str | None, typer.Option("--topic", metavar="T", help="Records of this topic only.", show_default=False)
+        str | None, typer.Option("--topic", metavar="T", help="Show only records of this topic.", show_default=False)
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Show the head of each record in hex, too.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Show the head of each record in hex, as well.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the records of the CommitLog in the order they were written."""
+    """Show the records of the CommitLog in the order in which they were written."""
     found = 0
     with _opened(root) as store:
         for head, message in records(store, start):
@@ -254,7 +262,7 @@ def dump(
 
 @app.command("verify")
 def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
-    """Check every byte of the store that has a meaning. Never writes; a writer may go on meanwhile."""
+    """Check every byte of the store that has a meaning. Writes nothing; a writer may go on meanwhile."""
     path = _check_exists(root)
     with out.progress_bar("checking") as progress:
         report = verify(path, _config(store_config), progress=progress)
@@ -271,7 +279,7 @@ def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = 
 
 @app.command()
 def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_json: Json = False) -> None:
-    """Put right what a killed writer left, and close the store cleanly: then a Java broker can take over."""
+    """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over."""
     path = _check_exists(root)
     with MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
         report = store.report
@@ -295,37 +303,56 @@ def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_j
 @app.command()
 def put(
     root: Root,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
-    body: Annotated[str | None, typer.Argument(metavar="BODY", show_default=False)] = None,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; made when it is new.", show_default=False)],
+    body: Annotated[
+        str | None,
+        typer.Argument(metavar="BODY", help="The body, unless --file or --lines is given.", show_default=False),
+    ] = None,
     file: Annotated[
         str | None,
-        typer.Option("--file", metavar="FILE", help="The body is this file; -: standard input.", show_default=False),
+        typer.Option(
+            "--file", metavar="FILE", help="Take the body from this file; - is standard input.", show_default=False
+        ),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One message for each line of standard input.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Put one message for each line of standard input.")] = False,
     queue: Annotated[
         int | None,
         typer.Option(
-            "--queue", metavar="ID", min=0, help="Else by the hash of the first key, else in turn.", show_default=False
+            "--queue",
+            metavar="ID",
+            min=0,
+            help="Put into this queue. Without it the hash of the first key decides, or the queues take turns.",
+            show_default=False,
         ),
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option("--key", help="A key to find it by; repeat for more.", show_default=False)
+        list[str] | None,
+        typer.Option("--key", help="A key to find the message by; may be repeated.", show_default=False),
     ] = None,
-    tags: Annotated[str | None, typer.Option("--tags", metavar="TAG", help="Its tag.", show_default=False)] = None,
+    tags: Annotated[
+        str | None, typer.Option("--tags", metavar="TAG", help="The message's tag.", show_default=False)
+    ] = None,
     prop: Annotated[
         list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="A property; repeat for more.", show_default=False),
+        typer.Option(
+            "--property", metavar="NAME=VALUE", help="A property of the message; may be repeated.", show_default=False
+        ),
     ] = None,
     flush: Annotated[
         Flush | None,
-        typer.Option("--flush", help="SYNC_FLUSH waits for the disk.; it is what you get", show_default=False),
+        typer.Option(
+            "--flush",
+            help="SYNC_FLUSH waits until the message is on the disk; ASYNC_FLUSH does not. The default is what "
+            "--store-config says, or SYNC_FLUSH.",
+            show_default=False,
+        ),
     ] = None,
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="Put the same message N times.")] = 1,
     store_config: ConfigFile = None,
     wait: Wait = None,
     as_json: Json = False,
 ) -> None:
-    """Put messages; a missing or empty ROOT becomes a store. A line is written as soon as a message is stored."""
+    """Put messages, and write a line for each as soon as it is stored. A missing or empty ROOT becomes a store."""
     if [body is not None, file is not None, lines].count(True) != 1:
         raise ConfigError("put: give one of BODY, --file FILE and --lines", key="BODY")
     if lines and count > 1:
@@ -398,19 +425,21 @@ def _show_put(topic: str, result: PutMessageResult, *, as_json: bool) -> None:
 @app.command()
 def get(
     root: Root,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
     queue: Annotated[
         int | None,
-        typer.Argument(metavar="QUEUE", min=0, help="One queue; without it all of them.", show_default=False),
+        typer.Argument(
+            metavar="QUEUE", min=0, help="One queue of the topic; without it, all of them.", show_default=False
+        ),
     ] = None,
     offset: Annotated[
         str,
         typer.Option(
-            "--offset", metavar="N", help="Where to begin: a queue offset, earliest, or latest (the last ones)."
+            "--offset", metavar="N", help="Where to begin: a queue offset, earliest, or latest for the last messages."
         ),
     ] = "earliest",
     count: Annotated[
-        int, typer.Option("--count", metavar="N", min=1, help="At most so many of each queue.")
+        int, typer.Option("--count", metavar="N", min=1, help="Show at most N messages of each queue.")
     ] = _GET_COUNT,
     as_json: Json = False,
 ) -> None:
@@ -455,12 +484,18 @@ def _show(message: MessageExt, *, as_json: bool) -> None:
 def tail(
     root: Root,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC...", help="Without one: all topics.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="TOPIC...", help="The topics to show; without one, all topics.", show_default=False),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes; Ctrl-C ends it.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new messages as they come, until Ctrl-C.")
+    ] = False,
     start: Annotated[
         From,
-        typer.Option("--from", help="earliest: from the first message on. latest: the last ones (--follow: new ones)."),
+        typer.Option(
+            "--from",
+            help="earliest begins with the first message; latest shows the last ones, or with --follow only new ones.",
+        ),
     ] = From.LATEST,
     count: Annotated[
         int | None,
@@ -468,13 +503,13 @@ def tail(
             "--count",
             metavar="N",
             min=1,
-            help=f"End after so many messages. Without it {_TAIL_COUNT}, with latest.",
+            help=f"End after N messages. Without it, latest shows {_TAIL_COUNT}.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last messages in the order they were stored; --follow a live store, whoever writes it."""
+    """Show the last messages in the order in which they were stored, and with --follow those that come."""
     shown = 0
     try:
         with _opened(root) as store:

@@ -131,10 +131,10 @@ class Sink:
         holder = probe_java(paths.root)
         if holder is not None:
             raise StoreLockedError(
-                f"{paths.lock}: held by {holder}; stop the broker, or write to another store: nothing of this batch "
+                f"{paths.lock}: locked by {holder.words}; stop it, or write to another store: nothing of this batch "
                 f"was written",
                 path=paths.lock,
-                holder=str(holder),
+                holder=holder.words,
             )
         identity = Identity.read(Disk(), paths.identity)
         if identity is None:

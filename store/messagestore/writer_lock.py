@@ -55,12 +55,26 @@ class Holder:
 
     @property
     def words(self) -> str:
-        """For messages."""
+        """Process, program and host, for messages."""
+        host = socket.gethostname()
         if self.pid > 0:
-            return f"a RocketMQ broker, pid {self.pid}"
+            program = _program(self.pid)
+            return f"a RocketMQ broker, pid {self.pid}" + (f" ({program})" if program else "") + f" on {host}"
         if self.pid == 0:
-            return "a RocketMQ broker in another pid namespace (a container)"
-        return "a process that the kernel does not name"
+            return f"a RocketMQ broker in another pid namespace (a container) on {host}"
+        return f"a process on {host} that the kernel does not name"
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def _program(pid: int) -> str:
+    """Name of a process's program; empty when it has ended or may not be looked at."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 class _LockFile:

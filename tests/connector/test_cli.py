@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from messagestore import BatchRequest, Message, MessageStore
@@ -108,6 +110,18 @@ def test_help_names_every_command() -> None:
         assert f" {command} " in text
         assert "ROOT" in run(command, "--help").stdout
     assert "messagestore 0." in run("--version").stdout
+
+
+def test_help_is_whole_sentences() -> None:
+    """`put --help` said "waits for the disk.; it is what you get": an edit had cut a sentence, and no one looked."""
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        texts = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
+        assert all(texts), f"{name}: an argument or option without help"
+        for text in texts:
+            assert text.endswith("."), f"{name}: {text}"
+            assert not re.search(r"[.,;:][.,;:]|\s[.,;:]|\s\s", text), f"{name}: {text}"
+            assert text[0].isupper() or text.startswith("earliest "), f"{name}: {text}"
 
 
 @pytest.mark.parametrize("command", [["status"], ["dump"], ["verify"], ["recover"], ["get", "t"], ["tail"]])

@@ -295,7 +295,8 @@ def test_the_file_of_a_live_broker_is_left_alone(tmp_path: Path) -> None:
         assert broker.stdout is not None
         assert broker.stdout.readline()
         with pytest.raises(
-            StoreLockedError, match=f"a RocketMQ broker, pid {broker.pid}; while it lives .*; stop it first"
+            StoreLockedError,
+            match=rf"a RocketMQ broker, pid {broker.pid} \(.*\) on .*; while it lives .*; stop it first",
         ):
             publish_offsets(str(root), "g", {("t", 0): 1})
         assert sorted(path.name for path in root.iterdir()) == ["commitlog", "lock"]

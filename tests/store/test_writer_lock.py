@@ -123,10 +123,11 @@ def test_java_keeps_us_out_and_is_named(root: Path):
     """The error says that it is a broker, its pid, and what to do."""
     attached(root).detach()
     with java_broker(root) as (_, pid):
-        with pytest.raises(StoreLockedError, match=f"pid {pid}; stop it") as caught:
+        with pytest.raises(StoreLockedError, match=rf"pid {pid} \(.*\) on .*; stop it") as caught:
             attached(root)
         assert caught.value.path == str(root / "lock")
-        assert caught.value.holder == f"a RocketMQ broker, pid {pid}"
+        program = Path(f"/proc/{pid}/comm").read_text().strip()
+        assert caught.value.holder == f"a RocketMQ broker, pid {pid} ({program}) on {socket.gethostname()}"
         assert probe_java(str(root)) == Holder(pid)
     attached(root).detach()
 
@@ -166,11 +167,18 @@ def test_probing_reads_only(root: Path):
 
 @pytest.mark.parametrize(
     ("pid", "words"),
-    [(4711, "a RocketMQ broker, pid 4711"), (0, "another pid namespace"), (-1, "does not name")],
+    [
+        (os.getpid(), f"a RocketMQ broker, pid {os.getpid()} ({Path('/proc/self/comm').read_text().strip()}) on "),
+        (1 << 30, f"a RocketMQ broker, pid {1 << 30} on "),
+        (0, "another pid namespace (a container) on "),
+        (-1, "that the kernel does not name"),
+    ],
 )
-def test_a_holder_in_words(pid: int, words: str):
-    """The kernel shows 0 for a process in another container."""
-    assert words in Holder(pid).words
+def test_a_holder_is_a_sentence_wherever_it_is_shown(pid: int, words: str):
+    """The sink said `held by Holder(pid=4711)`. The kernel shows 0 for a process in another container."""
+    assert words in f"{Holder(pid)}"
+    assert socket.gethostname() in str(Holder(pid))
+    assert Holder(pid).words == str(Holder(pid))
 
 
 def test_alone_counts_every_other_writer(root: Path):
