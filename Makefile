@@ -7,6 +7,7 @@
 #   make crash       every fault injected and counted, in 8 minutes   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
+#   make interop-deep  random stores of a broker, as many as it is told    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
@@ -16,6 +17,7 @@ PYTHON ?= python3
 ARGS   ?=
 SECONDS ?= 3600
 SEED    ?= 1
+STORES  ?= 2000
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 
@@ -24,7 +26,7 @@ STAMP  := .venv/.installed
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop lint typecheck bench docs clean
+.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench docs clean
 
 setup: $(STAMP)
 
@@ -78,6 +80,11 @@ test-deep: setup
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop $(ARGS)
+
+interop-deep: setup
+	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
+	INTEROP_STORES=$(STORES) INTEROP_SEED=$(SEED) \
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop/test_broker_stores.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java

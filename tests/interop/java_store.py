@@ -50,6 +50,7 @@ class JavaError(AssertionError):
 class Counts:
     """What the closing line of `make interop` says."""
 
+    recipes: int = 0
     stores: int = 0
     messages: int = 0
     keys: int = 0
@@ -303,6 +304,10 @@ class JavaStore:
 
     def look(self, physical_offset: int) -> dict[str, Any] | None:
         return self._call("look", physicalOffset=physical_offset)
+
+    def looks(self, physical_offsets: Iterable[int]) -> list[dict[str, Any] | None]:
+        """As `look`, for many offsets at once."""
+        return self._call("looks", physicalOffsets=list(physical_offsets))
 
     def query(self, topic: str, keys: Sequence[str], count: int = 64) -> list[list[int]]:
         """Physical offsets per key, as Java finds them (it compares hashes only)."""

@@ -92,6 +92,12 @@ final class OpenStore {
                 return dump(command);
             case "look":
                 return json(store.lookMessageByOffset(command.getLongValue("physicalOffset")));
+            case "looks":
+                List<Object> looks = new ArrayList<>();
+                for (Object each : command.getJSONArray("physicalOffsets")) {
+                    looks.add(json(store.lookMessageByOffset(((Number) each).longValue())));
+                }
+                return looks;
             case "query":
                 return query(command);
             case "times":
