@@ -149,12 +149,7 @@ def _path(root: str) -> str:
 
 
 def _config(file: Path | None, **changes: object) -> StoreConfig:
-    try:
-        config = StoreConfig.load(file) if file is not None else StoreConfig()
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{file}: found bytes that are no UTF-8; give a store.properties file", key="storeConfig"
-        ) from error
+    config = StoreConfig.load(file) if file is not None else StoreConfig()
     return config.replace(**{name: value for name, value in changes.items() if value is not None})
 
 

@@ -19,6 +19,8 @@ from messagestore.layout import CRC_MASK, UNIT
 SYNC_FLUSH = "SYNC_FLUSH"
 ASYNC_FLUSH = "ASYNC_FLUSH"
 MIN_SEGMENT_SIZE = 4096
+_MAX_SIZE = 1024 * 1024
+"""Most bytes of a settings file."""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -154,17 +156,45 @@ class StoreConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> StoreConfig:
-        """From a `store.properties` file (`key=value` lines, `#` comments)."""
+        """From a `store.properties` file (`key=value` lines, `#` comments).
+
+        An error names the line and what is expected there, and shows nothing of a file that is none: whoever may give
+        the path may not be allowed to read the file.
+        """
+        known = [java_key(field.name) for field in fields(cls)]
         mapping: dict[str, object] = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(_text_of(path).splitlines(), 1):
             text = line.strip()
             if not text or text.startswith(("#", "!")):
                 continue
-            key, equals, value = text.partition("=")
+            key, equals, value = (part.strip() for part in text.partition("="))
             if not equals:
-                raise ConfigError(f"{path}: line {number}: found {text!r}; a line is key=value", key=text)
-            mapping[key.strip()] = value.strip()
+                raise ConfigError(f"{path}: line {number}: found no `=`; a line is key=value", key=f"line {number}")
+            if key.lower() not in [name.lower() for name in known]:
+                near = difflib.get_close_matches(key, known, 1)
+                found = (
+                    f"{key}: no such setting; did you mean {near[0]}?"
+                    if near
+                    else (f"found a key that is no setting; known settings: {', '.join(known)}")
+                )
+                raise ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
+            mapping[key] = value
         return cls.from_mapping(mapping)
+
+
+def _text_of(path: str | Path) -> str:
+    """The text of a settings file, or of a pipe; not more than such a file has."""
+    with open(path, "rb") as file:  # a setting's file belongs to no store: not through its disk
+        data = file.read(_MAX_SIZE + 1)
+    if len(data) > _MAX_SIZE:
+        raise ConfigError(
+            f"{path}: found more than {_MAX_SIZE} bytes; a store.properties file is smaller", key=str(path)
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        text = f"{path}: found bytes that are no UTF-8; give a store.properties file (key=value lines)"
+        raise ConfigError(text, key=str(path)) from None
 
 
 def java_key(name: str) -> str:

@@ -179,9 +179,9 @@ class ReadOnlyStore:
         return query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
 
     def query_message(
-        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 1 << 62
+        self, topic: str, key: str, max_count: int | None = None, begin_ms: int = 0, end_ms: int = 1 << 62
     ) -> list[MessageExt]:
-        """Messages with a key, oldest first."""
+        """The newest messages with a key, oldest first; at most `max_count`, or `maxMsgsNumBatch` where none is given."""
         return query.query_message(self.view, topic, key, max_count, begin_ms, end_ms)
 
     def look_message_by_offset(self, physical_offset: int) -> MessageExt | None:

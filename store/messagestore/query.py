@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from messagestore import record
-from messagestore.errors import CorruptionError, UnknownTopicError
+from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.message import GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.store_files import check_readable_topic
@@ -139,12 +139,31 @@ def _look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt
 
 
 def query_message(
-    view: StoreView, topic: str, key: str, max_count: int = _DEFAULT_COUNT, begin_ms: int = 0, end_ms: int = _MOST_MS
+    view: StoreView,
+    topic: str,
+    key: str,
+    max_count: int | None = None,
+    begin_ms: int = 0,
+    end_ms: int = _MOST_MS,
 ) -> list[MessageExt]:
     """The newest messages of a topic with a key (or unique key), oldest first; each hit is checked against its record.
 
     What the index files do not cover is scanned, so a missing index file makes this slow, not wrong.
+
+    Parameters
+    ----------
+    max_count : int | None
+        At most so many; None: `maxMsgsNumBatch` of the configuration.
+
+    Raises
+    ------
+    ConfigError
+        For a count below 1.
     """
+    if max_count is None:
+        max_count = view.files.config.max_msgs_num_batch
+    elif max_count < 1:
+        raise ConfigError(f"max_count: found {max_count}; allowed is 1 or more", key="max_count", value=max_count)
     return _looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import traceback
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
@@ -175,8 +177,38 @@ def test_a_line_that_is_none(tmp_path: Path):
     """The error names file and line."""
     path = tmp_path / "store.properties"
     path.write_text("listenPort=1\nflushDiskType\n")
-    with pytest.raises(ConfigError, match=r"store\.properties: line 2: found 'flushDiskType'"):
+    with pytest.raises(ConfigError, match=r"store\.properties: line 2: found no `=`; a line is key=value"):
         StoreConfig.load(path)
+    path.write_text("listenPort=1\n\nflushDiskTyp=SYNC_FLUSH\n")
+    with pytest.raises(ConfigError, match=r"line 3: flushDiskTyp: no such setting; did you mean flushDiskType\?"):
+        StoreConfig.load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"root:$6$secret$hash:19000:0:99999:7:::\n",
+        b"listenPort=1\nsecret\n",
+        b"aws_secret=secret\n",
+        b"c2VjcmV0secret==\n",
+        b"secret\xff\xfe",
+        b"secret" * 200_000,
+    ],
+)
+def test_a_file_that_is_no_settings_file_is_not_shown(tmp_path: Path, content: bytes):
+    """Whoever gives the path of another file learns nothing of what is in it, neither from the text nor by pickle."""
+    path = tmp_path / "shadow"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"shadow: (line \d+: found|found)") as caught:
+        StoreConfig.load(path)
+    assert b"secret" not in pickle.dumps(caught.value)
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_endless_file_is_not_read_to_its_end():
+    """A device that never ends."""
+    with pytest.raises(ConfigError, match="found more than 1048576 bytes"):
+        StoreConfig.load("/dev/zero")
 
 
 def test_the_file_that_is_shipped():

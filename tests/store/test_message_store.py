@@ -17,6 +17,7 @@ import pytest
 
 from messagestore import (
     BatchRequest,
+    ConfigError,
     GetMessageStatus,
     Message,
     MessageBatch,
@@ -114,6 +115,15 @@ def test_retention_moves_the_begin(tmp_path: Path) -> None:
         assert store.get_message("t", 0, low).messages[0].body == bodies(300)[::2][low]
 
 
+def test_max_msgs_num_batch_is_the_count_of_a_look_up(tmp_path: Path) -> None:
+    """For a call that does not say how many; one that does gets more, too."""
+    with MessageStore.open(tmp_path / "s", SMALL.replace(max_msgs_num_batch=5)) as store:
+        for i in range(9):
+            store.put_message(Message("t", b"%d" % i, queue_id=0, keys=["k"]))
+        assert [m.body for m in store.query_message("t", "k")] == [b"4", b"5", b"6", b"7", b"8"]
+        assert len(store.query_message("t", "k", max_count=100)) == 9
+
+
 def test_find_by_key(tmp_path: Path) -> None:
     """Every key through the index, the newest last; other topics and keys with the same hash are not mixed in."""
     with MessageStore.open(tmp_path / "s", SMALL) as store:
@@ -124,6 +134,8 @@ def test_find_by_key(tmp_path: Path) -> None:
         assert [m.body for m in store.query_message("t", "Aa", max_count=3)] == [b"25", b"27", b"29"]
         assert [m.body for m in store.query_message("t", "BB", max_count=100)] == [b"%d" % i for i in range(0, 30, 2)]
         assert store.query_message("t", "nothing") == []
+        with pytest.raises(ConfigError, match="max_count: found 0; allowed is 1 or more"):
+            store.query_message("t", "Aa", 0)
         with pytest.raises(UnknownTopicError, match="its topics: t, u"):
             store.query_message("x", "Aa")
 
