@@ -187,8 +187,8 @@ def _text_of(path: str | Path) -> str:
     with open(path, "rb") as file:  # a setting's file belongs to no store: not through its disk
         data = file.read(_MAX_SIZE + 1)
     if len(data) > _MAX_SIZE:
-        raise ConfigError(
-            f"{path}: found more than {_MAX_SIZE} bytes; a store.properties file is smaller", key=str(path)
+        text = f"{path}: found more than {_MAX_SIZE} bytes; a store.properties file is smaller"
+        raise ConfigError(text, key=str(path))
         )
     try:
         return data.decode("utf-8")

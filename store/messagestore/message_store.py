@@ -181,7 +181,7 @@ class ReadOnlyStore:
     def query_message(
         self, topic: str, key: str, max_count: int | None = None, begin_ms: int = 0, end_ms: int = 1 << 62
     ) -> list[MessageExt]:
-        """The newest messages with a key, oldest first; at most `max_count`, or `maxMsgsNumBatch` where none is given."""
+        """The newest messages with a key, oldest first; at most `max_count`, without it `maxMsgsNumBatch`."""
         return query.query_message(self.view, topic, key, max_count, begin_ms, end_ms)
 
     def look_message_by_offset(self, physical_offset: int) -> MessageExt | None:
