@@ -189,7 +189,6 @@ def _text_of(path: str | Path) -> str:
     if len(data) > _MAX_SIZE:
         text = f"{path}: found more than {_MAX_SIZE} bytes; a store.properties file is smaller"
         raise ConfigError(text, key=str(path))
-        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
