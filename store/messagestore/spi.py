@@ -16,6 +16,7 @@ from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
+from messagestore.queue_ends import QueueEnds
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
@@ -46,6 +47,7 @@ __all__ = [
     "Finding",
     "Identity",
     "Paths",
+    "QueueEnds",
     "StagedChunks",
     "StagedFile",
     "StagingWriter",

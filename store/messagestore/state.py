@@ -151,6 +151,11 @@ class StateFile:
         """Counter of the state read or written last through this object; -1 before the first."""
         return self._last.counter if self._last is not None else -1
 
+    @property
+    def inode(self) -> int:
+        """Of the file read last; -1 without one. Another one: the file was made again, or restored."""
+        return self._file.inode if self._file is not None else -1
+
     def create(self, via: str, state: State) -> State:
         """Make the file, whole and synced, with `state` in its slot; one that exists is replaced."""
         data = bytearray(STATE_FILE_SIZE)
