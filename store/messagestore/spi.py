@@ -21,7 +21,7 @@ from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
-from messagestore.state import boot_hash
+from messagestore.state import State, boot_hash
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
 from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
@@ -51,6 +51,7 @@ __all__ = [
     "StagedChunks",
     "StagedFile",
     "StagingWriter",
+    "State",
     "StoreFiles",
     "StoreView",
     "Topics",

@@ -107,6 +107,18 @@ class State:
         """A recovery is at work, or died: what is derived from the log above C may be in pieces."""
         return bool(self.flags & STATE_RECOVERING)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no append and no recovery was under way when this was written, and all that was written since the
+        machine was started is still there.
+        """
+        return (
+            self.in_flight == NOTHING_IN_FLIGHT
+            and not self.poisoned
+            and not self.recovering
+            and self.boot_hash == boot_hash()
+        )
+
     def to_bytes(self) -> bytes:
         """The slot's bytes.
 
