@@ -21,13 +21,19 @@ FORMAT_VERSION = 1
 KEPT_VERSIONS = 1000
 MAX_SIZE = 128 * 1024 * 1024
 """Most bytes of `journal.json` that are read."""
+KEPT_REPLACED = 1000
+"""Replaced query ids that are kept for each app, the newest ones."""
 PARTIAL = -1
 """Row count of a batch that a power cut and then a broker left only a part of."""
 
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One batch of an app: where its BATCH record is, and its digest. `row_count` -1: only a part of it is there."""
+    """One batch of an app: where its BATCH record is, and its digest. `row_count` -1: only a part of it is there.
+
+    `topics` are those its rows went to, sorted; None when an older release wrote the entry. `start`: it has no rows and
+    says that the app goes on with the next version.
+    """
 
     version: int
     version_source: str
@@ -36,6 +42,8 @@ class JournalEntry:
     end: int
     row_count: int
     digest: int
+    topics: tuple[str, ...] | None = field(default=None, compare=False)
+    start: bool = False
 
 
 @dataclass
@@ -56,6 +64,8 @@ class BatchJournal:
     apps: dict[str, OrderedDict[int, JournalEntry]] = field(default_factory=dict)
     dropped: list[tuple[str, int]] = field(default_factory=list)
     """(app id, version) of entries whose BATCH record is not in the log any more; for the report."""
+    taken_over: dict[str, list[str]] = field(default_factory=dict)
+    """App id -> query ids from which another query took the app over, in that order."""
 
     def add(self, batch: BatchRecord) -> None:
         """Take in a batch that is in the log."""
@@ -64,6 +74,10 @@ class BatchJournal:
         self.covered = max(self.covered, batch.queue_offset + 1)  # last: what it covers is not read again
 
     def _remember(self, batch: BatchRecord) -> None:
+        if batch.replaces:  # the new query counts its versions from 0 again; those of the old one are of no use
+            self.apps.pop(batch.app_id, None)
+            known = [query_id for query_id in self.taken_over.get(batch.app_id, []) if query_id not in batch.replaces]
+            self.taken_over[batch.app_id] = [*known, *batch.replaces][-KEPT_REPLACED:]
         versions = self.apps.setdefault(batch.app_id, OrderedDict())
         versions.pop(batch.version, None)
         versions[batch.version] = JournalEntry(
@@ -74,6 +88,8 @@ class BatchJournal:
             end=batch.end,
             row_count=batch.row_count,
             digest=batch.digest,
+            topics=tuple(sorted(batch.ranges)),
+            start=batch.start,
         )
         while len(versions) > KEPT_VERSIONS:
             versions.popitem(last=False)
@@ -86,6 +102,23 @@ class BatchJournal:
         """The entry with the highest version of an app, or None."""
         versions = self.apps.get(app_id)
         return versions[max(versions)] if versions else None
+
+    def replaced(self, app_id: str) -> frozenset[str]:
+        """Query ids of an app that are refused for good."""
+        return frozenset(self.taken_over.get(app_id, ()))
+
+    def app_ids(self) -> list[str]:
+        """The apps that have batches."""
+        return sorted(self.apps)
+
+    def entries(self, app_id: str) -> list[JournalEntry]:
+        """The entries of an app in the order of the log."""
+        return list(self.apps.get(app_id, OrderedDict()).values())
+
+    def query_ids(self, app_id: str) -> list[str]:
+        """The query ids in the entries of an app, the newest last."""
+        found = [entry.query_id for entry in self.apps.get(app_id, OrderedDict()).values() if entry.query_id]
+        return list(dict.fromkeys(reversed(found)))[::-1]
 
     def drop(self, app_id: str, version: int) -> None:
         """Forget an entry whose batch is not in the log."""
@@ -130,6 +163,9 @@ class BatchJournal:
         if self.checkpoint_crc is not None:
             fields["checkpointCrc"] = self.checkpoint_crc
         fields["apps"] = apps
+        starts = {app_id: [e.version for e in versions.values() if e.start] for app_id, versions in self.apps.items()}
+        optional = {"replaced": self.taken_over, "starts": {app_id: found for app_id, found in starts.items() if found}}
+        fields |= {name: value for name, value in optional.items() if value}
         return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
 
     @classmethod
@@ -149,6 +185,10 @@ class BatchJournal:
                     )
                     for v, source, query_id, at, end, count, digest in rows
                 )
+            journal.taken_over = {app_id: list(map(str, ids)) for app_id, ids in fields.get("replaced", {}).items()}
+            for app_id, found in fields.get("starts", {}).items():
+                for version in found:
+                    journal.apps[app_id][version] = replace(journal.apps[app_id][version], start=True)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls()
         return journal

@@ -58,6 +58,10 @@ class BatchRecord:
         Order-free digest of the rows, modulo 2^64 (`DIGEST_NAME`).
     size : int
         Bytes of the whole record; not in the body.
+    replaces : tuple of str
+        Query ids of this app that are refused from this batch on: another query has taken the app over.
+    start : bool
+        No batch, but a mark without rows: the app goes on with the version behind this one.
     """
 
     app_id: str
@@ -74,6 +78,8 @@ class BatchRecord:
     crcs: tuple[int, ...]
     digest: int
     size: int = 0
+    replaces: tuple[str, ...] = ()
+    start: bool = False
 
     @property
     def data_offset(self) -> int:
@@ -102,6 +108,9 @@ def check_app_id(app_id: str) -> None:
 
 def body(batch: BatchRecord, size: int = 0) -> bytes:
     """The JSON text, filled up with blanks to `size` bytes."""
+    optional: dict[str, object] = {"replaces": list(batch.replaces)} if batch.replaces else {}
+    if batch.start:
+        optional["start"] = True
     text = json.dumps(
         {
             "messagestore": FORMAT,
@@ -120,6 +129,7 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
             "crc": "".join(f"{crc:08x}" for crc in batch.crcs),
             "digest": f"{batch.digest:016x}",
             "digestName": DIGEST_NAME,
+            **optional,
         },
         separators=(",", ":"),
         ensure_ascii=False,
@@ -188,6 +198,8 @@ def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
             crcs=tuple(int(crc[i : i + 8], 16) for i in range(0, len(crc), 8)),
             digest=int(fields["digest"], 16),
             size=len(data),
+            replaces=tuple(fields.get("replaces", ())),
+            start=fields.get("start", False),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import BatchRecord, read_batch
 from messagestore.layout import RECORD_HEAD
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
@@ -28,6 +29,14 @@ def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[Bat
             if batch is not None:
                 yield batch
         position += len(units)
+
+
+def journal_of(files: StoreFiles, end: int) -> BatchJournal:
+    """The batches of a store up to a queue offset of the BATCH topic, for those who only read."""
+    journal = BatchJournal.read(files.disk, files.paths.journal)
+    journal.covered = min(journal.covered, end)
+    journal.extend(batches_from(files, journal.covered, end))
+    return journal
 
 
 def catch_up(writer: LogWriter) -> bool:

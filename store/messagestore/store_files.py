@@ -307,13 +307,12 @@ def is_free(disk: Disk, paths: Paths) -> bool:
     }
 
 
-def make_root(disk: Disk, paths: Paths) -> None:
-    """The root, before anything is locked in it.
+def check_root(disk: Disk, paths: Paths) -> None:
+    """Refuse a root that holds something else than a store; nothing is made.
 
     Raises
     ------
     NotAStoreError
-        For a folder that holds something else.
     """
     if disk.exists(paths.root) and not disk.is_folder(paths.root):
         raise NotAStoreError(f"{paths.root}: found a file; a store is a folder", path=paths.root)
@@ -323,6 +322,17 @@ def make_root(disk: Disk, paths: Paths) -> None:
             f"{paths.root}: found a folder with {found} in it; a store is made in a missing or empty folder only",
             path=paths.root,
         )
+
+
+def make_root(disk: Disk, paths: Paths) -> None:
+    """The root, before anything is locked in it.
+
+    Raises
+    ------
+    NotAStoreError
+        For a folder that holds something else.
+    """
+    check_root(disk, paths)
     missing = []
     path = paths.root
     while not disk.exists(path):
@@ -332,6 +342,18 @@ def make_root(disk: Disk, paths: Paths) -> None:
         disk.mkdir(path)
     if missing:
         disk.fsync_dir(os.path.dirname(missing[-1]))
+
+
+def make_staging(disk: Disk, paths: Paths) -> None:
+    """The staging folder, and the folders above it, where there is no store yet. They do not make one.
+
+    Raises
+    ------
+    NotAStoreError
+        For a folder that holds something else.
+    """
+    make_root(disk, paths)
+    make_own_folders(disk, paths)
 
 
 def make_own_folders(disk: Disk, paths: Paths) -> None:

@@ -56,6 +56,7 @@ from messagestore import (
 )
 from messagestore.attached_store import AttachedStore
 from messagestore.batch_journal import BatchJournal
+from messagestore.batch_rules import Decision
 from messagestore.commit_log import CommitLog
 from messagestore.consume_queue import ConsumeQueue
 from messagestore.dispatch import Dispatcher
@@ -174,7 +175,7 @@ def known_anyway(entry: Any, app_id: str, source: Any, request: Any) -> BatchRes
 
 def never_known(real: Any) -> Any:
     def check(writer: LogWriter, source: Any, request: Any) -> Any:
-        return None
+        return Decision()
 
     return check
 
