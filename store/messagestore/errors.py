@@ -163,16 +163,12 @@ class StoreWentBackwardsError(StoreError, RuntimeError):
 
 
 class BatchConflictError(StoreError, RuntimeError):
-    """A batch that the store already holds came again with other rows, or for another topic."""
+    """A batch that the store already holds came again with other rows."""
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)
         self.app_id = app_id
         self.version = version
-
-
-class QueryConflictError(BatchConflictError):
-    """A batch of another query than the one whose batches the store holds under this app id."""
 
 
 class VersionRegressionError(StoreError, RuntimeError):
@@ -185,7 +181,7 @@ class VersionRegressionError(StoreError, RuntimeError):
 
 
 class LostBatchesError(StoreError, RuntimeError):
-    """Batches below this version are missing from the log: some, or all of them."""
+    """Batches between the last stored version and this one are missing from the log."""
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from messagestore import VersionRegressionError, batch_rules, transaction
+from messagestore import transaction
 from messagestore.batch_journal import BatchJournal
 from pyspark_messagestore import sink
 from spark_faults import runner
@@ -48,11 +48,9 @@ def forgets_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def knows_by_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A known version is skipped, whatever its rows: as other sinks do."""
     monkeypatch.setattr(
-        batch_rules,
+        transaction,
         "_known",
-        lambda _, entry, *__: batch_rules.BatchResult(
-            batch_rules.KNOWN, entry.physical_offset, entry.end, entry.row_count
-        ),
+        lambda entry, *_: transaction.BatchResult(transaction.KNOWN, entry.physical_offset, entry.end, entry.row_count),
     )
 
 
@@ -77,8 +75,8 @@ def takes_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(*given: object) -> object:
         try:
             return check(*given)  # type: ignore[arg-type]
-        except VersionRegressionError:
-            return batch_rules.Decision()
+        except transaction.VersionRegressionError:
+            return None
 
     monkeypatch.setattr(transaction, "_check_journal", lenient)
 
