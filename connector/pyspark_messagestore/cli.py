@@ -37,8 +37,9 @@ from messagestore import (
     StoreError,
     StoreLockedError,
 )
-from messagestore.spi import Disk, Paths, StoreView, check_topic, looks_like_store, verify
+from messagestore.spi import APPENDED, Disk, Paths, StoreView, check_topic, looks_like_store, verify
 from pyspark_messagestore import cli_output as out
+from pyspark_messagestore.cli_batches import Batches, app_table, apps_of
 from pyspark_messagestore.cli_read import Cursor, messages, queue_ids, records
 from pyspark_messagestore.cli_status import group_table, groups_of, status_lines, status_of
 
@@ -412,6 +413,61 @@ def _show_put(topic: str, result: PutMessageResult, *, as_json: bool) -> None:
         f"{result.status.value}  {out.shown(topic)}/{result.queue_id} @{result.queue_offset}  "
         f"at {result.physical_offset}, {result.size} B  {result.message_id}"
     )
+
+
+# ---- batches
+
+batches_app = typer.Typer(cls=Batches, no_args_is_help=True, help="Which apps have batches, and where each goes on.")
+app.add_typer(batches_app, name="batches")
+
+
+@batches_app.command("list")
+def batches_list(root: Root, as_json: Json = False) -> None:
+    """Show the apps whose batches the store knows; `batches ROOT` does the same."""
+    view = StoreView(_path(root), _config(None, message_index_enable=False))
+    try:
+        rows = apps_of(view)
+    finally:
+        view.close()
+    if as_json:
+        for row in rows:
+            out.json_line(row)
+    elif rows:
+        app_table(rows)
+    if not rows:
+        out.note("no batch found")
+        raise typer.Exit(FOUND_NOTHING)
+
+
+@batches_app.command("start")
+def batches_start(
+    root: Root,
+    app_id: Annotated[
+        str, typer.Argument(metavar="APP", help="The txnAppId, or app_id of MessageStoreSink.", show_default=False)
+    ],
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", help="The batch id that comes next.", show_default=False, min=1)
+    ],
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Let an app go on with VERSION, once: its sink was added to a running query, or its earlier batches are lost.
+
+    The rows of the versions before it are not in the store. A missing or empty ROOT becomes a store.
+    """
+    path = _path(root)
+    is_new = not looks_like_store(Disk(), Paths(path))
+    with MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
+        if is_new:
+            out.note(f"made a new store in {os.path.abspath(path)}")
+        result = store.start_batches(app_id, version)
+    if as_json:
+        out.json_line({"app": app_id, "version": version, "status": result.status})
+    elif result.status == APPENDED:
+        out.line(f"app {app_id} goes on with version {version}")
+    else:
+        out.line(f"nothing to do: the next version of app {app_id} is {version}")
 
 
 # ---- commands that read messages

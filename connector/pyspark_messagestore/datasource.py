@@ -101,11 +101,13 @@ class MessageStoreDataSource(DataSource):
                 "foreachBatch with MessageStoreSink",
                 key="outputMode",
             )
-        if options.txn_version is not None:
-            raise ConfigError(
-                "option txnVersion: a stream's version is Spark's batch id; leave it out (txnAppId alone is allowed)",
-                key="txnVersion",
-            )
+        for name, value in (("txnVersion", options.txn_version), ("txnVersionSource", options.txn_version_source)):
+            if value is not None:
+                raise ConfigError(
+                    f"option {name}: a stream's version is Spark's batch id; leave it out (txnAppId alone is allowed)",
+                    key=name,
+                    value=value,
+                )
         return StreamWriter(self._sink(options, schema))
 
     def _sink(self, options: SinkOptions, schema: StructType) -> Sink:

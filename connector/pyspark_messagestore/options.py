@@ -268,10 +268,29 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SINK,
+        "txnVersionSource",
+        _choice("user", "spark"),
+        None,
+        "`spark`: `txnVersion` is Spark's batch id, so that a missing batch is an error; `MessageStoreSink` sets it. "
+        "`user`: versions only have to grow. For batch writes only.",
+        shown="`user` (`MessageStoreSink`: `spark`)",
+    ),
+    Option(
+        SINK,
+        "onNewQuery",
+        _choice("fail", "continue"),
+        "fail",
+        "The batches of this `txnAppId` in the store are of another query: `continue` gives the app to this one for "
+        "good. Its batches count from 0 again, and the query that it replaces is refused from then on, whatever its "
+        "options say.",
+    ),
+    Option(
+        SINK,
         "onReplayMismatch",
         _choice("fail", "skip"),
         "fail",
-        "A batch that is in the store comes again with other rows: `skip` drops the new ones.",
+        "A batch that is in the store comes again with other rows: `skip` drops the new ones. Rows for another topic "
+        "are an error with both values.",
     ),
     Option(
         SINK,
@@ -285,7 +304,9 @@ OPTIONS: tuple[Option, ...] = (
         "onLostBatches",
         _choice("fail", "continue"),
         "fail",
-        "Batches between the last in the store and this one are missing: `continue` goes on without them.",
+        "Batches between the last in the store and this one are missing: `continue` goes on without them, at every "
+        "such gap; `messagestore batches start` does it once. A store without any batch of this `txnAppId` is an error "
+        "with both values, unless the batch is the stream's first one.",
     ),
     Option(SINK, "maxMessageSize", _whole(10, 1 << 30), "4194304", "Bytes of a body; a record may have 65 536 more."),
     Option(
@@ -348,6 +369,8 @@ class SinkOptions:
     flush_disk_type: str
     txn_app_id: str | None
     txn_version: int | None
+    txn_version_source: str | None
+    on_new_query: str
     on_replay_mismatch: str
     on_version_regression: str
     on_lost_batches: str
@@ -418,6 +441,13 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     parsed = SinkOptions(**_parsed(SINK, options))
     if parsed.txn_version is not None and parsed.txn_app_id is None:
         raise ConfigError("option txnVersion: found without txnAppId; allowed is both or neither", key="txnVersion")
+    if parsed.txn_version_source == "spark" and parsed.txn_version is None:
+        raise ConfigError(
+            "option txnVersionSource: found spark without txnVersion; give txnVersion, Spark's batch id in "
+            "foreachBatch, or leave txnVersionSource out",
+            key="txnVersionSource",
+            value="spark",
+        )
     return parsed
 
 

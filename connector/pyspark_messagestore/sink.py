@@ -6,6 +6,10 @@
 
 Whether a batch is there already is the store's business (its journal); nothing here is remembered between batches. What
 a killed task left in staging is swept after `stagingTtl`.
+
+The commit of the first batch makes the store. Until then nothing but the staging folder is made, and that only for a
+batch that an empty store accepts. A later batch is refused by its tasks and leaves the folder as it was: most often the
+disk is not mounted.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,6 +31,7 @@ from messagestore import (
     BatchResult,
     ConfigError,
     CorruptionError,
+    LostBatchesError,
     MessageIllegalError,
     NotAStoreError,
     StoreConfig,
@@ -45,7 +50,11 @@ from messagestore.spi import (
     Topics,
     append_batch,
     attached_store,
+    check_root,
     encode,
+    looks_like_store,
+    make_staging,
+    no_history,
     probe_java,
     remove,
     store_host_of,
@@ -57,6 +66,8 @@ from pyspark_messagestore.options import SinkOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from messagestore.spi import LogWriter
+
 CHUNK_ROWS = 65_536
 CHUNK_SIZE = 16 * 1024 * 1024
 _SWEEP_INTERVAL_S = 600.0
@@ -64,6 +75,8 @@ _ABORT_TIMEOUT_S = 5.0
 
 _last_sweep_s: dict[str, float] = {}
 """Staging folder -> when this process swept it; only saves work."""
+_written_to: dict[tuple[str, str], str] = {}
+"""(path, app id) -> the store this process wrote a batch to; only for the words of an error."""
 
 
 @dataclass
@@ -81,6 +94,7 @@ class StagedMessage(WriterCommitMessage):
     query_id, batch_id : str | None
         Of the streaming query, as Spark told the task.
     store_id : str
+        Of the store at the path when the write was planned; empty when there was none.
     host : str
         Where the task ran, for errors.
     """
@@ -107,7 +121,7 @@ class Sink:
         Read on the driver: tasks do not need the file.
     mapping : Mapping
     store_id : str
-        Of the store at the path when the write was planned.
+        Of the store at the path when the write was planned; empty when there was none.
     """
 
     options: SinkOptions
@@ -117,7 +131,7 @@ class Sink:
 
     @classmethod
     def plan(cls, options: SinkOptions, mapping: Mapping) -> Sink:
-        """On the driver: the store is made when there is none.
+        """On the driver. Nothing is made where there is no store: whether the batch is accepted is not known yet.
 
         Raises
         ------
@@ -125,6 +139,8 @@ class Sink:
             A broker holds the store.
         NotAStoreError
             The path holds something else.
+        LostBatchesError
+            There is no store, and the batch is not the first one of its app.
         """
         config = options.config()
         paths = Paths(options.path)
@@ -136,12 +152,16 @@ class Sink:
                 path=paths.lock,
                 holder=holder.words,
             )
+        check_root(Disk(), paths)
         identity = Identity.read(Disk(), paths.identity)
-        if identity is None:
+        if identity is None and looks_like_store(Disk(), paths):  # a broker's
             with attached_store(paths.root, config).writing("making the store"):
                 identity = Identity.read(Disk(), paths.identity)
             assert identity is not None
-        return cls(options, config, mapping, identity.store_id)
+        sink = cls(options, config, mapping, "" if identity is None else identity.store_id)
+        if identity is None and options.txn_version_source == SOURCE_SPARK:
+            sink._check_first(options.txn_app_id, options.txn_version)
+        return sink
 
     # ---- tasks
 
@@ -152,6 +172,7 @@ class Sink:
         query_id = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         partition_id = context.partitionId()
+        self._check_can_begin(query_id, batch_id)
         staged = StagedFile("", 0, 0, 0)
         writer: StagingWriter | None = None
         mapper = self._mapper(f"{batch_id}/{partition_id}")
@@ -199,10 +220,12 @@ class Sink:
         return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed)
 
     def _staging(self) -> str:
-        """The staging folder, in the store this write was planned for."""
+        """The staging folder, in the store this write was planned for, or where a store is to be."""
         paths = Paths(self.options.path, self.config.file_mode_bits)
         identity = Identity.read(Disk(), paths.identity)
-        if identity is None or identity.store_id != self.store_id:
+        if identity is None and not self.store_id:
+            make_staging(Disk(), paths)
+        elif self.store_id and (identity is None or identity.store_id != self.store_id):
             found = "no store" if identity is None else f"another store, {identity.store_id}"
             raise NotAStoreError(
                 f"{paths.root}: host {socket.gethostname()} found {found} there, and the write was planned for store "
@@ -211,6 +234,31 @@ class Sink:
                 path=paths.root,
             )
         return paths.staging
+
+    def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:
+        """In a task: refuse a batch that no empty store accepts before anything is made for it."""
+        options = self.options
+        if self.store_id or looks_like_store(Disk(), Paths(options.path)):
+            return
+        stream_batch_id = None if batch_id is None else int(batch_id)
+        version = stream_batch_id if options.txn_version is None else options.txn_version
+        if options.txn_version_source == SOURCE_SPARK or stream_batch_id:
+            self._check_first(options.txn_app_id or query_id, version)
+
+    def _check_first(self, app_id: str | None, version: int | None) -> None:
+        """Where there is no store: refuse all but the first batch of an app."""
+        if app_id is None or not version:
+            return
+        root = Paths(self.options.path).root
+        before = _written_to.get((root, app_id))
+        earlier = f" (an earlier batch of this query went to store {before})" if before is not None else ""
+        raise LostBatchesError(
+            f"app {app_id!r}: found version {version}, and no store at {root}{earlier}. Causes: the disk is not "
+            "mounted; the folder was deleted or replaced; the sink was added to a running query. "
+            f"{no_history(app_id, version, root)}",
+            app_id=app_id,
+            version=version,
+        )
 
     # ---- the driver
 
@@ -226,13 +274,44 @@ class Sink:
         staged = self._checked(messages, batch_id)
         files = [StagedFile(m.path, m.size, m.crc, m.row_count) for m in staged if m.path]
         request = self._request(staged, batch_id)
-        self._staging()  # a store that is gone is not made anew here
+        sink = self._planned(staged)
+        sink._check_store(request)
         chunks = StagedChunks(files)
         with attached_store(self.options.path, self.config).writing(_description(request)) as writer:
-            self._staging()
-            result = append_batch(writer, chunks, request)
+            sink._staging()
+            result = sink._append(writer, chunks, request)
         remove(file.path for file in files)
         self._sweep()
+        return result
+
+    def _planned(self, staged: list[StagedMessage]) -> Sink:
+        """The same sink for the store that the tasks saw."""
+        return replace(self, store_id=next((m.store_id for m in staged if m.store_id), ""))
+
+    def _check_store(self, request: BatchRequest) -> None:
+        """Before anything is locked: a store that is gone is not made anew, and only a first batch makes one."""
+        if self.store_id:
+            self._staging()
+        elif not looks_like_store(Disk(), Paths(self.options.path)) and (
+            request.version_source == SOURCE_SPARK or request.stream_batch_id
+        ):
+            self._check_first(request.app_id, request.version)
+
+    def _append(self, writer: LogWriter, chunks: StagedChunks, request: BatchRequest) -> BatchResult:
+        key = (Paths(self.options.path).root, request.app_id or "")
+        try:
+            result = append_batch(writer, chunks, request)
+        except LostBatchesError as error:
+            before = _written_to.get(key, writer.files.store_id)
+            if before == writer.files.store_id:
+                raise
+            raise LostBatchesError(
+                f"{error}. An earlier batch of this query went to store {before}, and this is store "
+                f"{writer.files.store_id}",
+                app_id=error.app_id,
+                version=error.version,
+            ) from None
+        _written_to[key] = writer.files.store_id
         return result
 
     def _checked(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> list[StagedMessage]:
@@ -243,7 +322,9 @@ class Sink:
             wrong = f"{len(messages) - len(staged)} tasks left no message"
         elif len({m.partition_id for m in staged}) != len(staged):
             wrong = "two messages are of one partition"
-        elif any(m.store_id != self.store_id for m in staged):
+        elif len({m.store_id for m in staged} - {""}) > 1:
+            wrong = "the messages are for several stores"
+        elif self.store_id and any(m.store_id not in ("", self.store_id) for m in staged):
             wrong = f"a message is for another store than {self.store_id}"
         elif batch_id is not None and any(m.batch_id not in (None, str(batch_id)) for m in staged):
             wrong = f"a message is of another batch than {batch_id}"
@@ -266,15 +347,18 @@ class Sink:
                     "option txnAppId: Spark gave no query id to the tasks; give a txnAppId", key="txnAppId"
                 )
         version = options.txn_version if options.txn_version is not None else batch_id
+        from_spark = batch_id is not None or options.txn_version_source == SOURCE_SPARK
         return BatchRequest(
             app_id=app_id,
             version=version or 0,
-            version_source=SOURCE_USER if batch_id is None else SOURCE_SPARK,
+            version_source=SOURCE_SPARK if from_spark else SOURCE_USER,
             query_id=query_id,
+            stream_batch_id=next((int(m.batch_id) for m in staged if m.batch_id), batch_id),
             flush_disk_type=options.flush_disk_type,
             on_replay_mismatch=options.on_replay_mismatch,
             on_version_regression=options.on_version_regression,
             on_lost_batches=options.on_lost_batches,
+            on_new_query=options.on_new_query,
             auto_create_topic=options.auto_create_topic,
             write_queue_nums=options.write_queue_nums,
         )
@@ -288,6 +372,10 @@ class Sink:
         paths = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
         store = attached_store(self.options.path, self.config)
         try:
+            identity = Identity.read(Disk(), Paths(self.options.path).identity)
+            if identity is None and not self.store_id:
+                remove(paths)  # there was no store to commit to, and none is made here
+                return
             self._staging()  # a store that is gone is not made anew here
             with store.writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
                 remove(paths)
@@ -395,8 +483,11 @@ class BatchWriter(DataSourceArrowWriter):
 class MessageStoreSink:
     """The sink for `foreachBatch`: exactly once, on classic Spark and on Connect.
 
-        (df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="late-flights", app_id="late"))
-           .option("checkpointLocation", "/data/ckpt").start())
+        sink = MessageStoreSink("/data/store", topic="late-flights", app_id="late")
+        df.writeStream.foreachBatch(sink).option("checkpointLocation", "/data/late-checkpoint").start()
+
+    A function that calls it must do so for every batch, an empty one, too: a batch that is missing is an error. Give
+    `txnVersionSource="user"` where batches may be left out.
 
     Parameters
     ----------
@@ -405,7 +496,8 @@ class MessageStoreSink:
     topic : str | None
         Of all rows; None: the DataFrame has a column `topic`.
     app_id : str
-        Whose batches these are (`txnAppId`): one for each query and target, kept over restarts.
+        Whose batches these are (`txnAppId`): one for each query and target, kept over restarts. A second topic, or
+        another query (a new checkpoint), under a known app id is an error.
     options : dict
         Other options of the sink, by keyword: `flushDiskType="ASYNC_FLUSH"` or `flush_disk_type=...`.
     """
@@ -423,7 +515,8 @@ class MessageStoreSink:
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
-        writer = df.write.format("messagestore").mode("append").options(**self.options)
+        given = {"txnVersionSource": SOURCE_SPARK, **self.options}
+        writer = df.write.format("messagestore").mode("append").options(**given)
         if self.topic is not None:
             writer = writer.option("topic", self.topic)
         writer.option("txnAppId", self.app_id).option("txnVersion", str(batch_id)).save(self.path)

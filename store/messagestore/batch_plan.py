@@ -56,28 +56,38 @@ class BatchRequest:
     version_source : str
         "spark" for Spark's batch id, "user" for a version the user set.
     query_id : str | None
+        The streaming query. None: a batch write, or a stream whose id is not known (foreachBatch on Spark Connect).
+    stream_batch_id : int | None
+        The micro-batch this batch is part of, where that is known; `version` may be another number.
     flush_disk_type : str
     on_replay_mismatch : str
         A known version with other rows: "fail" or "skip".
     on_version_regression : str
         A version that is not known and not above the last: "fail" or "skip".
     on_lost_batches : str
-        Versions are missing below this one: "fail" or "continue".
+        Versions between the last one in the store and this one are missing: "fail" or "continue".
+    on_new_query : str
+        The app's batches in the store are of another query: "fail", or "continue" to take the app over.
     auto_create_topic : bool
     write_queue_nums : int
         Queues of a topic that is created.
+    start : bool
+        An empty batch that only says where an app goes on: with `version` + 1.
     """
 
     app_id: str | None = None
     version: int = 0
     version_source: str = batch_record.SOURCE_USER
     query_id: str | None = None
+    stream_batch_id: int | None = None
     flush_disk_type: str = SYNC_FLUSH
     on_replay_mismatch: str = "fail"
     on_version_regression: str = "fail"
     on_lost_batches: str = "fail"
+    on_new_query: str = "fail"
     auto_create_topic: bool = True
     write_queue_nums: int = 8
+    start: bool = False
 
     def __post_init__(self) -> None:
         allowed = {
@@ -86,6 +96,7 @@ class BatchRequest:
             "on_replay_mismatch": ("fail", "skip"),
             "on_version_regression": ("fail", "skip"),
             "on_lost_batches": ("fail", "continue"),
+            "on_new_query": ("fail", "continue"),
         }
         for key, values in allowed.items():
             if getattr(self, key) not in values:
@@ -118,9 +129,20 @@ class _Summary:
 
 
 class BatchPlan:
-    """Where everything of one batch goes."""
+    """Where everything of one batch goes.
 
-    def __init__(self, writer: LogWriter, source: ChunkSource, request: BatchRequest) -> None:
+    Parameters
+    ----------
+    writer : LogWriter
+    source : ChunkSource
+    request : BatchRequest
+    replaces : tuple of str
+        Query ids from which this batch takes its app over.
+    """
+
+    def __init__(
+        self, writer: LogWriter, source: ChunkSource, request: BatchRequest, replaces: tuple[str, ...] = ()
+    ) -> None:
         self.writer = writer
         self.source = source
         self.row_count = 0
@@ -147,6 +169,8 @@ class BatchPlan:
             ranges=self._ranges(),
             crcs=(),
             digest=self.digest,
+            replaces=replaces,
+            start=request.start,
         )
         self._place()
 

@@ -163,12 +163,16 @@ class StoreWentBackwardsError(StoreError, RuntimeError):
 
 
 class BatchConflictError(StoreError, RuntimeError):
-    """A batch that the store already holds came again with other rows."""
+    """A batch that the store already holds came again with other rows, or for another topic."""
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)
         self.app_id = app_id
         self.version = version
+
+
+class QueryConflictError(BatchConflictError):
+    """A batch of another query than the one whose batches the store holds under this app id."""
 
 
 class VersionRegressionError(StoreError, RuntimeError):
@@ -181,7 +185,7 @@ class VersionRegressionError(StoreError, RuntimeError):
 
 
 class LostBatchesError(StoreError, RuntimeError):
-    """Batches between the last stored version and this one are missing from the log."""
+    """Batches below this version are missing from the log: some, or all of them."""
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)

@@ -26,8 +26,9 @@ import pyarrow as pa
 from messagestore import javahash, query, record, record_columns
 from messagestore.arrow_bytes import list_array
 from messagestore.attached_store import attached_store
+from messagestore.batch_record import SOURCE_SPARK
 from messagestore.config import ASYNC_FLUSH, StoreConfig
-from messagestore.errors import MessageIllegalError, StoreClosedError, StorePoisonedError
+from messagestore.errors import ConfigError, MessageIllegalError, StoreClosedError, StorePoisonedError
 from messagestore.hosts import offset_message_id, parse_offset_message_id
 from messagestore.layout import BLANK
 from messagestore.log_writer import LogWriter
@@ -393,6 +394,33 @@ class MessageStore(ReadOnlyStore):
             store_timestamp_ms=put.store_timestamp_ms,
             queue_id=queue_id,
         )
+
+    def start_batches(self, app_id: str, version: int) -> BatchResult:
+        """Say once that an app goes on with a version; the versions below it are not in this store and never will be.
+
+        It appends an empty BATCH record, so it holds as long as the log does.
+
+        Parameters
+        ----------
+        app_id : str
+        version : int
+            The next version, above those that are in the store; at least 1: version 0 needs no start.
+
+        Raises
+        ------
+        ConfigError
+            The version is 0 or less.
+        VersionRegressionError
+            The app has a batch of this version or a later one.
+        """
+        if version < 1:
+            raise ConfigError(
+                f"start version: found {version}; allowed is 1 or more: an app begins with version 0 by itself",
+                key="version",
+                value=version,
+            )
+        request = BatchRequest(app_id=app_id, version=version - 1, version_source=SOURCE_SPARK, start=True)
+        return append_batch(self.writer, Chunks(), request)
 
     def append_batch(
         self, columns: MessageColumns | Iterable[MessageColumns], request: BatchRequest | None = None

@@ -6,13 +6,15 @@ One module, so that what they rely on can be seen at a glance.
 from messagestore.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.attached_store import attached_store
 from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
-from messagestore.batch_search import batches_from
+from messagestore.batch_rules import no_history
+from messagestore.catching_up import batches_from, journal_of
 from messagestore.commit_log import CommitLog
 from messagestore.config import duration_s
 from messagestore.consume_queue import list_queues
 from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.javahash import java_hashes, queue_of_hash
 from messagestore.layout import FILLER_UNIT_SIZE
+from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
@@ -21,7 +23,15 @@ from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
 from messagestore.state import boot_hash
-from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
+from messagestore.store_files import (
+    Identity,
+    Paths,
+    StoreFiles,
+    check_root,
+    looks_like_store,
+    make_staging,
+    store_host_of,
+)
 from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
 from messagestore.verify import Finding, VerifyReport, verify
@@ -45,6 +55,7 @@ __all__ = [
     "EncodedRecords",
     "Finding",
     "Identity",
+    "LogWriter",
     "Paths",
     "StagedChunks",
     "StagedFile",
@@ -59,6 +70,7 @@ __all__ = [
     "attached_store",
     "batches_from",
     "boot_hash",
+    "check_root",
     "check_topic",
     "decode_message",
     "duration_s",
@@ -66,8 +78,11 @@ __all__ = [
     "group_fault",
     "head_sizes",
     "java_hashes",
+    "journal_of",
     "list_queues",
     "looks_like_store",
+    "make_staging",
+    "no_history",
     "numpy_of",
     "probe_attached",
     "probe_java",

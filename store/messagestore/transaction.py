@@ -15,24 +15,21 @@ A batch comes as chunks of encoded records; memory is bounded by the chunk, not 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from messagestore import batch_record, javahash, record, record_columns
 from messagestore.batch_journal import PARTIAL, JournalEntry
 from messagestore.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
-from messagestore.batch_record import CHUNK_SIZE, SOURCE_SPARK, known_batch, read_batch
-from messagestore.batch_search import is_gone
+from messagestore.batch_record import CHUNK_SIZE, read_batch
+from messagestore.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
 from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.dispatch import DispatchRequest
 from messagestore.errors import (
-    BatchConflictError,
-    LostBatchesError,
     StoreFullError,
     StorePoisonedError,
     SyncFailedError,
-    VersionRegressionError,
 )
 from messagestore.layout import HEAD_SEAL_SIZE
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
@@ -41,29 +38,6 @@ from messagestore.message import BATCH_TOPIC
 __all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
 
 _WRITEBACK_SIZE = 1 << 20
-APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """What became of a batch.
-
-    Parameters
-    ----------
-    status : str
-        "appended"; "known": it was there already, with the same rows; "skipped": it was there or older, with other
-        rows,
-        and the request said to skip it.
-    physical_offset, end : int
-        Of the BATCH record that holds it (-1 when skipped).
-    row_count, appended_bytes : int
-    """
-
-    status: str
-    physical_offset: int
-    end: int
-    row_count: int
-    appended_bytes: int = 0
 
 
 class _LogCrc:
@@ -107,8 +81,8 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
 
     Raises
     ------
-    BatchConflictError, VersionRegressionError, LostBatchesError
-        By the journal's rules; nothing was written.
+    BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
+        By the rules in `batch_rules`; nothing was written.
     MessageIllegalError
         A topic, queue or size that cannot be; nothing was written.
     StoreFullError
@@ -122,12 +96,13 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         writer.check_usable()
         writer.check_locks()
         writer.finish()
-        known = _check_journal(writer, source, request)
+        decision = _check_journal(writer, source, request)
+        known = decision.known
         if known is not None:
             if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
                 writer.sync_to_end()  # it was appended in ASYNC_FLUSH, and is acknowledged as synced now
             return known
-        plan = BatchPlan(writer, source, request)
+        plan = BatchPlan(writer, source, request, decision.replaces)
         _check_space(writer, plan)
         try:
             head, timestamp_ms = _write(writer, plan, request)
@@ -155,41 +130,12 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         )
 
 
-def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> BatchResult | None:
-    """The three rules, in this order: known, not above the last, versions missing."""
-    app_id, version = request.app_id, request.version
-    if app_id is None:
-        return None
-    _drop_vanished(writer, app_id, version)
-    entry = writer.journal.find(app_id, version)
-    if entry is not None:
-        return _known(entry, app_id, source, request)
-    last = writer.journal.last(app_id)
-    if last is not None and version < last.version:
-        if request.on_version_regression == "skip":
-            return BatchResult(SKIPPED, -1, -1, 0)
-        raise VersionRegressionError(
-            f"app {app_id!r}: version {version} is not in the store, but version {last.version} (query "
-            f"{last.query_id}) is: the "
-            "query was restarted from another or an older checkpoint. Give it a new txnAppId, go on from the right "
-            "checkpoint, or "
-            "set onVersionRegression=skip to drop these rows",
-            app_id=app_id,
-            version=version,
-        )
-    expected = last.version + 1 if last is not None else 0
-    spark = request.version_source == SOURCE_SPARK
-    if spark and last is not None and version > expected and request.on_lost_batches == "fail":
-        raise LostBatchesError(
-            f"app {app_id!r}: versions {expected} to {version - 1} are not in the store (ASYNC_FLUSH and a power "
-            f"cut, or a restored "
-            "copy): their rows are lost unless Spark writes them again. Rewind the query's checkpoint to the last "
-            "version "
-            f"{expected - 1}, or set onLostBatches=continue to go on without them",
-            app_id=app_id,
-            version=version,
-        )
-    return None
+def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:
+    """What the rules of `batch_rules` say, once the journal holds nothing that the log has lost."""
+    if request.app_id is None:
+        return Decision()
+    _drop_vanished(writer, request.app_id, request.version)
+    return decide(writer, source, request)
 
 
 def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
@@ -205,54 +151,14 @@ def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
 
 
 def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
-    """Whether the log holds the BATCH record an entry names.
-
-    Raises
-    ------
-    CorruptionError
-        There is none to be read, and nothing proves that there is none.
-    """
-    log, end = writer.log, writer.end.physical_offset
-    if entry.physical_offset < log.min_offset:
+    """Whether the log holds the BATCH record an entry names."""
+    if entry.physical_offset < writer.log.min_offset:
         return True
-    partial = entry.row_count == PARTIAL
-    if entry.physical_offset < end:
-        batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
-        if batch is not None and (batch.app_id, batch.version) == (app_id, entry.version):
-            return batch.store_id in writer.files.known_ids and (batch.end <= end or partial)
-    return not is_gone(log, entry.physical_offset, end)
-
-
-def _known(entry: JournalEntry, app_id: str, source: ChunkSource, request: BatchRequest) -> BatchResult:
-    rows = digest = 0
-    for index in range(len(source)):
-        chunk = source.read(index, with_data=False)
-        rows += chunk.row_count
-        digest = (digest + chunk.row_hash_sum) % (1 << 64)
-    if (rows, digest) == (entry.row_count, entry.digest):
-        return BatchResult(KNOWN, entry.physical_offset, entry.end, entry.row_count)
-    if request.on_replay_mismatch == "skip":
-        return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
-    if entry.row_count == PARTIAL:
-        raise BatchConflictError(
-            f"app {app_id!r}: only a part of version {entry.version} is in the store (from {entry.physical_offset} "
-            f"on): "
-            "a power cut took the rest of an ASYNC_FLUSH batch, and a broker opened the store before a Python writer "
-            "did. Find out which rows are missing and write them in a batch of their own; onReplayMismatch=skip drops "
-            "the new rows. Before a hand-over, run `messagestore recover`",
-            app_id=app_id,
-            version=entry.version,
-        )
-    raise BatchConflictError(
-        f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest "
-        f"{entry.digest:016x}), and came "
-        f"again with {rows} rows (digest {digest:016x}). Causes: a checkpoint that was rolled back or lost its last "
-        f"offsets; two "
-        "queries or two writes under one txnAppId; columns such as uuid(), rand() or current_timestamp() that change "
-        "on replay. "
-        "`messagestore status` shows the last batch; one app id per target; onReplayMismatch=skip drops the new rows",
-        app_id=app_id,
-        version=entry.version,
+    batch = read_batch(writer.log, entry.physical_offset)
+    return (
+        batch is not None
+        and (batch.end <= writer.end.physical_offset or entry.row_count == PARTIAL)
+        and (batch.app_id, batch.version, batch.store_id) == (app_id, entry.version, writer.files.store_id)
     )
 
 

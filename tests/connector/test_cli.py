@@ -840,3 +840,55 @@ def test_a_body_cut_within_a_character_is_text() -> None:
     body = b"a" + "€".encode() * 100
     assert cli_output.shown_bytes(body, 10) == "a" + "€" * 9 + "... (301 bytes; --json shows all)"
     assert cli_output.shown_bytes(b"\xff" + b"a" * 100, 10).startswith("0xff6161")
+
+
+# ---- batches
+
+
+def test_an_app_is_told_where_to_go_on(tmp_path: Path) -> None:
+    """`batches start`, as the error of a refused batch names it: once; a second call changes nothing, a lower one fails."""
+    root = tmp_path / "new"
+    made = run("batches", "start", root, "late", 7)
+    assert made.stdout == "app late goes on with version 7\n"
+    assert "made a new store in" in made.stderr
+    assert run("batches", "start", root, "late", 7).stdout == "nothing to do: the next version of app late is 7\n"
+    assert "found start version 3, but the store has its batches up to version 6" in error(
+        "batches", "start", root, "late", 3, code=2
+    )
+    assert objects(run("batches", root, "--json")) == [
+        {
+            "app": "late",
+            "queryId": None,
+            "firstVersion": None,
+            "lastVersion": None,
+            "lastRows": None,
+            "lastTopics": None,
+            "nextVersion": 7,
+            "replacedQueryIds": [],
+        }
+    ]
+    with MessageStore.open(root) as store:
+        store.append_batch(columns(bodies(4)), BatchRequest("late", 7, "spark", "q1"))
+    assert objects(run("batches", "start", root, "late", 9, "--json")) == [
+        {"app": "late", "version": 9, "status": "appended"}
+    ]
+    for command in (("batches", root), ("batches", "list", root)):
+        assert lines(run(*command))[1].split() == ["late", "q1", "7", "to", "7", "4", "9"]
+
+
+def test_batches_of_apps(tmp_path: Path) -> None:
+    """One line for each app that has batches; a store without any says so."""
+    root = filled(tmp_path / "s")
+    assert run("batches", root, code=1).stderr == "no batch found\n"
+    with MessageStore.open(root, SMALL) as store:
+        for version in range(3):
+            store.append_batch(columns(bodies(4, start=version)), BatchRequest("b", version, "spark", "q1"))
+        store.append_batch(columns(bodies(5)), BatchRequest("b", 0, "spark", "q2", on_new_query="continue"))
+        store.append_batch(columns(bodies(2)), BatchRequest("a", 20260101))
+        store.append_batch(columns(bodies(2)))
+    rows = objects(run("batches", root, "--json"))
+    assert [(row["app"], row["queryId"], row["nextVersion"], row["replacedQueryIds"]) for row in rows] == [
+        ("a", None, 20260102, []),
+        ("b", "q2", 1, ["q1"]),
+    ]
+    assert "no message store" in error("batches", tmp_path / "nothing", code=2)

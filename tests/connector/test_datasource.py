@@ -68,7 +68,7 @@ def test_readers(tmp_path: Path) -> None:
 
 
 def test_writers(tmp_path: Path) -> None:
-    """The store is made when a write is planned; what cannot be is refused before."""
+    """What cannot be is refused when a write is planned. The store is made when the first batch is committed."""
     path = str(tmp_path / "store")
     for options, match in [
         ({"txnVersion": "1"}, "both or neither"),
@@ -86,7 +86,10 @@ def test_writers(tmp_path: Path) -> None:
         source(path=path).writer(BODIES, False)
     assert not Path(path).exists()
     writer = source(path=path, topic="t").writer(BODIES, False)
-    assert len(writer.sink.store_id) == 32
+    assert writer.sink.store_id == ""
+    assert not Path(path).exists()
+    writer.commit([])
+    assert len(source(path=path, topic="t").writer(BODIES, False).sink.store_id) == 32
     attached_store(path).detach()
 
 
@@ -99,7 +102,7 @@ def test_a_folder_with_something_else(tmp_path: Path) -> None:
 def test_a_store_that_a_broker_holds(tmp_path: Path) -> None:
     """A Java broker's lock is a write lock on byte 0 of `lock`: refused when the write is planned."""
     path = tmp_path / "store"
-    source(path=str(path), topic="t").writer(BODIES, False)
+    source(path=str(path), topic="t").writer(BODIES, False).commit([])
     attached_store(str(path)).detach()
     holder = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0);"

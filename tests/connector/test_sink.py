@@ -24,6 +24,8 @@ from messagestore import (
     MessageIllegalError,
     MessageStore,
     NotAStoreError,
+    QueryConflictError,
+    StoreConfig,
     StoreFullError,
     VersionRegressionError,
 )
@@ -57,10 +59,20 @@ def context(monkeypatch):
 
 
 def planned(root: str, **options: str) -> Sink:
+    parsed = sink_options({"path": root, "topic": "t", "storeConfig": str(settings(root)), **options})
+    return Sink.plan(parsed, prepare(KINDS, parsed.topic))
+
+
+def make(root: str) -> None:
+    """A store without messages."""
+    with MessageStore.open(root, StoreConfig.load(settings(root))):
+        pass
+
+
+def settings(root: str) -> Path:
     small = Path(root).parent / "small.properties"
     small.write_text("mappedFileSizeCommitLog=65536\nmaxHashSlotNum=100\nmaxIndexNum=400\n")
-    parsed = sink_options({"path": root, "topic": "t", "storeConfig": str(small), **options})
-    return Sink.plan(parsed, prepare(KINDS, "t"))
+    return small
 
 
 def rows(*bodies: str) -> pa.RecordBatch:
@@ -112,6 +124,9 @@ def test_other_rows_under_a_known_batch(root, context) -> None:
 
 def test_older_and_missing_batches(root, context) -> None:
     """Spark's batch ids are consecutive: a gap and a step back are errors, unless the user says otherwise."""
+    make(root)
+    with MessageStore.open(root) as store:
+        store.start_batches("q1", 5)
     writer = StreamWriter(planned(root))
     writer.commit(staged(writer.sink, context, 5, rows("a")), 5)
     with pytest.raises(VersionRegressionError):
@@ -144,6 +159,7 @@ def test_abort_after_a_commit_that_went_through(root, context) -> None:
 
 
 def test_abort_deletes_what_was_staged(root, context) -> None:
+    make(root)
     writer = StreamWriter(planned(root))
     messages = staged(writer.sink, context, 0, rows("a"), rows("b"))
     assert len(left(root)) == 2
@@ -168,6 +184,7 @@ def test_orphans_are_swept(root, context) -> None:
 @pytest.mark.parametrize("damage", ["gone", "altered", "cut"])
 def test_staging_files_that_are_not_what_was_written(root, context, damage: str) -> None:
     """Refused before the first byte."""
+    make(root)
     writer = StreamWriter(planned(root))
     messages = staged(writer.sink, context, 0, rows("a", "b"))
     path = Path(messages[0].path)
@@ -184,6 +201,7 @@ def test_staging_files_that_are_not_what_was_written(root, context, damage: str)
 
 def test_messages_of_others_are_refused(root, context) -> None:
     """Of another batch, store or query, twice, or missing."""
+    make(root)
     writer = StreamWriter(planned(root))
     good = staged(writer.sink, context, 0, rows("a"), rows("b"))
     for change in ({"batch_id": "1"}, {"store_id": "x"}, {"query_id": "q2"}, {"partition_id": 0}):
@@ -209,6 +227,7 @@ def test_a_bad_row_is_named(root, context) -> None:
 
 def test_a_task_that_sees_another_store(root, context) -> None:
     """Each host must see the driver's disk."""
+    make(root)
     sink = planned(root)
     elsewhere = Sink(sink.options, sink.config, sink.mapping, "0" * 32)
     with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
@@ -217,6 +236,7 @@ def test_a_task_that_sees_another_store(root, context) -> None:
 
 def test_a_store_that_is_gone_at_the_commit_is_not_made_anew(root, context) -> None:
     """The folder was removed between the tasks and the commit: an error, and no empty store in its place."""
+    make(root)
     sink = planned(root)
     message = sink.stage(iter([rows("a")]))
     shutil.rmtree(root)
@@ -227,6 +247,7 @@ def test_a_store_that_is_gone_at_the_commit_is_not_made_anew(root, context) -> N
 
 def test_a_store_that_is_gone_at_the_abort_is_not_made_anew(root, context) -> None:
     """The disk is unmounted and Spark gives up: the empty folder does not become a store that the next run fills."""
+    make(root)
     sink = planned(root)
     message = sink.stage(iter([rows("a")]))
     shutil.rmtree(root)
@@ -304,6 +325,7 @@ def test_a_full_disk(tmp_path, context) -> None:
         pytest.skip("a small file system cannot be mounted here")
     try:
         root = str(disk / "store")
+        make(root)
         writer = StreamWriter(planned(root))
         with pytest.raises(StoreFullError, match="free"):
             staged(writer.sink, context, 0, *[rows(*["x" * 1000] * 700)] * 2)
@@ -315,3 +337,211 @@ def test_a_full_disk(tmp_path, context) -> None:
         attached_store(root).detach()
     finally:
         subprocess.run(["umount", "-l", disk], check=False)
+
+
+# ---- the store is gone, or another, under a running query
+
+
+def test_the_disk_is_not_mounted_under_a_running_query(root, context) -> None:
+    """A new store was made in the empty folder, and the query looked healthy: it is an error, and nothing is made."""
+    for batch_id in (0, 1):
+        writer = StreamWriter(planned(root))
+        writer.commit(staged(writer.sink, context, batch_id, rows(f"{batch_id}")), batch_id)
+    attached_store(root).detach()
+    os.rename(root, root + "-unmounted")
+    for make_mount_point in (False, True):
+        if make_mount_point:
+            os.mkdir(root)
+        for options in ({}, {"onLostBatches": "continue"}):
+            sink = planned(root, **options)
+            for batch in (rows("2"), rows()):
+                with pytest.raises(
+                    LostBatchesError, match=f"app 'q1': found version 2, and no store at {root}"
+                ) as caught:
+                    staged(sink, context, 2, batch)
+            StreamWriter(sink).abort([None], 2)
+            assert f"`messagestore batches start {root} q1 2`" in str(caught.value)
+            assert os.path.exists(root) is make_mount_point
+            assert not make_mount_point or os.listdir(root) == []
+    os.rmdir(root)
+    os.rename(root + "-unmounted", root)
+    again = StreamWriter(planned(root))
+    again.commit(staged(again.sink, context, 2, rows("2")), 2)
+    assert contents(root) == ["0", "1", "2"]
+
+
+def test_the_disk_goes_between_tasks_and_commit(root, context) -> None:
+    """The commit looks again: it makes no store, neither for a first batch nor for a later one."""
+    for batch_id in (0, 1):
+        if batch_id:
+            make(root)
+        sink = planned(root)
+        messages = staged(sink, context, batch_id, rows("a"))
+        attached_store(root).detach()
+        shutil.rmtree(root)
+        for planned_before in (True, False):  # a stream's commit plans the sink again
+            writer = StreamWriter(sink if planned_before else planned(root))
+            with pytest.raises((CorruptionError, NotAStoreError)):
+                writer.commit(messages, batch_id)
+            assert not os.path.exists(root)
+
+
+def test_a_batch_that_is_refused_leaves_no_store(root, context) -> None:
+    """A bad row in the first batch, or foreachBatch without an app id: the folder does not become a store."""
+    sink = planned(root, maxMessageSize="10")
+    with pytest.raises(MessageIllegalError):
+        staged(sink, context, 0, rows("x" * 11))
+    StreamWriter(sink).abort([None], 0)
+    with pytest.raises(ConfigError, match="is missing in foreachBatch"):
+        BatchWriter(planned(root)).write(iter([rows("c")]))
+    assert not os.path.exists(os.path.join(root, "commitlog"))
+    assert not os.path.exists(os.path.join(root, "spark", "store.json"))
+    assert left(root) == []
+    writer = StreamWriter(planned(root))
+    writer.commit(staged(writer.sink, context, 0, rows("a")), 0)
+    assert contents(root) == ["a"]
+
+
+def test_two_first_batches_at_once(root, context) -> None:
+    """Both are planned where there is no store; one makes it, the other finds it."""
+    sinks = [planned(root, txnAppId=app) for app in ("one", "two")]
+    messages = [staged(sink, context, 0, rows(sink.options.txn_app_id)) for sink in sinks]
+    for sink, staged_messages in zip(sinks, messages, strict=True):
+        StreamWriter(sink).commit(staged_messages, 0)
+    assert contents(root) == ["one", "two"]
+
+
+class _Frame:
+    """As much of a DataFrame as `MessageStoreSink` needs: its write runs as one task and a commit."""
+
+    def __init__(self, root: str, batch: pa.RecordBatch) -> None:
+        self.write, self.given, self.batch, self.root = self, {}, batch, root
+
+    def format(self, name: str) -> _Frame:
+        assert name == "messagestore"
+        return self
+
+    def mode(self, mode: str) -> _Frame:
+        assert mode == "append"
+        return self
+
+    def options(self, **given: str) -> _Frame:
+        self.given |= given
+        return self
+
+    def option(self, name: str, value: str) -> _Frame:
+        self.given[name] = value
+        return self
+
+    def save(self, path: str) -> None:
+        options = {"storeConfig": str(settings(path)), **self.given, "path": path}
+        parsed = sink_options(options)
+        writer = BatchWriter(Sink.plan(parsed, prepare(KINDS, parsed.topic)))
+        writer.commit([pickle.loads(pickle.dumps(writer.write(iter([self.batch]))))])
+
+
+@pytest.fixture(params=["classic", "connect"])
+def foreach(request, root, context):
+    """One micro-batch through `MessageStoreSink`; on Connect a task sees neither query nor batch id."""
+
+    def run(batch_id: int, *bodies: str, topic: str = "t", query: str = "q1", **options: str) -> None:
+        on_classic = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch_id)}
+        context.properties = on_classic if request.param == "classic" else {}
+        MessageStoreSink(root, topic=topic, app_id="app", **options)(_Frame(root, rows(*bodies)), batch_id)
+
+    run.mode = request.param
+    return run
+
+
+def test_a_store_that_is_gone_under_foreach_batch(root, foreach) -> None:
+    """MessageStoreSink accepted versions 0, 1, 2, 7, and made a store for any of them."""
+    for batch_id in (1, 7):
+        with pytest.raises(LostBatchesError, match=f"app 'app': found version {batch_id}, and no store"):
+            foreach(batch_id, "x")
+        assert not os.path.exists(root)
+    for batch_id in (0, 1, 2):
+        foreach(batch_id, f"{batch_id}")
+    with pytest.raises(LostBatchesError, match="versions 3 to 6 are not in the store"):
+        foreach(7, "7")
+    foreach(2, "2")
+    foreach(3, "3")
+    assert contents(root) == ["0", "1", "2", "3"]
+
+
+def test_an_older_backup_under_foreach_batch(root, foreach) -> None:
+    """The batches between backup and checkpoint are named; nothing is skipped."""
+    foreach(0, "0")
+    attached_store(root).detach()
+    shutil.copytree(root, root + "-backup")
+    for batch_id in (1, 2):
+        foreach(batch_id, f"{batch_id}")
+    attached_store(root).detach()
+    shutil.rmtree(root)
+    shutil.copytree(root + "-backup", root)
+    with pytest.raises(LostBatchesError, match="versions 1 to 2 are not in the store"):
+        foreach(3, "3")
+    assert contents(root) == ["0"]
+
+
+def test_a_sink_that_is_added_to_a_running_query(root, foreach) -> None:
+    """`messagestore batches start` lets it in, once."""
+    with pytest.raises(LostBatchesError):
+        foreach(5, "5")
+    with MessageStore.open(root, StoreConfig.load(settings(root))) as store:
+        store.start_batches("app", 5)
+    with pytest.raises(VersionRegressionError):
+        foreach(4, "4")
+    foreach(5, "5")
+    with pytest.raises(LostBatchesError):
+        foreach(7, "7")
+    foreach(6, "6")
+    assert contents(root) == ["5", "6"]
+
+
+def test_batches_may_be_left_out_when_the_user_says_so(root, foreach) -> None:
+    """A foreachBatch function that writes some batches only: `txnVersionSource=user`. The first one is looked at."""
+    if foreach.mode == "classic":
+        with pytest.raises(LostBatchesError):
+            foreach(3, "3", txnVersionSource="user")
+    foreach(0, "0", txnVersionSource="user")
+    foreach(4, "4", txnVersionSource="user")
+    assert contents(root) == ["0", "4"]
+
+
+def test_two_sinks_under_one_app_id(root, foreach) -> None:
+    """The same rows for a second topic were dropped as known: 530 orders, none in the second topic, no error."""
+    foreach(0, "a", "b", topic="t")
+    with pytest.raises(BatchConflictError, match="rows for topic t, and came again with rows for topic audit"):
+        foreach(0, "a", "b", topic="audit")
+    foreach(0, "a", "b", topic="t")
+    assert contents(root) == ["a", "b"]
+
+
+def test_a_second_checkpoint_under_one_app_id(root, foreach) -> None:
+    """Equal rows were dropped as known. On Connect foreachBatch has no query id, so there it cannot be told."""
+    foreach(0, "a")
+    if foreach.mode == "connect":
+        foreach(0, "a", query="q2")
+    else:
+        with pytest.raises(
+            QueryConflictError, match=r"version 0 of query q2, but the batches of this app .* of query q1"
+        ):
+            foreach(0, "a", query="q2")
+        foreach(0, "a", query="q2", onNewQuery="continue")
+        with pytest.raises(QueryConflictError, match="which query q2 has replaced"):
+            foreach(1, "b", onNewQuery="continue")
+    assert contents(root) == (["a"] if foreach.mode == "connect" else ["a", "a"])
+
+
+def test_a_replay_after_the_topic_got_fewer_queues(root, context) -> None:
+    """The queues of a topic may be altered between a batch and its replay: the same topic is the same destination."""
+    writer = StreamWriter(planned(root))
+    batch = rows(*map(str, range(40)))
+    writer.commit(staged(writer.sink, context, 0, batch), 0)
+    with MessageStore.open(root) as store:
+        topics = store.writer.files.topics
+        topics.alter("t", write_queue_nums=3)
+        topics.save()
+    again = StreamWriter(planned(root))
+    again.commit(staged(again.sink, context, 0, batch), 0)
+    assert len(contents(root)) == 40

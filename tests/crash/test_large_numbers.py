@@ -122,6 +122,7 @@ def test_versions_of_any_size_with_gaps_and_repeats(root: Path) -> None:
         with pytest.raises(ConfigError, match="txnVersion"):
             BatchRequest(app_id="app-1", version=version)
     with MessageStore.open(root, SMALL) as store:
+        store.start_batches("q", (1 << 63) - 3)
         store.append_batch(batch_columns("q", (1 << 63) - 3, 3), BatchRequest("q", (1 << 63) - 3, "spark"))
         with pytest.raises(LostBatchesError, match=f"{(1 << 63) - 2}"):
             store.append_batch(batch_columns("q", (1 << 63) - 1, 3), BatchRequest("q", (1 << 63) - 1, "spark"))

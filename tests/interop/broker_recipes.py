@@ -32,6 +32,8 @@ NOT_YET = frozenset(
 """Features of stores that our recovery does not treat as Java does so far."""
 PREPARED, COMMIT, ROLLBACK, TRANSACTION_MASK = 0x4, 0x8, 0xC, 0xC
 T0_MS = 1_700_000_000_000
+LONG = 300
+"""Steps of a session that is killed, if it lives that long."""
 NEEDLE = b'{"messagestore":1,"app":'
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 STORE_HOSTS = ("127.0.0.1:10911", "10.1.2.3:10911", "[2001:db8::2]:10911")
@@ -123,23 +125,26 @@ class Recipe:
         return self.sessions[-1]
 
 
-def recipe(seed: int, without: frozenset[str] = NOT_YET) -> Recipe:
-    """The store of a seed: the first one of its generator that has none of the features in `without`."""
+def recipe(seed: int, without: frozenset[str] = NOT_YET, *, killed: bool = False) -> Recipe:
+    """The store of a seed: the first one of its generator that has none of the features in `without`.
+
+    With `killed` its last session is long, and ends by SIGKILL at some moment.
+    """
     rng = Random(seed)
     while True:
-        made = _recipe(rng, seed, VERSIONS)
+        made = _recipe(rng, seed, VERSIONS, killed)
         if not made.features & without:
             return made
 
 
-def _recipe(rng: Random, seed: int, versions: tuple[str, ...]) -> Recipe:
+def _recipe(rng: Random, seed: int, versions: tuple[str, ...], killed: bool) -> Recipe:
     version = versions[seed % len(versions)]
     config = settings(rng, version)
     topics = topic_names(rng)
     writer = _Writer(rng, topics, int(str(config["mappedFileSizeCommitLog"])), config["flushDiskType"] == "ASYNC_FLUSH")
     earlier = range(rng.choice([0, 0, 0, 1, 1, 2]))
     sessions = [writer.session(rng.choice([CLEAN, CLEAN, DISPATCHED, POWER])) for _ in earlier]
-    sessions.append(writer.session(rng.choice(ENDS)))
+    sessions.append(writer.session(KILLED) if killed else writer.session(rng.choice(ENDS)))
     made = Recipe(seed, version, config, tuple(sessions), pick=rng.random())
     if rng.randint(0, 1):
         choices = ["consumequeue"] * 3 + ["topic", "topic", "queue", "queue", "index", "index", "checkpoint", "file"]
@@ -237,7 +242,7 @@ class _Writer:
         if end == POWER and not self.asynchronous:
             end = DISPATCHED
         steps: list[Put | PutBatch | Delete] = []
-        count = rng.choice([1, 4, 12, 25, 60])
+        count = LONG if end == KILLED else rng.choice([1, 4, 12, 25, 60])
         deletes = rng.choice([0.0, 0.0, 0.1])
         for _ in range(count):
             if self.there and rng.random() < deletes:

@@ -30,6 +30,7 @@ from interop import broker_disk
 from interop.broker_recipes import (
     BEHIND,
     CLEAN,
+    KILLED,
     NOT_YET,
     POWER,
     TORN,
@@ -41,7 +42,7 @@ from interop.broker_recipes import (
     recipe,
 )
 from interop.compare import ALL_COLUMNS, Fields, check_messages, of_java, of_ours, of_row, same
-from interop.java_store import ANSWER_S, COUNTS, Driver, JavaStore, single
+from interop.java_store import ANSWER_S, COUNTS, Driver, JavaGoneError, JavaStore, single
 from messagestore import BatchRequest, Message, MessageStore, StoreConfig, StoreError
 from messagestore.message_store import ReadOnlyStore
 from messagestore.verify import verify
@@ -77,6 +78,8 @@ class Cooked:
     acknowledged: int
     """Physical offset behind the last put that was answered and cannot be lost."""
     closing: list[Future[Any]] = field(default_factory=list)
+    java: JavaStore | None = None
+    """The open store, of a recipe whose last session will be killed."""
 
 
 @dataclass
@@ -106,18 +109,34 @@ class Kitchen:
         cooked = Cooked(self.folder / "store", {}, {}, 0)
         before = CLEAN
         for session in self.made.sessions:
-            cooked = self.session(cooked, session, learn=before != CLEAN)
-            before = session.end
+            if session.end != KILLED:
+                cooked = self.session(cooked, session, learn=before != CLEAN)
+                before = session.end
+            else:
+                cooked.java = self.open(cooked, learn=before != CLEAN)
         return cooked
 
-    def session(self, cooked: Cooked, session: Session, *, learn: bool) -> Cooked:
-        root, made = cooked.root, self.made
-        old_checkpoint = (root / "checkpoint").read_bytes() if (root / "checkpoint").exists() else None
-        java = JavaStore(self.driver, root, made.config).open()
+    def put_until_killed(self, cooked: Cooked) -> None:
+        """The steps of the last session, until the JVM is gone; what was answered is acknowledged."""
+        assert cooked.java is not None
+        for step in self.made.last.steps:
+            try:
+                self.carry_out(cooked.java, step, cooked)
+            except JavaGoneError:
+                return
+
+    def open(self, cooked: Cooked, *, learn: bool) -> JavaStore:
+        java = JavaStore(self.driver, cooked.root, self.made.config).open()
         if learn:
             cooked.live, cooked.begins = {}, {}
-            for queue, content in contents(root, java).items():
+            for queue, content in contents(cooked.root, java).items():
                 cooked.live[queue], cooked.begins[queue] = list(content.physical_offsets), content.begin
+        return java
+
+    def session(self, cooked: Cooked, session: Session, *, learn: bool) -> Cooked:
+        root = cooked.root
+        old_checkpoint = (root / "checkpoint").read_bytes() if (root / "checkpoint").exists() else None
+        java = self.open(cooked, learn=learn)
         began, last = java.log()["max"], len(session.steps) - 1
         snapshot: Path | None = None
         for number, step in enumerate(session.steps):
@@ -160,13 +179,14 @@ class Kitchen:
     def carry_out(self, java: JavaStore, step: Put | PutBatch | Delete, cooked: Cooked) -> None:
         if isinstance(step, Delete):
             java.dispatched()
-            java.delete_topic(step.topic)
             for queue in [queue for queue in cooked.live if queue[0] == step.topic]:
-                del cooked.live[queue]
+                del cooked.live[queue]  # a topic that is half deleted when Java dies is not missed
                 cooked.begins.pop(queue, None)
+            java.delete_topic(step.topic)
             return
         (put,) = java.put([step.for_java()])
         assert put["ok"], (put, step)
+        cooked.acknowledged = put["physicalOffset"] + put["size"]
         if isinstance(step, Put) and dict(step.fields).get("sysFlag", 0) & 0xC in (0x4, 0xC):
             return
         places = [int(each[-16:], 16) for each in put["messageId"].split(",")]
@@ -273,8 +293,10 @@ class Judge:
         self.log: list[str] = []
         self._full: Recovered | None = None
 
-    def run(self) -> None:
-        cooked = self.kitchen.cook()
+    def run(self, cooked: Cooked | None = None) -> None:
+        """Compare; with `cooked`, a store that was made before."""
+        if cooked is None:
+            cooked = self.kitchen.cook()
         self.whole = cooked.root
         self.image = self.kitchen.copy(cooked.root)
         self.gone = self.kitchen.take_away(self.image)
@@ -323,7 +345,7 @@ class Judge:
     @property
     def untouched(self) -> bool:
         """Nothing was taken, and the session ended with its queues complete."""
-        return not self.gone and self.made.last.end not in (BEHIND, TORN, POWER)
+        return not self.gone and self.made.last.end not in (BEHIND, TORN, POWER, KILLED)
 
     # ---- a reader, before anybody recovers
 
@@ -401,7 +423,7 @@ class Judge:
         where = f"{queue[0][:40]}/{queue[1]}"
         candidates: list[tuple[str, Content, Path | None]] = []
         if self.made.last.end != POWER or live == java:
-            complete = self.made.last.end not in (BEHIND, TORN, POWER)
+            complete = self.made.last.end not in (BEHIND, TORN, POWER, KILLED)
             candidates.append(("live", live, self.whole if complete else None))
         candidates.append(("Java's recovery", java, self.java.root))
         if ours not in [content for _, content, _ in candidates]:
@@ -543,11 +565,11 @@ def story(made: Recipe) -> str:
     return "\n".join(lines)
 
 
-def try_one(made: Recipe, driver: Driver, folder: Path) -> str | None:
+def try_one(made: Recipe, driver: Driver, folder: Path, cooked: Cooked | None = None) -> str | None:
     """None, or what is wrong, in full."""
     judge = Judge(made, driver, folder)
     try:
-        judge.run()
+        judge.run(cooked)
     except Exception as error:  # noqa: BLE001 - whatever is wrong, it belongs to a seed
         trace = "".join(traceback.format_exception(error)[-6:])
         return f"{type(error).__name__}: {error}\n  gone: {judge.gone}\n  {judge.log}\n{story(made)}\n{trace}"

@@ -46,6 +46,10 @@ class JavaError(AssertionError):
     """What the Java side threw, with the end of its log."""
 
 
+class JavaGoneError(JavaError):
+    """The JVM is no longer there."""
+
+
 @dataclass
 class Counts:
     """What the closing line of `make interop` says."""
@@ -137,7 +141,7 @@ class Driver:
 
     def _fail_all(self) -> None:
         for future in self._waiting.values():
-            future.set_exception(JavaError(f"the JVM is gone; end of {self.log}:\n{self.log_end()}"))
+            future.set_exception(JavaGoneError(f"the JVM is gone; end of {self.log}:\n{self.log_end()}"))
         self._waiting.clear()
 
     def log_end(self) -> str:

@@ -8,14 +8,17 @@ make interop-deep STORES=1 SEED=17                  the one of seed 17
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from interop import broker_recipes
-from interop.broker_stores import try_one
+from interop.broker_recipes import Recipe
+from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
 
 STORES = int(os.environ.get("INTEROP_STORES", "150"))
@@ -31,18 +34,37 @@ def groups() -> list[list[int]]:
     return [seeds[i : i + GROUP] for i in range(0, len(seeds), GROUP)]
 
 
-def check(seeds: list[int], drivers: Callable[[str], Driver], memory: Path) -> None:
-    recipes = [broker_recipes.recipe(seed) for seed in seeds]
-    jvms = {version: drivers(version) for version in sorted({made.version for made in recipes})}
+def right(recipes: list[Recipe], tried: Callable[[Recipe], str | None]) -> None:
+    """Try all of them at once; a failure names its seeds, and the command that repeats one."""
     with ThreadPoolExecutor(GROUP) as pool:
-        wrong = [*pool.map(lambda made: try_one(made, jvms[made.version], memory / f"seed-{made.seed}"), recipes)]
+        wrong = [*pool.map(tried, recipes)]
     COUNTS.recipes += len(recipes)
-    found = [(seed, fault) for seed, fault in zip(seeds, wrong, strict=True) if fault is not None]
+    found = [(made.seed, fault) for made, fault in zip(recipes, wrong, strict=True) if fault is not None]
     said = "\n\n".join(f"seed {seed} (make interop-deep STORES=1 SEED={seed}): {fault}" for seed, fault in found)
     assert not found, f"{len(found)} of {len(recipes)} stores are wrong\n{said}"
 
 
 @pytest.mark.parametrize("seeds", groups(), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_random_stores_of_a_broker(seeds: list[int], drivers: Callable[[str], Driver], memory: Path) -> None:
-    """A failure names its seeds, and the command that repeats one."""
-    check(seeds, drivers, memory)
+    """Whatever Java wrote, deleted and left behind: what its own recovery keeps, ours keeps."""
+    recipes = [broker_recipes.recipe(seed) for seed in seeds]
+    jvms = {version: drivers(version) for version in sorted({made.version for made in recipes})}
+    right(recipes, lambda made: try_one(made, jvms[made.version], memory / f"seed-{made.seed}"))
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + STORES, 50))
+def test_a_broker_that_is_killed(
+    seed: int, own_java: Callable[..., Driver], drivers: Callable[[str], Driver], memory: Path
+) -> None:
+    """SIGKILL at some moment, while ten stores are written to; the seed does not repeat the moment."""
+    recipes = [broker_recipes.recipe(each, killed=True) for each in range(seed, seed + 2 * GROUP, 2)]
+    doomed, survivor = own_java(recipes[0].version), drivers(recipes[0].version)
+    kitchens = {made.seed: Kitchen(made, doomed, memory / f"seed-{made.seed}") for made in recipes}
+    with ThreadPoolExecutor(GROUP) as pool:
+        cooked = dict(zip(kitchens, pool.map(Kitchen.cook, kitchens.values()), strict=True))
+        puts = [pool.submit(kitchen.put_until_killed, cooked[seed]) for seed, kitchen in kitchens.items()]
+        time.sleep(Random(seed).random())
+        doomed.kill()
+        for put in puts:
+            put.result()
+    right(recipes, lambda made: try_one(made, survivor, memory / f"judged-{made.seed}", cooked[made.seed]))

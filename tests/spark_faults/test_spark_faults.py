@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from messagestore import transaction
+from messagestore import VersionRegressionError, batch_rules, transaction
 from messagestore.batch_journal import BatchJournal
 from pyspark_messagestore import sink
 from spark_faults import runner
@@ -48,9 +48,11 @@ def forgets_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 def knows_by_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A known version is skipped, whatever its rows: as other sinks do."""
     monkeypatch.setattr(
-        transaction,
+        batch_rules,
         "_known",
-        lambda entry, *_: transaction.BatchResult(transaction.KNOWN, entry.physical_offset, entry.end, entry.row_count),
+        lambda _, entry, *__: batch_rules.BatchResult(
+            batch_rules.KNOWN, entry.physical_offset, entry.end, entry.row_count
+        ),
     )
 
 
@@ -75,8 +77,8 @@ def takes_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(*given: object) -> object:
         try:
             return check(*given)  # type: ignore[arg-type]
-        except transaction.VersionRegressionError:
-            return None
+        except VersionRegressionError:
+            return batch_rules.Decision()
 
     monkeypatch.setattr(transaction, "_check_journal", lenient)
 

@@ -135,11 +135,21 @@ def second_query_with_the_same_app_id(spark, root):
         write(spark.range(rows).selectExpr("'x' body"), root, topic="other", txnAppId="mine", txnVersion="0")
 
 
-@case(r"BatchConflictError: app 'mine': version 0 is in the store with 100 rows .*, and came again with 50 rows .*")
+@case(
+    r"QueryConflictError: app 'mine': found version 0 of query .*, but the batches .* are of query .* txnAppId .* of its own.*"
+)
 def second_stream_with_the_same_app_id(spark, root):
     for name, most in (("first", "100"), ("second", "50")):
         df = read_stream(spark, root, maxOffsetsPerTrigger=most).select("body")
         stream_in(df, root, topic="copy", txnAppId="mine", checkpointLocation=f"{root}-{name}")
+
+
+@case(
+    r"BatchConflictError: app 'mine': version 0 .* rows for topic other, and came again with rows for topic another\. .*"
+)
+def second_sink_with_the_same_app_id(spark, root):
+    for topic in ("other", "another"):
+        write(spark.range(5).selectExpr("'x' body"), root, topic=topic, txnAppId="mine", txnVersion="0")
 
 
 @case(r"NotAStoreError: .*host .* found no store there, .*executors and driver must see the same disk.*")

@@ -1,4 +1,5 @@
-"""Stories of a classic session: failed commits, checkpoints that are deleted, rolled back and copied, several writers."""
+"""Stories of a classic session: failed commits, checkpoints that are deleted, rolled back and copied, several "
+"writers."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def roll_back(checkpoint: Path, count: int) -> None:
 
 
 def test_a_commit_that_raises_after_publishing(spark, kill_plan, root, tmp_path) -> None:
-    """The batch is in the store, Spark thinks it is not and calls abort (here even twice): started again it is known."""
+    """The batch is in the store, Spark thinks it is not and calls abort (here even twice): started again it is "
+    "known."""
     import killing
 
     spark.dataSource.register(killing.KillingSource)
@@ -92,19 +94,31 @@ def test_a_checkpoint_rolled_back_that_plans_the_same(spark, root, tmp_path) -> 
 
 
 def test_a_deleted_checkpoint(spark, root, tmp_path) -> None:
-    """Under an app id of its own: the same batches are known, others are a conflict. Without one it is a new query."""
+    """It is another query: under the app id of the old one it is refused, whatever its rows, unless it takes the app
+    over; then the old query is refused for good. Without an app id it is new.
+    """
     fill(root, 200)
     checkpoint = tmp_path / "checkpoint"
-    for _ in range(2):
-        copy(spark, root, checkpoint, txnAppId="mine")
+    copy(spark, root, checkpoint, txnAppId="mine")
+    shutil.move(checkpoint, tmp_path / "old")
+    for most in (100, 150):
+        with pytest.raises(StreamingQueryException, match="QueryConflictError: app 'mine': found version 0 of query"):
+            copy(spark, root, checkpoint, most=most, txnAppId="mine")
         shutil.rmtree(checkpoint)
-    assert bodies(root, "copy") == bodies(root, "flights")
-    with pytest.raises(StreamingQueryException, match="BatchConflictError: app 'mine': version 0"):
-        copy(spark, root, checkpoint, most=150, txnAppId="mine")
-    assert bodies(root, "copy") == bodies(root, "flights")
+        assert bodies(root, "copy") == bodies(root, "flights")
+    for _ in range(2):
+        copy(spark, root, checkpoint, txnAppId="mine", onNewQuery="continue")
+        assert set(bodies(root, "copy").values()) == {2}
+    more(root, 200, 10)
+    with pytest.raises(
+        StreamingQueryException, match=r"QueryConflictError: app 'mine': found version 2 of query .* has replaced"
+    ):
+        copy(spark, root, tmp_path / "old", txnAppId="mine", onNewQuery="continue")
+    copy(spark, root, checkpoint, txnAppId="mine")
+    assert sum(bodies(root, "copy").values()) == 410
     shutil.rmtree(checkpoint)
     copy(spark, root, checkpoint)
-    assert set(bodies(root, "copy").values()) == {2}
+    assert set(bodies(root, "copy").values()) == {2, 3}
 
 
 def test_a_copied_checkpoint(spark, root, tmp_path) -> None:
@@ -168,3 +182,84 @@ def test_a_foreach_batch_that_fails_after_its_write(spark, root, tmp_path) -> No
     assert sum(bodies(root, "copy").values()) == 200
     run()
     assert bodies(root, "copy") == bodies(root, "flights")
+
+
+# ---- the store is gone, or is another, under a checkpoint
+
+
+def foreach_copy(spark, root: str, source: str, checkpoint: Path, topic: str = "copy", **options: str) -> None:
+    """Topic flights of one store through `MessageStoreSink` to another, 100 rows a micro-batch."""
+    from pyspark_messagestore import MessageStoreSink
+
+    df = spark.readStream.format("messagestore").option("subscribe", "flights").option("startingOffsets", "earliest")
+    df = df.option("maxOffsetsPerTrigger", 100).load(source).select("body", "keys")
+    query = df.writeStream.foreachBatch(MessageStoreSink(root, topic=topic, app_id="app", **options))
+    query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+
+def stream_copy(spark, root: str, source: str, checkpoint: Path, topic: str = "copy", **options: str) -> None:
+    """The same through the sink of a stream."""
+    df = spark.readStream.format("messagestore").option("subscribe", "flights").option("startingOffsets", "earliest")
+    df = df.option("maxOffsetsPerTrigger", 100).load(source).select("body", "keys")
+    given = {"topic": topic, "checkpointLocation": str(checkpoint), "txnAppId": "app", **options}
+    writer = df.writeStream.format("messagestore").options(**given).trigger(availableNow=True)
+    writer.start(root).awaitTermination()
+
+
+@pytest.mark.parametrize("copies", [stream_copy, foreach_copy])
+def test_a_store_that_is_gone_under_a_checkpoint(spark, root, tmp_path, copies) -> None:
+    """Not mounted: refused, and the folder stays as it is. An older backup: refused. The store back: it goes on."""
+    from messagestore import MessageStore
+    from messagestore.spi import attached_store
+
+    source, checkpoint, away = root + "-source", tmp_path / "checkpoint", Path(root + "-away")
+    fill(source, 100)
+    copies(spark, root, source, checkpoint)
+    shutil.copytree(root, root + "-backup")
+    for first, at in ((100, 100), (200, 100)):
+        more(source, first, at)
+        copies(spark, root, source, checkpoint)
+    more(source, 300, 50)
+    Path(root).rename(away)
+    for exists in (False, True):
+        if exists:
+            Path(root).mkdir()
+        with pytest.raises(
+            StreamingQueryException, match="LostBatchesError: app 'app': found version 3, and no store at"
+        ):
+            copies(spark, root, source, checkpoint)
+        assert Path(root).exists() is exists
+        assert not exists or list(Path(root).iterdir()) == []
+    Path(root).rmdir()
+    shutil.copytree(root + "-backup", root)
+    with pytest.raises(StreamingQueryException, match=r"LostBatchesError: .* versions 1 to 2 are not in the store"):
+        copies(spark, root, source, checkpoint)
+    assert bodies(root, "copy") == Counter(map(str, range(100)))
+    shutil.rmtree(root)
+    away.rename(root)
+    for _ in range(2):  # the second run has nothing to do
+        copies(spark, root, source, checkpoint)
+        assert bodies(root, "copy") == bodies(source, "flights")
+    more(source, 350, 10)
+    new = root + "-new"
+    with MessageStore.open(new) as store:
+        store.start_batches("app", 4)
+    copies(spark, new, source, checkpoint)
+    assert bodies(new, "copy") == Counter(map(str, range(350, 360)))
+    attached_store(new).detach()
+
+
+def test_a_second_checkpoint_and_a_second_topic_under_one_app_id(spark, root, tmp_path) -> None:
+    """Through `MessageStoreSink`: the rows were dropped as known. A second run on the first checkpoint goes on."""
+    source, checkpoint = root + "-source", tmp_path / "checkpoint"
+    fill(source, 100)
+    for _ in range(2):
+        foreach_copy(spark, root, source, checkpoint)
+    with pytest.raises(StreamingQueryException, match="QueryConflictError: app 'app': found version 0 of query"):
+        foreach_copy(spark, root, source, tmp_path / "second")
+    for name in ("0", ".0.crc"):
+        (checkpoint / "commits" / name).unlink()
+    with pytest.raises(StreamingQueryException, match="rows for topic copy, and came again with rows for topic audit"):
+        foreach_copy(spark, root, source, checkpoint, topic="audit")
+    foreach_copy(spark, root, source, checkpoint)
+    assert bodies(root, "copy") == bodies(source, "flights")
