@@ -1,4 +1,4 @@
-"""`python -m benchmarks store` (or `sink`, `source`, `memory`): which figures are taken?"""
+"""`python -m benchmarks store` (or `sink`, `source`, `queues`, `memory`): which figures are taken?"""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "store": ("the store alone, without Spark", list(STORE)),
     "sink": ("Spark writes", ["sink"]),
     "source": ("Spark reads", ["source"]),
+    "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "memory": ("peak memory of Spark's Python processes, writing and reading 4 GiB", ["memory"]),
 }
 
@@ -38,6 +39,10 @@ def group(name: str) -> Callable[[Settings], None]:
     """A group of figures; Spark is imported when it is asked for."""
     if name in STORE:
         return STORE[name]
+    if name == "queues":
+        from benchmarks import stream_queues
+
+        return stream_queues.run
     from benchmarks import spark_memory, spark_streams
 
     return {"sink": spark_streams.run_sink, "source": spark_streams.run_source, "memory": spark_memory.run}[name]

@@ -1,6 +1,4 @@
-"""How does a store stand, and who has read how far? What `messagestore status` and `groups` find out, without a lock
-and without a write.
-"""
+"""What `messagestore status` and `messagestore groups` find out about a store, without a lock and without a write."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from messagestore import ConfigError, CorruptionError
 from messagestore.spi import (
     BATCH_TOPIC,
     ConsumerOffsets,
+    State,
     StoreView,
     batches_from,
     boot_hash,
@@ -21,21 +20,21 @@ from messagestore.spi import (
 from pyspark_messagestore import cli_output as out
 
 _MOST_QUEUES_SHOWN = 16
+_TRIES = 100
 
 
 def status_of(view: StoreView) -> dict[str, Any]:
     """Everything that is shown, for JSON. `faults` lists what could not be read, in words."""
     files, paths = view.files, view.files.paths
     faults: list[str] = []
+    standing = _standing(view)
     queues = _queues(view, faults)
     batches = queues.get((BATCH_TOPIC, 0), (0, 0, 0))
     shown_end = max((end for _, _, end in queues.values()), default=files.commit_log.min_offset)
     return {
         "root": paths.root,
         "storeId": view.store_id or None,
-        "heldBy": _holders(view),
-        "abort": _abort(view),
-        "state": _state(view),
+        **standing,
         "commitLog": {
             "segments": len(files.commit_log.files.offsets),
             "segmentSize": files.commit_log.segment_size,
@@ -53,6 +52,27 @@ def status_of(view: StoreView) -> dict[str, Any]:
     }
 
 
+def _standing(view: StoreView) -> dict[str, Any]:
+    """Who holds the store and how it was left: `abort`, `state` and the locks as they were at one moment.
+
+    A writer changes `state` before its first byte and after its last, both under the writer lock. So when neither
+    `abort` nor `state` has changed while the locks were looked at, they belong together.
+    """
+    for _ in range(_TRIES):
+        before = view.files.read_abort(), view.files.state_file.read() if view.store_id else None
+        held = _holders(view)
+        if before == (view.files.read_abort(), view.files.state_file.read() if view.store_id else None):
+            break
+    text, state = before
+    ours = text is not None and text == view.files.abort_token
+    return {
+        "heldBy": held,
+        "abort": {"present": text is not None, "ours": ours, "content": text},
+        "state": _state(state),
+        "left": _left(text is not None, ours, held, state),
+    }
+
+
 def _holders(view: StoreView) -> dict[str, Any]:
     root = view.files.paths.root
     broker = probe_java(root)
@@ -64,13 +84,28 @@ def _holders(view: StoreView) -> dict[str, Any]:
     }
 
 
-def _abort(view: StoreView) -> dict[str, Any]:
-    text = view.files.read_abort()
-    return {"present": text is not None, "ours": view.files.abort_is_ours, "content": text}
+def _left(abort: bool, ours: bool, held: dict[str, Any], state: State | None) -> str:
+    """How the store was left, in one word of `_LEFT_WORDS`."""
+    if not abort:
+        return "closed"
+    if held["broker"] is not None or held["writer"] is not None:
+        return "open"
+    if not ours:
+        return "broker"
+    if state is None:
+        return "unknown"
+    if state.poisoned:
+        return "poisoned"
+    if state.boot_hash != boot_hash():
+        return "restarted"
+    if state.recovering:
+        return "recovering"
+    if not state.idle:
+        return "killed"
+    return "attached" if held["attached"] else "idle"
 
 
-def _state(view: StoreView) -> dict[str, Any] | None:
-    state = view.files.state_file.read() if view.store_id else None
+def _state(state: State | None) -> dict[str, Any] | None:
     if state is None:
         return None
     return {
@@ -197,7 +232,7 @@ def status_lines(found: dict[str, Any]) -> None:
         ("store", found["root"]),
         ("id", found["storeId"] or "none: this project has not written it"),
         ("held by", _holder_words(found["heldBy"])),
-        ("left", _left_words(found)),
+        ("left", _LEFT_WORDS[found["left"]]),
     ]
     if found["state"] is not None:
         rows.append(("state", _state_words(found["state"])))
@@ -226,18 +261,21 @@ def _holder_words(held: dict[str, Any]) -> str:
     return "nobody; a writer is attached and keeps brokers out" if held["attached"] else "nobody"
 
 
-def _left_words(found: dict[str, Any]) -> str:
-    """What `abort` says."""
-    abort, held, state = found["abort"], found["heldBy"], found["state"]
-    if not abort["present"]:
-        return "closed cleanly"
-    if held["broker"] is not None or held["writer"] is not None or held["attached"]:
-        return "open"
-    if not abort["ours"]:
-        return "by a broker that was killed: `messagestore recover` puts it right, or the broker itself"
-    if state is not None and state["poisoned"]:
-        return "by a writer whose sync failed: check the disk, then run `messagestore recover`"
-    return "by a writer that was killed: the next writer, or `messagestore recover`, puts it right"
+_LEFT_WORDS = {
+    "closed": "closed cleanly",
+    "open": "open, somebody is at work",
+    "attached": "open, idle: nothing is in flight",
+    "idle": "idle, nothing in flight: the last writer ended without closing the store, as Spark's workers do; the next "
+    "writer goes on, and before a broker starts run `messagestore recover`",
+    "killed": "by a writer that was killed in the middle of a write: the next writer, or `messagestore recover`, "
+    "repairs it; what was acknowledged is safe",
+    "recovering": "by a recovery that was killed: the next writer, or `messagestore recover`, starts it again",
+    "poisoned": "by a writer whose sync failed: check the disk, then run `messagestore recover`",
+    "restarted": "open when the machine went down: the next writer, or `messagestore recover`, checks what is left",
+    "broker": "by a broker that was killed: `messagestore recover` repairs it, or the broker itself",
+    "unknown": "open, and nothing says by whom: run `messagestore recover`",
+}
+"""What `left` means, and what to do about it."""
 
 
 def _state_words(state: dict[str, Any]) -> str:

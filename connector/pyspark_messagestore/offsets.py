@@ -2,8 +2,10 @@
 
 A stream offset is a dict that Spark keeps as JSON text and compares as text, so it is canonical: keys sorted, one form.
 
-    {"formatVersion": 1, "last": {"crc": .., "position": .., "size": ..}, "physicalOffset": .., "queues":
-     {"flights": {"0": 1200, "1": 1190}}, "storeId": ".."}
+    {"formatVersion": 1, "last": {"crc": .., "position": .., "size": .., "storeTimestamp": ..}, "physicalOffset": ..,
+     "queues": {"flights": {"0": 1200, "1": 1190}}, "storeId": ".."}
+
+`storeTimestamp` is missing in offsets of earlier releases.
 
 Pure functions on numbers: nothing here opens a store.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +29,28 @@ Queues = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class LastRecord:
-    """The last record that a stream has covered, to know the log again by: place, bytes, CRC-32 of its bytes."""
+    """The last record that a stream has covered, to know the log again by: place, bytes, CRC-32 of its bytes.
+
+    Its store time tells what is newer in a log that was restored or made again; None in offsets of earlier releases.
+    """
 
     position: int
     size: int
     crc: int
+    store_timestamp_ms: int | None = None
+
+    def to_json(self) -> dict[str, int]:
+        """As a part of the offset's JSON."""
+        fields = {"crc": self.crc, "position": self.position, "size": self.size}
+        return fields if self.store_timestamp_ms is None else {**fields, "storeTimestamp": self.store_timestamp_ms}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> LastRecord:
+        """From a part of the offset's JSON."""
+        time_ms = fields.get("storeTimestamp")
+        return cls(
+            int(fields["position"]), int(fields["size"]), int(fields["crc"]), None if time_ms is None else int(time_ms)
+        )
 
 
 @dataclass(frozen=True)
@@ -62,10 +82,9 @@ class StreamOffset:
         queues: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
         for (topic, queue_id), offset in self.queues.items():
             queues.setdefault(topic, {})[str(queue_id)] = offset
-        last = None if self.last is None else {f: getattr(self.last, f) for f in ("crc", "position", "size")}
         return {
             "formatVersion": FORMAT_VERSION,
-            "last": last,
+            "last": None if self.last is None else self.last.to_json(),
             "physicalOffset": self.physical_offset,
             "queues": {topic: dict(sorted(queues[topic].items())) for topic in sorted(queues)},
             "storeId": self.store_id,
@@ -94,7 +113,7 @@ class StreamOffset:
                     for queue_id, offset in queues.items()
                 },
                 physical_offset=int(fields["physicalOffset"]),
-                last=None if last is None else LastRecord(int(last["position"]), int(last["size"]), int(last["crc"])),
+                last=None if last is None else LastRecord.from_json(last),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
@@ -152,22 +171,32 @@ class Range:
         return self.end - self.start
 
 
-def pieces(ranges: list[Range], rows: int) -> list[list[Range]]:
-    """Ranges cut and put together to pieces of about `rows` messages, in order; none is larger.
+def pieces(
+    ranges: list[Range], most: float, weights: Mapping[tuple[str, int], float] | None = None
+) -> list[list[Range]]:
+    """Ranges cut and put together to pieces of about the weight `most`, in order; none is much heavier.
 
-    A queue is cut into equal parts when it is longer than `rows`; short ones are put together.
+    A queue is cut into equal parts when it is heavier than `most`; light ones are put together.
+
+    Parameters
+    ----------
+    most : float
+    weights : mapping of (topic, queue id) to float, optional
+        What one message of a queue weighs; 1 where nothing is given.
     """
-    parts: list[Range] = []
+    parts: list[tuple[Range, float]] = []
     for each in ranges:
-        count = -(-each.count // rows)
+        weight = 1.0 if weights is None else weights.get((each.topic, each.queue_id), 1.0)
+        count = min(each.count, math.ceil(each.count * weight / most))
         bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
-        parts += [Range(each.topic, each.queue_id, *pair) for pair in itertools.pairwise(bounds)]
+        cut = [Range(each.topic, each.queue_id, *pair) for pair in itertools.pairwise(bounds)]
+        parts += [(part, part.count * weight) for part in cut]
     result: list[list[Range]] = []
-    filled = rows
-    for part in parts:
-        if filled + part.count > rows:
+    filled = most
+    for part, heavy in parts:
+        if filled + heavy > most:
             result.append([])
             filled = 0
         result[-1].append(part)
-        filled += part.count
+        filled += heavy
     return result

@@ -4,13 +4,14 @@
     tasks      read(partition): ranges of queues -> record batches with the columns that were asked for
 
 Progress is Spark's: nothing here depends on `commit` or `stop`. What was read can be read again as long as the log
-holds
-it; where it does not, that is an error, or with failOnDataLoss=false a gap that is counted in a warning.
+holds it; where it does not, that is an error, or with failOnDataLoss=false a gap that is counted in a warning. Whether
+the log is still the one that was read is checked whenever there is something new.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -22,14 +23,24 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from messagestore import ConfigError, NotAStoreError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
-from messagestore.spi import FILLER_UNIT_SIZE, StoreView, Visible
+from messagestore.spi import FILLER_UNIT_SIZE, QueueEnds, StoreView, Visible
 from pyspark_messagestore.offsets import LastRecord, Queues, Range, StreamOffset, limited, pieces
 from pyspark_messagestore.options import EARLIEST, EVERY_QUEUE, LATEST, SourceOptions
 from pyspark_messagestore.progress import GroupProgress
 from pyspark_messagestore.schema import Projection
 
 PARTITION_ROWS = 262_144
-"""Messages of a Spark partition, where `minPartitions` does not ask for smaller ones."""
+"""Messages of a Spark partition, at most."""
+PARTITION_SIZE = 128 * 1024 * 1024
+"""Bytes of records of a Spark partition, at most."""
+ROW_WEIGHT = 256
+"""What one more message costs a task, in bytes of records."""
+SMALL_WEIGHT = 16 * 1024 * 1024
+"""Less than this is not divided: another task would cost more than it saves."""
+_SLACK = 1.05
+"""A task may get so much more than its share, before a queue is cut or another task begun."""
+_SAMPLED_QUEUES = 64
+_SAMPLED_UNITS = 256
 BATCH_ROWS = 65_536
 _LOOK_INTERVAL_S = 1.0
 """How often new queues are looked for in a store whose writer does not tell when it changed (a Java broker)."""
@@ -48,27 +59,36 @@ class RangesPartition(InputPartition):
     store_id : str
         Of the store these ranges were planned in.
     ranges : list of (topic, queue id, start, end)
+    last : (position, size, crc) | None
+        The last record that was planned: a task knows the log by it.
     """
 
     store_id: str
     ranges: list[tuple[str, int, int, int]]
+    last: tuple[int, int, int] | None = None
 
-    def __init__(self, store_id: str, ranges: list[Range]) -> None:
+    def __init__(self, store_id: str, ranges: list[Range], last: LastRecord | None = None) -> None:
         super().__init__(None)
         self.store_id = store_id
         self.ranges = [(r.topic, r.queue_id, r.start, r.end) for r in ranges]
+        self.last = None if last is None else (last.position, last.size, last.crc)
 
 
-def read_ranges(path: str, partition: InputPartition, projection: Projection) -> Iterator[pa.RecordBatch]:
+def read_ranges(options: SourceOptions, partition: InputPartition, projection: Projection) -> Iterator[pa.RecordBatch]:
     """In a task: the messages of a partition as Spark's record batches.
 
     Raises
     ------
     NotAStoreError
         The store at the path is not the one that was planned: this host sees another disk.
+    OffsetOutOfRangeError
+        Retention has taken messages since the ranges were planned; with failOnDataLoss=false they are counted.
+    StoreWentBackwardsError
+        The log was restored or made again since the ranges were planned.
     """
     if not isinstance(partition, RangesPartition) or not partition.ranges:
         return
+    path = options.path
     try:
         view = StoreView(path)
     except NotAStoreError:
@@ -76,13 +96,62 @@ def read_ranges(path: str, partition: InputPartition, projection: Projection) ->
     try:
         if partition.store_id and view.store_id != partition.store_id:
             raise _elsewhere(path, partition.store_id, f"another store, {view.store_id or 'without an id'}")
-        for topic, queue_id, start, end in partition.ranges:
-            for batch in view.read(
-                topic, queue_id, start, end, projection.stored, max_rows=BATCH_ROWS, read_ahead=False
-            ):
-                yield projection.converted(batch)
+        _check_last(view, path, partition)
+        for each in partition.ranges:
+            yield from _read_range(view, each, projection, fail_on_data_loss=options.fail_on_data_loss)
+        _check_last(view, path, partition)
     finally:
         view.close()
+
+
+def _check_last(view: StoreView, path: str, partition: RangesPartition) -> None:
+    """Whether the log is the one that was planned (below its first segment nothing can be told)."""
+    if partition.last is None:
+        return
+    position, size, crc = partition.last
+    if view.record_crc(position, size) not in (crc, None):
+        raise StoreWentBackwardsError(
+            f"{path}: the record at physical offset {position} is not the one that was there when this micro-batch was "
+            f"planned: the log was cut, restored or made again meanwhile; restart the query"
+        )
+
+
+def _read_range(
+    view: StoreView, part: tuple[str, int, int, int], projection: Projection, *, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    topic, queue_id, start, end = part
+    while start < end:
+        batches = view.read(topic, queue_id, start, end, projection.stored, max_rows=BATCH_ROWS, read_ahead=False)
+        try:
+            for batch in batches:
+                start += batch.num_rows
+                yield projection.converted(batch)
+        except OffsetOutOfRangeError as error:
+            first = min(error.min, end)
+            if fail_on_data_loss:
+                raise OffsetOutOfRangeError(
+                    f"{error}; this happened after the read was planned. {_GO_ON}",
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=error.queue_offset,
+                    min=error.min,
+                    max=error.max,
+                ) from None
+            _tell_gap((topic, queue_id), error.queue_offset, first)
+            start = first
+
+
+_GO_ON = "Start a new query, or set failOnDataLoss=false to go on at the first message that is there"
+
+
+def _tell_gap(queue: tuple[str, int], start: int, end: int) -> None:
+    _log.warning(
+        "%s/%d: %d messages, %d to %d, are gone (retention); failOnDataLoss=false: going on behind them",
+        *queue,
+        end - start,
+        start,
+        end - 1,
+    )
 
 
 def _elsewhere(path: str, store_id: str, found: str) -> NotAStoreError:
@@ -94,22 +163,46 @@ def _elsewhere(path: str, store_id: str, found: str) -> NotAStoreError:
 
 
 class Follower:
-    """The store as the driver sees it: how far the subscribed queues reach, and whether a start is still good."""
+    """The store as the driver sees it: how far the subscribed queues reach, and whether a start is still good.
+
+    Attributes
+    ----------
+    checked : bool
+        The start that was examined last is of this log, and nothing about it is unknown.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self.view = StoreView(options.path)
-        self.refused: StreamOffset | None = None
+        self.checked = False
+        self._queues = QueueEnds(self.view, options.subscribe)
         self._ends: Queues = {}
         self._visible: Visible | None = None
         self._quiet: tuple[int, int] | None = None
         self._looked_s = 0.0
-        self._queue_ids: dict[str, list[int]] = {}
+        self._examined: StreamOffset | None = None
+        self._moved: Queues = {}
+        self._told: set[str] = set()
 
     # ---- ends
 
     def ends(self) -> Queues:
-        """Queue -> number of the first message that cannot be seen yet. Microseconds when nothing changed."""
+        """Queue -> number of the first message that cannot be seen yet. Microseconds when nothing changed.
+
+        Raises
+        ------
+        NotAStoreError
+            The store's folder is gone.
+        StoreWentBackwardsError
+            Another store is at the path.
+        """
+        try:
+            return self._look()
+        except (NotAStoreError, StoreWentBackwardsError):  # another folder is at the path: a restored copy?
+            self._reopen()
+            return self._look()
+
+    def _look(self) -> Queues:
         if self._quiet is not None and self.view.quiet() == self._quiet:
             return self._ends
         visible = self.view.refresh()
@@ -117,14 +210,28 @@ class Follower:
             return self._ends
         self._quiet = self.view.quiet() if visible.end is None else None
         now_s = time.monotonic()
-        if visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S:
+        find = visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S
+        if find:
             self._looked_s = now_s
-            self._queue_ids = {topic: self.view.queue_ids(topic) for topic in self.options.subscribe}
-        ends = self.view.max_offsets((topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids)
-        if ends != self._ends:  # the same object while nothing changed: see StreamReader.latestOffset
-            self._ends = ends
+        self._ends = self._queues.look(find_queues=find)
+        if self._queues.waiting:
+            self._quiet = None
         self._visible = self.view.visible
         return self._ends
+
+    def _reopen(self) -> None:
+        """Another folder is at the path: open what is there, which must be this store, and check everything again."""
+        view = StoreView(self.options.path)
+        if self.view.store_id and view.store_id != self.view.store_id:
+            view.close()
+            raise StoreWentBackwardsError(
+                f"{self.options.path}: found store {view.store_id or 'without an id'} where store {self.view.store_id} "
+                f"was, which this query reads; put that one back, or start a new query with a new checkpoint"
+            )
+        self.view.close()
+        self.view, self._queues = view, QueueEnds(view, self.options.subscribe)
+        self._ends, self._visible, self._quiet = {}, None, None
+        self.checked, self._examined = False, None
 
     def check_topics(self) -> None:
         """Refuse a topic the store has never heard of.
@@ -212,91 +319,190 @@ class Follower:
 
     # ---- whether a start is good
 
-    def check_start(self, start: StreamOffset) -> bool:
-        """On the first plan after a start: is this the log that `start` was read from? False: cannot be told yet.
+    def check_start(self, start: StreamOffset) -> None:
+        """Is this still the log that `start` was read from? Asked whenever there is something new.
+
+        The last record that was read is read again. A queue must reach the start, and the message before the start must
+        lie within what was read: of all queues the first time, then of those that have changed.
 
         Raises
         ------
         StoreWentBackwardsError
             The log was cut below it, a queue was made again, or it is another store.
         """
+        ends = self.ends()
         if start.store_id and start.store_id != self.view.store_id:
             raise StoreWentBackwardsError(
                 f"{self.options.path}: found store {self.view.store_id or 'without an id'}, and the checkpoint is of "
-                f"store "
-                f"{start.store_id}; use a new checkpoint for another store"
+                f"store {start.store_id}; use a new checkpoint for another store"
             )
-        last, log = start.last, self.view.files.commit_log
-        fault = ""
-        if (
-            last is not None
-            and last.position >= log.min_offset
-            and log.crc(last.position, last.position + last.size) != last.crc
-        ):
-            fault = f"the record at physical offset {last.position} is not the one this query has read"
-        unknown = False
-        for (topic, queue_id), offset in start.queues.items():
-            units = self.view.units(topic, queue_id, offset - 1, offset) if offset else None
-            if units is None:
-                continue
-            if not len(units) or units["size"][0] <= 0:
-                unknown = True
-                continue
-            end = int(units["physical_offset"][0]) + int(units["size"][0])
-            if units["size"][0] != FILLER_UNIT_SIZE and end > start.physical_offset:
-                fault = (
-                    fault
-                    or f"{topic}/{queue_id} was made again: message {offset - 1} is another than this query has read"
-                )
-        if not fault:
-            return not unknown
+        if start != self._examined:
+            self._examined, self._moved = start, {}
+        faults = self._faults(start, ends)
+        if not faults:
+            return
         if self.options.fail_on_data_loss:
             raise StoreWentBackwardsError(
-                f"{self.options.path}: {fault}: the log was cut, restored or made again below the checkpoint "
-                f"(physical offset "
-                f"{start.physical_offset}); start a new query, or set failOnDataLoss=false to go on at the first "
-                f"newer message"
+                f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored or made again below "
+                f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted; start a new query, "
+                f"or set failOnDataLoss=false to go on at the first newer message"
             )
-        _log.warning("%s: %s; failOnDataLoss=false: going on at the first newer message", self.options.path, fault)
-        self.refused = start
-        return True
+        self._go_on(start, ends, faults)
 
-    def first_of(self, queue: tuple[str, int], start: StreamOffset) -> int:
-        """Where the range of a queue really begins: a start that was refused is replaced, retention is stepped over."""
-        offset = start.queues.get(queue, 0)
-        if self.refused is not None and offset == self.refused.queues.get(queue):
-            offset = min(offset, self.view.files.queue(*queue).search_physical(self.refused.physical_offset))
+    def _faults(self, start: StreamOffset, ends: Queues) -> dict[tuple[str, int] | None, str]:
+        """What is wrong, by queue; None: with the log."""
+        every, unknown = not self.checked, False
+        faults: dict[tuple[str, int] | None, str] = {}
+        last = start.last
+        if last is not None and self.view.record_crc(last.position, last.size) not in (last.crc, None):
+            faults[None] = f"the record at physical offset {last.position} is not the one this query has read"
+        for queue, offset in start.queues.items():
+            end = ends.get(queue)
+            if not offset or (end == offset and not every and queue not in self._queues.restarted):
+                continue
+            if queue in self._queues.restarted:
+                faults[queue] = f"{queue[0]}/{queue[1]} was made again: it began below message {offset} again"
+            elif end is None or end < offset:
+                if not self.view.visible.recovered:
+                    unknown = True  # what was read may be there, but a writer must recover the store first
+                elif queue[0] in self.options.subscribe:
+                    faults[queue] = (
+                        f"{queue[0]}/{queue[1]} ends at {end}, and this query has read up to {offset}"
+                        if end is not None
+                        else f"{queue[0]}/{queue[1]} is gone, and this query has read up to {offset}"
+                    )
+            elif self._ends_behind(queue, offset, start.physical_offset):
+                faults[queue] = (
+                    f"{queue[0]}/{queue[1]} was made again: message {offset - 1} is another than this query has read"
+                )
+        self.checked = not unknown
+        return faults
+
+    def _ends_behind(self, queue: tuple[str, int], offset: int, physical_offset: int) -> bool:
+        """Whether the message before an offset ends behind a place in the log."""
+        units = self.view.units(*queue, offset - 1, offset)
+        if not len(units) or units["size"][0] == FILLER_UNIT_SIZE:
+            return False  # retention has taken it
+        return int(units["physical_offset"][0]) + int(units["size"][0]) > physical_offset
+
+    def _go_on(self, start: StreamOffset, ends: Queues, faults: dict[tuple[str, int] | None, str]) -> None:
+        """With failOnDataLoss=false: find the first newer message of each queue, and say so."""
+        queues = list(start.queues) if None in faults else [queue for queue in faults if queue is not None]
+        restarted = set(queues) & self._queues.restarted
+        self._queues.restarted -= restarted
+        for queue, fault in faults.items():
+            if queue not in self._moved:
+                self._tell(f"{fault}; failOnDataLoss=false: going on at the first newer message")
+        for queue in queues:
+            if queue in self._moved or queue not in ends:
+                continue
+            # In a log that is otherwise the same all messages of a queue that was made again are newer.
+            made_again = queue in restarted and None not in faults
+            self._moved[queue] = 0 if made_again else self._first_newer(queue, start)
+            if self._moved[queue] != start.queues[queue]:
+                self._tell(
+                    f"{queue[0]}/{queue[1]}: going on at message {self._moved[queue]}, not {start.queues[queue]}; "
+                    f"the {self._moved[queue]} before it were read, or are taken for read"
+                )
+
+    def _tell(self, text: str) -> None:
+        """A warning, once."""
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s: %s", self.options.path, text)
+
+    def _first_newer(self, queue: tuple[str, int], start: StreamOffset) -> int:
+        """The first message of a queue that was stored behind, or later than, everything this query has read."""
+        first = self.view.search_physical(*queue, start.physical_offset)
+        if start.last is not None and start.last.store_timestamp_ms is not None:
+            first = min(first, self.view.offset_behind_time(*queue, start.last.store_timestamp_ms))
+        return min(first, start.queues[queue])
+
+    def first_of(self, queue: tuple[str, int], start: StreamOffset, end: int, *, tell: bool = False) -> int:
+        """Where the range of a queue really begins, up to `end`: behind what retention has taken.
+
+        A queue that is new to the stream begins at 0, unless its topic was not subscribed before.
+        """
+        offset = self._moved.get(queue, start.queues.get(queue, 0))
         begin = self.begin(*queue)
-        if offset < begin and queue in start.queues:
+        if offset < begin and (queue in start.queues or queue[0] in start.topics):
             if self.options.fail_on_data_loss:
                 raise self._gone(queue, offset, begin)
-            _log.warning("%s/%d: messages %d to %d are gone; failOnDataLoss=false", *queue, offset, begin)
+            if tell and min(begin, end) > offset:
+                _tell_gap(queue, offset, min(begin, end))
         return max(offset, begin)
+
+    @property
+    def moved(self) -> set[tuple[str, int]]:
+        """Queues that do not go on where the start says, which was examined last (failOnDataLoss=false)."""
+        return set(self._moved)
+
+    def changed(self, start: StreamOffset, ends: Queues) -> list[tuple[str, int]]:
+        """The queues in which a step from `start` to `ends` may read something."""
+        known, moved = start.queues, self._moved
+        return [queue for queue, end in ends.items() if known.get(queue, 0) != end or queue in moved]
 
     # ---- the end of a step
 
-    def offset_at(self, start: StreamOffset, ends: Queues) -> StreamOffset:
-        """The stream offset with these ends; physical offset and last record follow from their last units."""
-        physical_offset, last = start.physical_offset, start.last
-        place = (-1, 0)
-        for (topic, queue_id), end in ends.items():
-            if end > start.queues.get((topic, queue_id), 0):
-                unit = self.view.units(topic, queue_id, end - 1, end)[0]
-                if unit["size"] != FILLER_UNIT_SIZE:
-                    place = max(place, (int(unit["physical_offset"]), int(unit["size"])))
-        if place[0] >= 0 and place[0] + place[1] > physical_offset:
-            physical_offset = place[0] + place[1]
-            log = self.view.files.commit_log
-            there = place[0] >= log.min_offset
-            last = LastRecord(*place, log.crc(place[0], physical_offset)) if there else None
-        return StreamOffset(self.view.store_id, self.options.subscribe, ends, physical_offset, last)
+    def offset_at(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
+        """The stream offset with these ends; physical offset and last record follow from their last units.
 
-    def plan(self, firsts: Queues, ends: Queues) -> list[InputPartition]:
-        """The pieces tasks read."""
+        Parameters
+        ----------
+        firsts : dict
+            Where the queues that were looked at begin; a queue is read when it reaches further.
+        reached : dict
+            Of all queues.
+        """
+        again = bool(self._moved)  # a log that was cut or made again is known by what is in it now
+        physical_offset, last = (0, None) if again else (start.physical_offset, start.last)
+        place = (-1, 0)
+        for queue, end in reached.items():
+            if end > (0 if again else firsts.get(queue, end)):
+                units = self.view.units(*queue, end - 1, end)
+                if len(units) and units["size"][0] != FILLER_UNIT_SIZE:
+                    place = max(place, (int(units["physical_offset"][0]), int(units["size"][0])))
+        if place[0] >= 0 and sum(place) > physical_offset:
+            physical_offset, last = sum(place), self._record(*place)
+        return StreamOffset(self.view.store_id, self.options.subscribe, reached, physical_offset, last)
+
+    def _record(self, position: int, size: int) -> LastRecord | None:
+        """The record at a place, to know the log by; None below the first segment."""
+        crc = self.view.record_crc(position, size)
+        head = self.view.files.commit_log.head(position) if crc is not None else None
+        if crc is None or head is None:
+            return None
+        return LastRecord(position, size, crc, int(head["store_timestamp_ms"]))
+
+    def plan(self, firsts: Queues, ends: Queues, last: LastRecord | None) -> list[InputPartition]:
+        """The pieces tasks read: as many as there are processors, unless they would be small, or large."""
         ranges = [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
-        total = sum(r.count for r in ranges)
-        rows = min(PARTITION_ROWS, max(1, total // (self.options.min_partitions or 1)))
-        return [RangesPartition(self.view.store_id, part) for part in pieces(ranges, rows)]
+        if not ranges:
+            return []
+        weights = self._weights(ranges)
+        total = sum(r.count * weights[r.topic, r.queue_id] for r in ranges)
+        rows = sum(r.count for r in ranges)
+        heaviest = min(PARTITION_SIZE, PARTITION_ROWS * total / rows)
+        most = min(heaviest, max(SMALL_WEIGHT, _SLACK * total / len(os.sched_getaffinity(0))))
+        if self.options.min_partitions is not None:
+            most = min(most, total / min(rows, self.options.min_partitions))
+        return [RangesPartition(self.view.store_id, part, last) for part in pieces(ranges, most, weights)]
+
+    def _weights(self, ranges: list[Range]) -> dict[tuple[str, int], float]:
+        """What one message of each range costs, by the sizes in some units; no record is read."""
+        weights: dict[tuple[str, int], float] = {}
+        longest = sorted(ranges, key=lambda r: -r.count)[:_SAMPLED_QUEUES]
+        for each in longest:
+            middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
+            sizes = [
+                self.view.units(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS))["size"]
+                for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
+            ]
+            count = sum(map(len, sizes))
+            mean = sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
+            weights[each.topic, each.queue_id] = ROW_WEIGHT + max(0.0, mean)
+        mean = sum(weights.values()) / len(weights)
+        return {(r.topic, r.queue_id): weights.get((r.topic, r.queue_id), mean) for r in ranges}
 
 
 def _starting(fault: str) -> ConfigError:
@@ -316,13 +522,14 @@ class BatchReader(DataSourceReader):
         try:
             firsts = follower.starting(EARLIEST)
             ends = follower.ends()  # a queue that came in between is left for the next read
-            return follower.plan(firsts, {queue: ends[queue] for queue in firsts})
+            reached = {queue: ends[queue] for queue in firsts}
+            return follower.plan(firsts, reached, follower.offset_at(StreamOffset(), firsts, reached).last)
         finally:
             follower.view.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
-        return read_ranges(self.options.path, partition, self.projection)
+        return read_ranges(self.options, partition, self.projection)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -332,7 +539,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.projection = projection
         self._follower: Follower | None = None
-        self._checked = False
         self._target: Queues | None = None
         self._idle: tuple[dict[str, Any], Queues] | None = None
         group = options.consumer_group
@@ -357,7 +563,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's name
         """Where a new query begins."""
         follower = self.follower
-        return follower.offset_at(StreamOffset(), follower.starting(LATEST)).to_json()
+        firsts = follower.starting(LATEST)
+        return follower.offset_at(StreamOffset(), dict.fromkeys(firsts, 0), firsts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """`maxOffsetsPerTrigger`."""
@@ -375,33 +582,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next micro-batch reads; `start` itself when there is nothing new."""
-        ends = self.follower.ends() if self._target is None else self._target
-        if self._idle is not None and self._idle[1] is ends and self._idle[0] == start:
+        follower = self.follower
+        current = follower.ends()
+        ends = current if self._target is None else self._target
+        if self._idle is not None and self._idle[1] is current and self._idle[0] == start:
             self._publish(start)
             return start
         begin = StreamOffset.from_json(start)
         self._check(begin)
         self._publish(start)
-        if self._target is not None:
-            self.follower.ends()  # what was visible once may be gone
-        firsts = {queue: self.follower.first_of(queue, begin) for queue in ends}
-        reached = {queue: max(end, firsts[queue]) for queue, end in ends.items()}
+        if self._target is not None:  # a queue that was made again ends where it does now
+            ends = {
+                **ends,
+                **{queue: min(ends[queue], current.get(queue, 0)) for queue in follower.moved & ends.keys()},
+            }
+        firsts = {queue: follower.first_of(queue, begin, ends[queue]) for queue in follower.changed(begin, ends)}
+        reached = {**begin.queues, **{queue: max(ends[queue], first) for queue, first in firsts.items()}}
         if isinstance(limit, ReadMaxRows):
-            reached = limited(firsts, reached, limit.max_rows)
-        kept = {queue: offset for queue, offset in begin.queues.items() if queue not in reached}
-        reached |= kept
-        if all(begin.queues.get(queue, 0) == offset for queue, offset in reached.items()):
-            self._idle = (start, ends) if self._checked else None
+            reached = limited({**begin.queues, **firsts}, reached, limit.max_rows)
+        if all(begin.queues.get(queue, 0) == reached[queue] for queue in firsts):
+            self._idle = (start, current) if follower.checked else None
             return start
-        return self.follower.offset_at(begin, reached).to_json()
+        return follower.offset_at(begin, firsts, reached).to_json()
 
     def _check(self, start: StreamOffset) -> None:
-        if not self._checked:
+        if not self.follower.checked:
             self.follower.check_topics()
-            self._checked = self.follower.check_start(start)
+        self.follower.check_start(start)
 
     def _publish(self, start: dict[str, Any]) -> None:
-        if self._progress is not None and self._checked:  # offsets of another log are nobody's progress
+        if self._progress is not None and self.follower.checked:  # offsets of another log are nobody's progress
             self._progress.publish(start)
 
     # ---- ranges
@@ -412,28 +622,47 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, finish = StreamOffset.from_json(start), StreamOffset.from_json(end)
         visible = follower.ends()
         self._check(begin)
+        last = self._planned_last(finish)
         firsts: Queues = {}
         ends: Queues = {}
-        for queue, offset in finish.queues.items():
-            reached = visible.get(queue, 0)
-            if offset > reached and offset > begin.queues.get(queue, 0):
+        for queue in follower.changed(begin, finish.queues):
+            offset, reached = finish.queues[queue], visible.get(queue, 0)
+            if offset > reached:
                 if self.options.fail_on_data_loss:
                     raise StoreWentBackwardsError(
                         f"{self.options.path}: {queue[0]}/{queue[1]}: this micro-batch was planned up to offset "
-                        f"{offset}, and the "
-                        f"queue reaches {reached}: the log was cut, restored, or not recovered yet (run "
-                        f"`messagestore recover`); "
-                        "start a new query, or set failOnDataLoss=false to go on"
+                        f"{offset}, and the queue reaches {reached}: the log was cut, restored, or not recovered yet "
+                        f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to go on"
                     )
                 _log.warning("%s/%d: messages %d to %d are gone; failOnDataLoss=false", *queue, reached, offset)
-                offset = reached  # noqa: PLW2901
-            if offset > begin.queues.get(queue, 0) or (follower.refused is not None and queue in visible):
-                firsts[queue], ends[queue] = follower.first_of(queue, begin), offset
-        return follower.plan(firsts, ends)
+                offset = reached
+            if queue in visible:
+                firsts[queue], ends[queue] = follower.first_of(queue, begin, offset, tell=True), offset
+        return follower.plan(firsts, ends, last)
+
+    def _planned_last(self, finish: StreamOffset) -> LastRecord | None:
+        """The last record of a planned micro-batch, when the log still has it.
+
+        Raises
+        ------
+        StoreWentBackwardsError
+            Another one is there: the log was cut or restored since the micro-batch was planned.
+        """
+        last = finish.last
+        if last is None or self.follower.view.record_crc(last.position, last.size) in (last.crc, None):
+            return last
+        fault = f"the record at physical offset {last.position} is not the one this micro-batch was planned up to"
+        if self.options.fail_on_data_loss:
+            raise StoreWentBackwardsError(
+                f"{self.options.path}: {fault}: the log was cut, restored, or not recovered yet (run `messagestore "
+                f"recover`); start a new query, or set failOnDataLoss=false to go on"
+            )
+        _log.warning("%s: %s; failOnDataLoss=false: going on with what is there", self.options.path, fault)
+        return None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
-        return read_ranges(self.options.path, partition, self.projection)
+        return read_ranges(self.options, partition, self.projection)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing depends on it: Spark does not call it for the last batch."""

@@ -162,6 +162,12 @@ class CommitLog:
         if count != len(buffer):
             raise CorruptionError(path, physical_offset, f"{len(buffer)} bytes", f"{count}")
 
+    def reopen_replaced(self, physical_offset: int) -> None:
+        """Let go of the segment that holds an offset when another file is at its path now (a restored copy)."""
+        start = self.files.holding(physical_offset)
+        if start is not None and not self.disk.at_path(self.files.file(start)):
+            self.files.pool.forget(self.files.path(start))
+
     def record_bytes(self, physical_offset: int) -> bytes | None:
         """The bytes of what claims to be a record there, or None. Only its magic and its size are checked.
 

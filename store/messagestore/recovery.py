@@ -50,7 +50,8 @@ class RecoveryReport:
     Parameters
     ----------
     reason : str
-        "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed".
+        "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed", or "not closed, nothing in
+        flight": the last writer ended between two appends.
     start, end : int
         Physical offsets: where the walk began, where the log ends.
     record_count : int
@@ -206,7 +207,8 @@ class _Recovery:
                 self.report.notes.append("ConsumeQueues or index were missing: rebuilt from the log")
             before = self._end_of_queues()
         elif ours:
-            self.report.reason = "a writer crashed"
+            idle = state is not None and state.idle
+            self.report.reason = "not closed, nothing in flight" if idle else "a writer crashed"
             before = anchored or self._newest_chained_segment()
         else:
             self.report.reason = "a broker crashed"

@@ -18,10 +18,15 @@ from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
+from messagestore.queue_ends import QueueEnds
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
+<<<<<<< 96a683e
+from messagestore.state import State, boot_hash
+from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
+=======
 from messagestore.state import boot_hash
 from messagestore.store_files import (
     Identity,
@@ -32,6 +37,7 @@ from messagestore.store_files import (
     make_staging,
     store_host_of,
 )
+>>>>>>> 713a618cd5dcc74597974bf809ad9636b63d3d61
 from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
 from messagestore.verify import Finding, VerifyReport, verify
@@ -57,9 +63,11 @@ __all__ = [
     "Identity",
     "LogWriter",
     "Paths",
+    "QueueEnds",
     "StagedChunks",
     "StagedFile",
     "StagingWriter",
+    "State",
     "StoreFiles",
     "StoreView",
     "Topics",

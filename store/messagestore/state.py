@@ -107,6 +107,18 @@ class State:
         """A recovery is at work, or died: what is derived from the log above C may be in pieces."""
         return bool(self.flags & STATE_RECOVERING)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no append and no recovery was under way when this was written, and all that was written since the
+        machine was started is still there.
+        """
+        return (
+            self.in_flight == NOTHING_IN_FLIGHT
+            and not self.poisoned
+            and not self.recovering
+            and self.boot_hash == boot_hash()
+        )
+
     def to_bytes(self) -> bytes:
         """The slot's bytes.
 
@@ -150,6 +162,11 @@ class StateFile:
     def last_counter(self) -> int:
         """Counter of the state read or written last through this object; -1 before the first."""
         return self._last.counter if self._last is not None else -1
+
+    @property
+    def inode(self) -> int:
+        """Of the file read last; -1 without one. Another one: the file was made again, or restored."""
+        return self._file.inode if self._file is not None else -1
 
     def create(self, via: str, state: State) -> State:
         """Make the file, whole and synced, with `state` in its slot; one that exists is replaced."""

@@ -138,6 +138,7 @@ class StoreView:
         self.files.load(index=False)
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
+        self._state_inode = -1
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
         self.visible = self.refresh()
@@ -146,6 +147,11 @@ class StoreView:
     def store_id(self) -> str:
         """The store's id; empty for a store this project never wrote."""
         return self.files.store_id
+
+    @property
+    def known_end(self) -> int | None:
+        """Where the log ends for readers, by the last `refresh`; None where only the queues show it (a broker's)."""
+        return self._closed_end if self.visible.end is None else self.visible.end
 
     def refresh(self) -> Visible:
         """Look how far the store has grown. Microseconds when nothing changed.
@@ -163,6 +169,12 @@ class StoreView:
             files.identity = self._read_identity(files.disk, files.paths)
         self._forget_deleted()
         abort, state = files.read_abort(), files.state_file.read()
+        if files.state_file.inode != self._state_inode:  # files may have been restored one by one: none is known
+            if self._state_inode >= 0:
+                self._drop_files()
+                self._ends.clear()
+                self._seen, self._closed = None, (-1, None)
+            self._state_inode = files.state_file.inode
         self._closed_end = None
         if not files.store_id or abort != files.abort_token:
             if abort is None and state is not None and self._closed_by_us(state):
@@ -435,9 +447,50 @@ class StoreView:
         begin = self._queue(topic, queue_id).begin(self.files.commit_log.min_offset)
         return min(begin, self._max_offset(topic, queue_id))
 
+    def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
+        """Number of the first message of a queue that lies at a physical offset or above; its max offset when none."""
+
+        def look() -> int:
+            return self._queue(topic, queue_id).search_physical(physical_offset)
+
+        return min(self.healed(look), self.max_offset(topic, queue_id))
+
+    def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Number of the first message of a queue that was stored after a time; its max offset when none was."""
+        left, right = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        while left < right:
+            middle = (left + right) // 2
+            units = self.units(topic, queue_id, middle, middle + 1)
+            head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+            if head is not None and int(head["store_timestamp_ms"]) > timestamp_ms:
+                right = middle
+            else:
+                left = middle + 1
+        return left
+
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         """Units `start..end` of a queue, as far as its files hold them; the caller has asked `max_offset`."""
         return self.healed(lambda: self.files.queue(topic, queue_id).read(start, end - start))
+
+    def record_crc(self, position: int, size: int) -> int | None:
+        """CRC-32 of bytes of the log, from the file that is at its path now.
+
+        Returns
+        -------
+        int | None
+            None: they lie below the first segment. -1: the log does not reach so far.
+        """
+        return self.healed(lambda: self._record_crc(position, size))
+
+    def _record_crc(self, position: int, size: int) -> int | None:
+        self._forget_deleted()
+        log = self.files.commit_log
+        if position + size > log.files.max_offset:
+            log.load()
+        if position < log.min_offset:
+            return None
+        log.reopen_replaced(position)
+        return log.crc(position, position + size)
 
     # ---- records
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ from typer.testing import CliRunner, Result
 
 from messagestore import BatchRequest, Message, MessageStore
 from messagestore.consumer_offsets import publish_offsets
-from pyspark_messagestore import cli_output
+from messagestore.layout import STATE_POISONED, STATE_RECOVERING
+from messagestore.mapped_file import Disk
+from messagestore.state import StateFile
+from messagestore.writer_lock import probe_writer
+from pyspark_messagestore import cli_output, cli_status
 from pyspark_messagestore.cli import app
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
@@ -157,7 +162,7 @@ def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
         (["put", "ROOT", "t", "x", "--queue", "99"], "allowed is 0 to 7"),
         (["put", "ROOT", "t", "--file", "ROOT/none"], "No such file"),
         (["put", "ROOT", "t", "x", "--wait", "soon"], "lockTimeout"),
-        (["put", "ROOT", "t", "x", "--store-config", "ROOT/lock"], "no such setting"),
+        (["put", "ROOT", "t", "x", "--store-config", "ROOT/lock"], "line 1: found a key that is n"),
     ],
 )
 def test_a_user_error_is_one_line(root: Path, arguments: list[str], words: str) -> None:
@@ -438,6 +443,94 @@ def test_status_names_the_writer(root: Path) -> None:
         assert "batches   1, the last: app-7 version 3, 4 rows" in text
 
 
+def committing(root: Path, count: int, then: str) -> subprocess.Popen[str]:
+    """A process that commits batches as Spark's commit worker does; `then` is what it does afterwards."""
+    code = (
+        "import os, sys, time\n"
+        "from crash.harness import encoded\n"
+        "from messagestore import BatchRequest\n"
+        "from messagestore.spi import append_batch, attached_store\n"
+        "from messagestore.transaction import Chunks\n"
+        "from small import SMALL\n"
+        f"for version in range({count}):\n"
+        "    with attached_store(sys.argv[1], SMALL).writing('a batch') as writer:\n"
+        "        chunk = encoded('app', version, 5, SMALL, writer.files.store_host)\n"
+        "        append_batch(writer, Chunks([chunk]), BatchRequest(app_id='app', version=version))\n"
+        f"print('done', flush=True)\n{then}"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    return subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_status_after_a_spark_job_does_not_say_killed(root: Path) -> None:
+    """Spark's worker ends without detaching. Nothing was in flight, so the store is idle, and the operator hears what to
+    do before a broker starts."""
+    finish(committing(root, 2, "os._exit(0)"))
+    (found,) = objects(run("status", root, "--json"))
+    assert (found["left"], found["heldBy"]["attached"], found["abort"]["ours"]) == ("idle", False, True)
+    text = run("status", root).stdout
+    assert "left      idle, nothing in flight: " in text
+    assert "before a broker starts run `messagestore recover`" in text
+    assert "killed" not in text
+    assert "no fault found" in run("verify", root).stdout
+    assert "found        not closed, nothing in flight" in run("recover", root).stdout
+    assert objects(run("status", root, "--json"))[0]["left"] == "closed"
+
+
+def test_status_beside_an_idle_query_says_so(root: Path) -> None:
+    """Between two micro-batches the commit worker stays attached; when it is killed there, nothing was in flight."""
+    process = committing(root, 1, "time.sleep(600)")
+    try:
+        read_lines(process, 1)
+        (found,) = objects(run("status", root, "--json"))
+        assert (found["left"], found["heldBy"]["attached"], found["heldBy"]["writer"]) == ("attached", True, None)
+        assert "left      open, idle: nothing is in flight" in run("status", root).stdout
+    finally:
+        process.kill()
+        process.communicate()
+    assert objects(run("status", root, "--json"))[0]["left"] == "idle"
+
+
+def change_state(root: Path, **changes: int) -> None:
+    file = StateFile(Disk(), str(root / "spark" / "state"))
+    state = file.read()
+    assert state is not None
+    file.write(replace(state, counter=state.counter + 1, **changes))
+
+
+def test_status_never_takes_a_writer_at_work_for_a_dead_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that ends after `state` was read has let go of the lock when that is looked at: neither is wrong alone."""
+    finish(committing(root, 1, "os._exit(0)"))
+    change_state(root, in_flight=1000)
+    ends = iter([lambda: change_state(root, in_flight=-1)])
+
+    def probe(path: str) -> str | None:
+        next(ends, lambda: None)()
+        return probe_writer(path)
+
+    monkeypatch.setattr(cli_status, "probe_writer", probe)
+    assert objects(run("status", root, "--json"))[0]["left"] == "idle"
+    assert next(ends, None) is None, "the commit has ended meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("change", "left", "words"),
+    [
+        ({"in_flight": 1000}, "killed", "by a writer that was killed in the middle of a write"),
+        ({"flags": STATE_POISONED}, "poisoned", "check the disk"),
+        ({"flags": STATE_RECOVERING, "in_flight": 0}, "recovering", "by a recovery that was killed"),
+        ({"boot_hash": 1}, "restarted", "open when the machine went down"),
+    ],
+)
+def test_status_says_what_was_under_way(root: Path, change: dict[str, int], left: str, words: str) -> None:
+    """Each thing that a dead writer may have been in the middle of, and what to do."""
+    finish(committing(root, 1, "os._exit(0)"))
+    change_state(root, **change)
+    assert objects(run("status", root, "--json"))[0]["left"] == left
+    assert words in run("status", root).stdout
+    assert "recover" in run("status", root).stdout
+
+
 def test_status_of_a_broker_store(root: Path) -> None:
     """No `spark`, a lock as a broker holds it, its pid in the line; nothing needs a configuration."""
     shutil.rmtree(root / "spark")
@@ -533,6 +626,7 @@ def test_a_killed_put_is_recovered(tmp_path: Path, config: Path) -> None:
     rest, _ = finish(process, -signal.SIGKILL)
     acknowledged += [json.loads(text) for text in rest.splitlines() if text.endswith("}")]
     assert "by a writer that was killed" in run("status", root).stdout
+    assert objects(run("status", root, "--json"))[0]["left"] == "killed"
     assert "was killed" in run("verify", root).stdout
     (report,) = objects(run("recover", root, "--json"))
     assert report["reason"] == "a writer crashed"

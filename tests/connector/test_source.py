@@ -16,8 +16,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from crash.imitate import Broker
 from messagestore import (
     ConfigError,
+    Message,
     MessageColumns,
     MessageStore,
     NotAStoreError,
@@ -264,3 +266,236 @@ def test_a_store_that_gets_an_id_while_it_is_read(root) -> None:
     for partition in planned:
         partition.store_id = ""
     assert len(rows(reader, planned)) == 100
+
+
+# ---- what happens to the store while a query runs
+
+
+def finished(reader: StreamReader, start: dict) -> tuple[list[tuple[int, int]], dict]:
+    """One micro-batch: its rows, and where the next one begins."""
+    end = again(reader.latestOffset(start, ALL))
+    return rows(reader, reader.partitions(start, end)), end
+
+
+def bodies_of(reader: StreamReader, start: dict) -> tuple[list[str], dict]:
+    end = again(reader.latestOffset(start, ALL))
+    parts = reader.partitions(start, end)
+    return [b.decode().strip() for p in parts for x in reader.read(p) for b in x["body"].to_pylist()], end
+
+
+def put_many(root: str, count: int, queue_id: int, size: int = 200) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(count):
+            store.put_message(Message("t", b"%d" % number + b"." * size, queue_id=queue_id))
+
+
+def retain(root: str, count: int) -> None:
+    """Retention takes the first segments."""
+    for path in sorted((Path(root) / "commitlog").iterdir())[:count]:
+        path.unlink()
+
+
+def test_a_new_queue_whose_first_messages_are_gone_is_not_skipped_over(root, caplog) -> None:
+    """The queue's messages came after the query began, and retention took some before it looked."""
+    root = f"{root}-wide"
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic("t", 8)
+    put_many(root, 1, 0)
+    readers = {
+        lenient: stream(root, startingOffsets="earliest", failOnDataLoss=lenient) for lenient in ("true", "false")
+    }
+    start = again(readers["true"].initialOffset())
+    for reader in readers.values():
+        start = finished(reader, start)[1]
+    put_many(root, 900, 5)
+    retain(root, 2)
+    with pytest.raises(OffsetOutOfRangeError, match=r"t/5: offset 0 was asked for, .* messages are gone"):
+        readers["true"].latestOffset(start, ALL)
+    found, end = finished(readers["false"], start)
+    numbers = [n for q, n in found if q == 5]
+    assert numbers == list(range(numbers[0], 900))
+    assert f"t/5: {numbers[0]} messages, 0 to {numbers[0] - 1}, are gone" in caplog.text
+    assert end["queues"]["t"]["5"] == 900
+
+
+def test_a_topic_subscribed_later_begins_at_what_is_there(root) -> None:
+    """A topic is added to the subscription of a checkpoint: what retention took before is nobody's loss."""
+    start = again(stream(root, startingOffsets="earliest").initialOffset())
+    add(root, 900, topic="u", queues=1, size=200)
+    retain(root, 2)
+    start["queues"]["t"] = {str(q): 25 for q in range(4)}
+    start["last"], start["physicalOffset"] = None, 1 << 40
+    found, _ = finished(stream(root, subscribe="t,u"), start)
+    assert 0 < len(found) < 900
+
+
+@pytest.mark.parametrize("how", ["another folder", "file by file"])
+@pytest.mark.parametrize("grown", [False, True], ids=["as it was", "grown past the old end"])
+def test_a_backup_restored_under_a_running_query(root, caplog, how: str, grown: bool) -> None:
+    """An error; with failOnDataLoss=false all that was stored after the restore arrives, and nothing twice."""
+    backup = root + "-backup"
+    shutil.copytree(root, backup)
+    add(root, 48)
+    readers = {
+        lenient: stream(root, startingOffsets="earliest", failOnDataLoss=lenient) for lenient in ("true", "false")
+    }
+    start = again(readers["true"].initialOffset())
+    for reader in readers.values():
+        found, end = finished(reader, start)
+        assert len(found) == 148
+    if how == "another folder":
+        shutil.rmtree(root)
+        shutil.copytree(backup, root)
+    else:
+        for path in sorted(Path(backup).rglob("*")):
+            target = Path(root) / path.relative_to(backup)
+            if path.is_file():
+                shutil.copyfile(path, str(target) + ".part")
+                Path(str(target) + ".part").rename(target)
+    time.sleep(0.01)  # messages are told from those before by their store time
+    if grown:
+        add(root, 400)
+    with pytest.raises(StoreWentBackwardsError, match="is not the one this query has read"):
+        readers["true"].latestOffset(end, ALL)
+    found, end = finished(readers["false"], end)
+    assert len(found) == (400 if grown else 0)
+    assert "failOnDataLoss=false: going on at the first newer message" in caplog.text
+    add(root, 40)
+    found, end = finished(readers["false"], end)
+    assert len(found) == 40
+    assert readers["false"].latestOffset(end, ALL) == end
+
+
+def test_another_store_put_under_a_running_query(root, tmp_path) -> None:
+    """Its messages are never given as this one's, whatever the option says."""
+    for lenient in ("true", "false"):
+        reader = stream(root, startingOffsets="earliest", failOnDataLoss=lenient)
+        _, end = finished(reader, again(reader.initialOffset()))
+        shutil.rmtree(root)
+        with pytest.raises(NotAStoreError, match="found no message store"):
+            reader.latestOffset(end, ALL)
+        add(root, 200)
+        for _ in range(2):
+            with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ where store"):
+                reader.latestOffset(end, ALL)
+
+
+@pytest.mark.parametrize("count", [7, 25, 60], ids=["shorter", "as long", "longer"])
+def test_a_topic_deleted_and_made_again_under_a_running_query(root, caplog, count: int) -> None:
+    """A broker deletes a topic and its queue begins at 0 again: none of the new messages is taken for one that was read,
+    also when there are as many as before and other topics have moved the stream on."""
+    add(root, 5, topic="u", queues=1)
+    readers = {
+        lenient: stream(root, subscribe="t,u", startingOffsets="earliest", failOnDataLoss=lenient)
+        for lenient in ("true", "false")
+    }
+    start = again(readers["true"].initialOffset())
+    for reader in readers.values():
+        found, end = finished(reader, start)
+        assert len(found) == 105
+    broker = Broker(Path(root), SMALL)
+    shutil.rmtree(Path(root) / "consumequeue" / "t" / "2")
+    broker.next["t", 2] = 0
+    for number in range(count):
+        broker.put("t", b"again %d" % number, 2)
+    broker.put("u", b"u")
+    with pytest.raises(StoreWentBackwardsError, match="t/2 "):
+        readers["true"].latestOffset(end, ALL)
+    found, end = bodies_of(readers["false"], end)
+    assert sorted(found) == sorted([f"again {n}" for n in range(count)] + ["u"])
+    assert "t/2: going on at message 0, not 25" in caplog.text
+    broker.put("t", b"more", 2)
+    assert bodies_of(readers["false"], end)[0] == ["more"]
+
+
+def test_a_topic_deleted_under_a_running_query(root, caplog) -> None:
+    """What was not read of it is lost: an error, or a warning."""
+    readers = {
+        lenient: stream(root, startingOffsets="earliest", failOnDataLoss=lenient) for lenient in ("true", "false")
+    }
+    start = again(readers["true"].initialOffset())
+    for reader in readers.values():
+        end = finished(reader, start)[1]
+    shutil.rmtree(Path(root) / "consumequeue" / "t" / "1")
+    Broker(Path(root), SMALL).put("t", b"x", 0)
+    with pytest.raises(StoreWentBackwardsError, match=r"t/1 (is gone|ends at 0), and this query has read up to 25"):
+        readers["true"].latestOffset(end, ALL)
+    assert bodies_of(readers["false"], end)[0] == ["x"]
+    assert "and this query has read up to 25; failOnDataLoss=false" in caplog.text
+
+
+def test_retention_between_planning_and_reading(root, caplog) -> None:
+    """An error that counts; with failOnDataLoss=false all that is left is given, and the gap is counted."""
+    add(root, 2000, size=100)
+    for lenient in ("true", "false"):
+        reader = stream(root, startingOffsets="earliest", failOnDataLoss=lenient)
+        start = again(reader.initialOffset())
+        end = again(reader.latestOffset(start, ALL))
+        planned = reader.partitions(start, end)
+        if lenient == "true":
+            retain(root, 3)
+            with pytest.raises(OffsetOutOfRangeError, match=r"messages from 0 on are gone.*after the read was planned"):
+                rows(reader, planned)
+    retain(root, 1)
+    found = rows(reader, planned)
+    assert 0 < len(found) < 2000
+    assert "are gone (retention)" in caplog.text
+
+
+def test_a_backup_restored_between_planning_and_reading(root) -> None:
+    """A task reads the log that was planned, or none."""
+    backup = root + "-backup"
+    shutil.copytree(root, backup)
+    add(root, 48)
+    reader = stream(root, startingOffsets="earliest")
+    start = again(reader.initialOffset())
+    end = again(reader.latestOffset(start, ALL))
+    planned = reader.partitions(start, end)
+    shutil.rmtree(root)
+    shutil.copytree(backup, root)
+    add(root, 480)
+    with pytest.raises(StoreWentBackwardsError, match="not the one that was there when this micro-batch was planned"):
+        rows(reader, planned)
+    with pytest.raises(StoreWentBackwardsError, match="not the one this micro-batch was planned up to"):
+        stream(root).partitions(start, end)
+
+
+def test_checkpoints_without_a_store_time_go_on(root) -> None:
+    """As earlier releases wrote them; the next offset has it."""
+    reader = stream(root, startingOffsets="earliest")
+    start = again(reader.initialOffset())
+    end = again(reader.latestOffset(start, ALL))
+    assert end["last"].pop("storeTimestamp") > 0
+    assert stream(root).latestOffset(end, ALL) == end
+    add(root, 8)
+    other = stream(root)
+    assert len(finished(other, end)[0]) == 8
+
+
+# ---- how a read is divided
+
+
+def test_a_large_read_keeps_all_processors_busy(tmp_path, monkeypatch) -> None:
+    """As many tasks as processors, of about the same rows and bytes; a small read is one task."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
+    root = str(tmp_path / "large")
+    with MessageStore.open(root) as store:
+        store.create_topic("t", 4)
+        for topic, size in (("t", 100), ("fat", 40_000)):
+            count = 150_000 if topic == "t" else 1_000
+            batch = pa.record_batch(
+                {
+                    "body": pa.array([b"x" * size] * count),
+                    "queue_id": pa.array([i % 4 for i in range(count)], pa.int32()),
+                }
+            )
+            store.append_batch(MessageColumns.from_arrow(batch, topic=topic))
+    for topic, most in (("t", 52_000), ("fat", 360)):
+        reader = BatchReader(source_options({"path": root, "subscribe": topic}), BODY)
+        partitions = reader.partitions()
+        counts = [sum(end - start for _, _, start, end in p.ranges) for p in partitions]
+        assert len(counts) in (3, 4), counts
+        assert max(counts) <= most
+    small = stream(root, startingOffsets='{"t": {"*": 37000}}')
+    start = again(small.initialOffset())
+    assert len(small.partitions(start, again(small.latestOffset(start, ALL)))) == 1

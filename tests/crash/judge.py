@@ -31,6 +31,8 @@ from messagestore import (
     StoreConfig,
     StoreError,
 )
+from messagestore.recovery import RecoveryReport
+from messagestore.state import State, StateFile
 from messagestore.transaction import APPENDED, KNOWN
 from messagestore.verify import verify
 
@@ -113,7 +115,10 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         note_faults(verdict, checker.check(disk.tree(), settled=False), "before recovery")
     seen = _reader(crash, root, disk, verdict) if thorough and "commitlog/" in disk.tree() else 0
     config = crash.config
+    before, state = disk.tree(), _idle_state(disk, root)
     with MessageStore.open(root, config, disk=disk) as store:
+        if state is not None and store.report is not None:
+            _nothing_was_in_flight(state, store.report, before, disk, verdict)
         found = checker.check(disk.tree())
         note_faults(verdict, found, "after recovery")
         kept = note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
@@ -133,6 +138,24 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         report = verify(root, disk=disk)
         if not report.ok:
             verdict.misread.append(f"verify: {report.findings[:3]}")
+
+
+def _idle_state(disk: MemDisk, root: Path) -> State | None:
+    """What `messagestore status` calls "idle, nothing in flight"."""
+    if not disk.exists(f"{root}/abort"):
+        return None
+    state = StateFile(disk, f"{root}/spark/state").read()
+    return state if state is not None and state.idle else None
+
+
+def _nothing_was_in_flight(state: State, report: RecoveryReport, before: Tree, disk: MemDisk, verdict: Verdict) -> None:
+    """Where `state` says that nothing was in flight, recovery has nothing to repair."""
+    changed = [path for path in differing(before, disk.tree()) if path.startswith(("commitlog/", "consumequeue/"))]
+    if changed or report.zeroed_bytes or report.end != state.visible_end:
+        verdict.misread.append(
+            f"state says idle up to {state.visible_end}; recovery ended at {report.end}, cut {report.zeroed_bytes} "
+            f"bytes, changed {changed}"
+        )
 
 
 def _open_again(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> None:

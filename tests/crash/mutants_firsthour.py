@@ -1,0 +1,35 @@
+"""Mutants of what `messagestore status` tells an operator about a store whose writer has gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crash.planting import Mutant, kills, patched
+from messagestore.log_writer import LogWriter
+from messagestore.state import State, boot_hash
+
+
+def idle_whatever_is_in_flight(_: Any) -> Any:
+    """`State.idle` looks at the boot only."""
+    return property(lambda state: state.boot_hash == boot_hash())
+
+
+def begins_in_silence(_: Any) -> Any:
+    """`abort` is made, and `state` does not say from where on bytes may be unfinished."""
+    return lambda writer, _physical_offset, _flush_disk_type: writer.ensure_abort()
+
+
+MUTANTS = (
+    Mutant(
+        "status says idle while a batch is in flight",
+        patched(State, "idle", idle_whatever_is_in_flight),
+        "kills",
+        kills("Spark commits"),
+    ),
+    Mutant(
+        "an append begins without a word in state",
+        patched(LogWriter, "begin", begins_in_silence),
+        "kills",
+        kills("Spark commits"),
+    ),
+)
