@@ -23,11 +23,7 @@ from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
 from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
-<<<<<<< 96a683e
 from messagestore.state import State, boot_hash
-from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, store_host_of
-=======
-from messagestore.state import boot_hash
 from messagestore.store_files import (
     Identity,
     Paths,
@@ -37,7 +33,6 @@ from messagestore.store_files import (
     make_staging,
     store_host_of,
 )
->>>>>>> 713a618cd5dcc74597974bf809ad9636b63d3d61
 from messagestore.topics import Topics
 from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
 from messagestore.verify import Finding, VerifyReport, verify
