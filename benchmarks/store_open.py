@@ -16,7 +16,7 @@ from messagestore.message_store import CHUNK_ROWS
 
 _GOAL_MS = 20.0
 _MANY_QUEUES = 10_000
-_SMALL_FILES = ("spark/store.json", "spark/state", "spark/journal.json", "checkpoint", "config/topics.json")
+_SMALL_FILES = ("spark/store.json", "spark/state", "spark/journal", "checkpoint", "config/topics.json")
 
 
 def run(settings: Settings) -> None:

@@ -36,15 +36,14 @@ from messagestore.mapped_file import Disk
 from messagestore.recovery import RecoveryReport, recover
 from messagestore.state import StateFile
 from messagestore.store_files import (
-    Identity,
     Paths,
     StoreFiles,
-    create_identity,
     make_own_folders,
     make_root,
     refuse_foreign_forms,
     with_fixed,
 )
+from messagestore.store_identity import establish
 from messagestore.store_root import known_root, writable_by_others
 from messagestore.writer_lock import Attachment, WriterLock, attach
 
@@ -185,10 +184,12 @@ class AttachedStore:
             self.writer.files.close()
         self.flush = self.writer = None
         refuse_foreign_forms(self.disk, self.paths)
-        identity = Identity.read(self.disk, self.paths.identity) or create_identity(self.disk, self.paths, self.config)
+        identity, notes, first = establish(self.disk, self.paths, self.config)
         files = StoreFiles(self.paths, self.config, identity, self.disk)
+        files.first_writer = first
         files.load()
         self.writer, self.report = recover(files)
+        self.report.notes[:0] = notes
         self.writer.locks_intact = self._locks_intact
 
     def _locks_intact(self) -> bool:

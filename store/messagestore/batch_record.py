@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from messagestore import record
 from messagestore.commit_log import CommitLog
-from messagestore.config import StoreConfig
-from messagestore.errors import CorruptionError, MessageIllegalError
-from messagestore.layout import PROPERTY_CRC_SIZE
+from messagestore.config import ASYNC_FLUSH, StoreConfig
+from messagestore.errors import ChecksumError, CorruptionError, MessageIllegalError
+from messagestore.layout import CRC_MASK, PROPERTY_CRC_SIZE
 from messagestore.message import BATCH_TOPIC, Message
 from messagestore.record_scan import PROPERTY_CRC_BEGIN
 
@@ -62,6 +62,8 @@ class BatchRecord:
         Query ids of this app that are refused from this batch on: another query has taken the app over.
     start : bool
         No batch, but a mark without rows: the app goes on with the version behind this one.
+    torn : bool
+        A power cut took the record's properties, `__CRC32#` among them, and a broker kept the rest; not in the body.
     """
 
     app_id: str
@@ -80,6 +82,7 @@ class BatchRecord:
     size: int = 0
     replaces: tuple[str, ...] = ()
     start: bool = False
+    torn: bool = False
 
     @property
     def data_offset(self) -> int:
@@ -180,8 +183,14 @@ def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
         return None
     if message.topic != BATCH_TOPIC or not message.body.startswith(BODY_BEGIN):
         return None
+    batch = _of_body(message.body, physical_offset, len(data))
+    return batch if batch is not None and batch.queue_offset == message.queue_offset else None
+
+
+def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None:
+    """What the body of a BATCH record says, or None when it cannot be the body of one at this place."""
     try:
-        fields = json.loads(message.body)
+        fields = json.loads(text)
         crc = fields["crc"]
         batch = BatchRecord(
             app_id=fields["app"],
@@ -197,13 +206,13 @@ def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
             ranges={t: [(q, first, count) for q, first, count in runs] for t, runs in fields["ranges"].items()},
             crcs=tuple(int(crc[i : i + 8], 16) for i in range(0, len(crc), 8)),
             digest=int(fields["digest"], 16),
-            size=len(data),
+            size=size,
             replaces=tuple(fields.get("replaces", ())),
             start=fields.get("start", False),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    if batch.physical_offset != physical_offset or batch.queue_offset != message.queue_offset:
+    if batch.physical_offset != physical_offset:
         return None
     if batch.end < batch.data_offset or len(batch.crcs) != -(-(batch.end - batch.data_offset) // CHUNK_SIZE):
         return None
@@ -214,3 +223,51 @@ def read_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
     """The BATCH record at a place of the log, or None when there is no valid one."""
     data = log.record_bytes(physical_offset)
     return None if data is None else parse(data, physical_offset)
+
+
+def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
+    """The BATCH record at a place where the log or a queue says that a record of the BATCH topic begins.
+
+    Returns
+    -------
+    BatchRecord | None
+        None: the record is whole and is no BATCH record. A broker's client can write such a message.
+
+    Raises
+    ------
+    CorruptionError
+        The record cannot be read. Its batch may be there, so nobody may go on as if it were not.
+    """
+    data = log.record_bytes(physical_offset)
+    batch = None if data is None else parse(data, physical_offset) or _torn(data, physical_offset)
+    if batch is not None:
+        return batch
+    path = log.files.path(log.segment_of(physical_offset))
+    if data is None:
+        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "no record")
+    message = record.decode_message(data, path=path, physical_offset=physical_offset)
+    if message.topic != BATCH_TOPIC:
+        raise CorruptionError(path, physical_offset, f"a record of {BATCH_TOPIC}", f"one of {message.topic!r}")
+    if message.body.startswith(BODY_BEGIN):
+        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
+    return None
+
+
+def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
+    """An ASYNC_FLUSH batch whose properties a power cut took, and which a broker kept: it checks the body only."""
+    try:
+        record.decode_message(data, physical_offset=physical_offset)
+    except ChecksumError:
+        return None  # the CRC is there and does not agree: damage
+    except CorruptionError:
+        pass
+    try:
+        message = record.decode_message(data, verify=False, physical_offset=physical_offset)
+    except CorruptionError:
+        return None
+    if record.crc32(message.body) & CRC_MASK != message.body_crc & CRC_MASK or not message.body.startswith(BODY_BEGIN):
+        return None
+    batch = _of_body(message.body, physical_offset, len(data))
+    if batch is None or batch.flush_disk_type != ASYNC_FLUSH or batch.queue_offset != message.queue_offset:
+        return None
+    return replace(batch, torn=True)

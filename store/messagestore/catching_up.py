@@ -6,35 +6,27 @@ end to V; a BATCH record gives its E: jump. Anything odd on the way, and recover
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from messagestore.batch_journal import BatchJournal
 from messagestore.batch_record import BatchRecord, read_batch
+from messagestore.batch_search import batches_from
 from messagestore.layout import RECORD_HEAD
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
 from messagestore.store_files import StoreFiles
 
 
-def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
-    """BATCH records from a queue offset on, in the order of the log; those below the first segment are left out."""
-    queue = files.queue(BATCH_TOPIC, 0)
-    position = max(queue_offset, queue.begin(files.commit_log.min_offset))
-    while position < end:
-        units = queue.read(position, min(4096, end - position))
-        if not len(units):
-            return
-        for physical_offset in units["physical_offset"].tolist():
-            batch = read_batch(files.commit_log, physical_offset)
-            if batch is not None:
-                yield batch
-        position += len(units)
-
-
 def journal_of(files: StoreFiles, end: int) -> BatchJournal:
-    """The batches of a store up to a queue offset of the BATCH topic, for those who only read."""
-    journal = BatchJournal.read(files.disk, files.paths.journal)
-    journal.covered = min(journal.covered, end)
+    """What the journal says now, with the batches that the BATCH topic's queue has up to a queue offset. Nothing is
+    written; a journal that cannot be used is made again from that queue.
+
+    Raises
+    ------
+    CorruptionError
+        A BATCH record cannot be read.
+    """
+    journal = BatchJournal.read(files.disk, files.paths.journal, files.paths.journal_1)
+    if journal.fault or journal.covered > end:
+        journal = BatchJournal(complete=journal.complete)
     journal.extend(batches_from(files, journal.covered, end))
     return journal
 

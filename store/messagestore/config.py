@@ -73,6 +73,7 @@ class StoreConfig:
     attach_timeout: str = "20s"
     lock_timeout: str = "30s"
     file_mode: str = ""
+    journal_retention: int = 10_000
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -96,6 +97,7 @@ class StoreConfig:
         self._check_range("flush_commit_log_least_pages", 0, 1_000_000)
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)
         self._check_range("listen_port", 0, 65535)
+        self._check_range("journal_retention", 1, 1_000_000)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             self._refuse("flush_disk_type", f"{SYNC_FLUSH} or {ASYNC_FLUSH}")
         try:

@@ -174,17 +174,16 @@ class Dispatcher:
 
     def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
         """Write a queue's units again from the log's first segment up to the physical offset `end`."""
-        log = self.files.commit_log
+        self.rebuild_queues([(topic, queue_id)], end)
+
+    def rebuild_queues(self, queues: Iterable[tuple[str, int]], end: int) -> None:
+        """Write the units of some queues again, in one pass over the log up to the physical offset `end`."""
+        log, wanted = self.files.commit_log, set(queues)
         for run in log.scan(log.min_offset, end, verify_body_crc=False):
             request = request_of(run)
-            keep = np.repeat(
-                [
-                    t == topic and q == queue_id
-                    for t, q in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)
-                ],
-                request.run_counts,
-            )
-            if keep.any():
+            keys = list(zip(request.run_topics, request.run_queue_ids.tolist(), strict=True))
+            for topic, queue_id in wanted.intersection(keys):
+                keep = np.repeat([key == (topic, queue_id) for key in keys], request.run_counts)
                 units = np.empty(int(keep.sum()), UNIT_DTYPE)
                 units["physical_offset"] = request.physical_offsets[keep]
                 units["size"] = request.sizes[keep]

@@ -228,7 +228,48 @@ STATE_ASYNC = 2
 STATE_CLEAN = 4
 STATE_RECOVERING = 8
 
-ALL = (RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT)
+# ---- journal (ours)
+
+JOURNAL_MAGIC = int.from_bytes(b"MSJOURNL", "big")
+JOURNAL_FORMAT = 2
+JOURNAL_HEADER = Layout(
+    "journal header",
+    64,
+    [
+        (0, "magic", "i8", "the text MSJOURNL"),
+        (8, "format_version", "i4", "2"),
+        (12, "flags", "u4", "1: `checkpoint_crc` is known; 2: the log did not begin at 0 when the journal was rebuilt"),
+        (16, "covered", "i8", "queue offset in `rmq_sys_spark_sink` up to which batches are in the journal"),
+        (24, "end", "i8", "physical offset up to which the log's batches are in the journal"),
+        (32, "entry_count", "i8", "entries behind this header"),
+        (40, "names_size", "i8", "bytes of JSON behind the entries"),
+        (48, "checkpoint_crc", "u4", "CRC-32 of the 40 bytes of the store checkpoint's fields when this was written"),
+        (52, "body_crc", "u4", "CRC-32 of all bytes behind this header"),
+        (56, "reserved", "u4", "0"),
+        (60, "crc", "u4", "CRC-32 of the 60 bytes before"),
+    ],
+)
+JOURNAL_CHECKPOINT_KNOWN = 1
+JOURNAL_INCOMPLETE = 2
+JOURNAL_ENTRY = Layout(
+    "journal entry",
+    56,
+    [
+        (0, "version", "i8", "the batch's number in its app"),
+        (8, "physical_offset", "i8", "where the BATCH record begins"),
+        (16, "end", "i8", "E, where the batch ends"),
+        (24, "row_count", "i8", "messages; -1: only a part of the batch is in the log"),
+        (32, "digest", "u8", "sum of the row hashes"),
+        (40, "app", "i4", "index in the names' `apps`"),
+        (44, "query", "i4", "index in the names' `queries`; -1: none"),
+        (48, "topics", "i4", "index in the names' `topics`; -1: not known (an entry of format 1)"),
+        (52, "flags", "u4", "1: the version is set by the user, not by Spark; 2: `start`"),
+    ],
+)
+JOURNAL_USER_VERSION = 1
+JOURNAL_START = 2
+
+ALL = (RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT, JOURNAL_HEADER, JOURNAL_ENTRY)
 
 
 def markdown(layout: Layout) -> str:

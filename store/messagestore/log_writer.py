@@ -30,6 +30,7 @@ from messagestore.config import ASYNC_FLUSH
 from messagestore.consume_queue import QueueFileReplaced
 from messagestore.dispatch import Dispatcher, DispatchRequest
 from messagestore.errors import (
+    CorruptionError,
     MessageIllegalError,
     StoreClosedError,
     StoreError,
@@ -249,6 +250,17 @@ class LogWriter:
         """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
         queue = self.files.queue(topic, queue_id)
         self.files.disk.check_folders(queue.files.path(0))
+        if not queue.files.offsets and self.journal.had_queue(topic, queue_id):
+            folder = queue.files.directory
+            if not self.files.disk.is_folder(folder):
+                raise CorruptionError(
+                    folder,
+                    0,
+                    f"the units of {topic}/{queue_id}, which had messages when the store was closed",
+                    "no folder",
+                    hint=f"Remove the folder {os.path.dirname(folder)} and run `messagestore recover`: its queues are "
+                    "made again from the log.",
+                )
         offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset, crc=False)
         if queue.end(hint=offset) > offset:
             queue.truncate(offset)
@@ -526,11 +538,28 @@ class LogWriter:
             )
             self.files.state_file.sync()
             self._write_checkpoint(end)
-            self.journal.write(self.files.disk, self.files.paths.journal, self.files.paths.temporary("journal.json"))
+            self._write_journal(end)
         except (OSError, QueueFileReplaced, IndexFileReplaced) as error:
             raise self.poison(f"the clean end could not be made durable ({error})") from error
         self.log.forget_written(end.physical_offset)
         self.clean_moved_s = time.monotonic()
+
+    def _write_journal(self, end: LogEnd) -> None:
+        files, journal = self.files, self.journal
+        journal.end = end.physical_offset
+        if files.identity is not None:
+            journal.identity = files.identity.to_fields()
+        if journal.queues is None:
+            files.ever_written.update((t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids)
+        journal.note_queues(files.ever_written)
+        files.ever_written.clear()
+        journal.write(
+            files.disk,
+            files.paths.journal,
+            files.paths.temporary("journal"),
+            old_path=files.paths.journal_1,
+            retention=files.config.journal_retention,
+        )
 
     def _write_checkpoint(self, end: LogEnd) -> None:
         files = self.files

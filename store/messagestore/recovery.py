@@ -23,13 +23,13 @@ from typing import Any
 
 from messagestore import checkpoint as store_checkpoint
 from messagestore import record
-from messagestore.batch_journal import BatchJournal, JournalEntry
+from messagestore.batch_journal import MISSING, BatchJournal, JournalEntry
 from messagestore.batch_record import read_batch
-from messagestore.catching_up import batches_from
+from messagestore.batch_search import all_batches, batches_from
 from messagestore.config import ASYNC_FLUSH
 from messagestore.dispatch import Dispatcher, request_of
 from messagestore.errors import CorruptionError
-from messagestore.layout import STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING
+from messagestore.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
 from messagestore.queue_proof import proven_queue_end
@@ -103,6 +103,7 @@ class _Recovery:
         self.state = files.state_file.read()
         self.abort = files.read_abort()
         self.report = RecoveryReport("clean")
+        self.journal = self._read_journal()
 
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
@@ -119,7 +120,8 @@ class _Recovery:
         self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
         self._make_durable(walk)
         self._repair_derived(walk)
-        journal = self._journal(walk)
+        journal = self._journal_of(walk)
+        journal.queues = None  # as the folders are now
         writer = self._publish(walk.end, journal)
         self.report.end = walk.end.physical_offset
         self.report.record_count = walk.record_count
@@ -150,6 +152,8 @@ class _Recovery:
             return None  # a broker wrote: it may have cut the log below C first, and never zeroes
         if end.last_size and self._folder_missing():
             return None
+        if self.journal.fault or self._lost_topics() or self._batch_units(state.clean_end) < self.journal.covered:
+            return None
         later = [s for s in self.log.files.offsets if s > state.clean_end]
         return None if any(any(self.log.read(s, 8)) for s in later) else end
 
@@ -157,8 +161,7 @@ class _Recovery:
         """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not
         known.
         """
-        files = self.files
-        written = BatchJournal.read(files.disk, files.paths.journal).checkpoint_crc
+        files, written = self.files, self.journal.checkpoint_crc
         found = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
         return None if written is None else written == record.crc32(found)
 
@@ -392,6 +395,7 @@ class _Recovery:
         """Queues that the walk met in the middle and whose earlier units are gone."""
         if walk.start == self.log.min_offset:
             return
+        self._rebuild_lost(walk, dispatcher)
         for (topic, queue_id), first in walk.first_offsets.items():
             queue = self.files.queue(topic, queue_id)
             if first > queue.first_file_queue_offset and queue.end(hint=first, limit=walk.start) < first:
@@ -410,27 +414,120 @@ class _Recovery:
         self.files.mark_written(topic, queue_id, queue)
         return True
 
-    def _journal(self, walk: Walk) -> BatchJournal:
-        files = self.files
-        journal = BatchJournal.read(files.disk, files.paths.journal)
-        count = files.queue(BATCH_TOPIC, 0).end(limit=walk.end.physical_offset)
-        journal.covered = min(journal.covered, count)
-        journal.extend(batches_from(files, journal.covered, count))
-        if self.abort != files.abort_token:
-            clean_end = self.state.clean_end if self.state is not None else 0
-            for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, clean_end)):
+    def _read_journal(self) -> BatchJournal:
+        """The journal, when it is this store's."""
+        paths = self.files.paths
+        journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
+        other = journal.identity.get("storeId", self.files.store_id)
+        if other != self.files.store_id:
+            return BatchJournal(complete=False, fault=f"{paths.journal}: found the journal of store {other}")
+        return journal
+
+    def _batch_units(self, end: int) -> int:
+        """Where the BATCH topic's queue ends, in the log below `end`."""
+        return self.files.queue(BATCH_TOPIC, 0).end(hint=self.journal.covered, limit=end)
+
+    def _journal_up_to(self, end: int) -> BatchJournal:
+        """The journal with every batch below `end` in it; made again from the log when the file does not tell."""
+        files, journal = self.files, self.journal
+        count = self._batch_units(end)
+        if not journal.fault and journal.version == JOURNAL_FORMAT and journal.covered <= count:
+            journal.extend(batches_from(files, journal.covered, count))
+            return journal
+        if files.first_writer:
+            return BatchJournal()
+        batches = all_batches(files, end)
+        made = BatchJournal(
+            checkpoint_crc=journal.checkpoint_crc,
+            complete=not self.log.min_offset or (journal.complete and not journal.fault),
+            queues=journal.queues,
+        )
+        made.carry(journal, self.log.min_offset)
+        made.extend(batches)
+        made.mark_partial(lambda entry: self._is_partial(entry, end))
+        for app_id, entry in journal.newest_first(self.log.min_offset):
+            if made.find(app_id, entry.version) is None:
+                made.dropped.append((app_id, entry.version))
+        if batches and batches[-1].queue_offset >= count:
+            Dispatcher(files).rebuild_queue(BATCH_TOPIC, 0, end)
+            self.report.notes.append(f"{BATCH_TOPIC}/0: units were missing: rebuilt from the log")
+        self._note_rebuilt(made)
+        return made
+
+    def _note_rebuilt(self, made: BatchJournal) -> None:
+        fault, state = self.journal.fault, self.state
+        never_written = fault == MISSING and state is not None and not state.clean_end
+        if not fault or never_written or not self.log.files.offsets:
+            return
+        why = "was missing" if fault == MISSING else f"could not be used ({fault})"
+        note = f"{self.files.paths.journal} {why}: made again from the log, {len(made)} batches"
+        if not made.complete:
+            note += "; the log does not begin at 0, so batches that retention took are not in it"
+        self.report.notes.append(note)
+
+    def _journal_of(self, walk: Walk) -> BatchJournal:
+        journal = self._journal_up_to(walk.end.physical_offset)
+        if self.abort != self.files.abort_token:
+            clean_end = max(self.state.clean_end if self.state is not None else 0, self.log.min_offset)
+            end = walk.end.physical_offset
+            for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, end), above=clean_end):
                 self.report.notes.append(
                     f"app {app_id!r}, version {version}: a power cut took a part of this batch, and a broker went on "
                     "behind the rest"
                 )
         return journal
 
-    def _is_partial(self, entry: JournalEntry, clean_end: int) -> bool:
+    def _is_partial(self, entry: JournalEntry, end: int) -> bool:
         """Whether data of a batch are missing: an ASYNC one above C, that a broker found torn and appended behind."""
-        if entry.physical_offset < max(clean_end, self.log.min_offset):
+        if not self.log.min_offset <= entry.physical_offset < end:
             return False
         batch = read_batch(self.log, entry.physical_offset)
-        return batch is not None and batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(self.files, batch) is not None
+        if batch is None:
+            return False  # it is gone, or damaged: asked for when the journal is checked
+        return batch.end > end or (batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(self.files, batch) is not None)
+
+    def _lost_topics(self) -> list[str]:
+        """Topics that had units at the last clean end, and that have no folder although nobody deleted them.
+
+        A broker that deletes a topic takes it out of `topics.json`, too. A folder alone goes by accident.
+        """
+        files, queues = self.files, self.journal.queues or {}
+        there = set(files.disk.names(files.paths.consume_queue))
+        gone = [topic for topic in queues if topic not in there]
+        known = {*files.topics.names, BATCH_TOPIC}
+        for topic in gone:
+            if topic not in known:
+                del queues[topic]  # deleted: when it is made again it begins without messages
+        return [topic for topic in gone if topic in known] if self.log.files.offsets else []
+
+    def _lost_queues(self) -> list[tuple[str, int]]:
+        """As `_lost_topics`, queue by queue."""
+        files, queues = self.files, self.journal.queues or {}
+        there = files.queue_names()
+        known = {*files.topics.names, BATCH_TOPIC}
+        return [
+            (topic, queue_id)
+            for topic, ranges in queues.items()
+            if topic in known
+            for first, last in ranges
+            for queue_id in sorted(set(range(first, last + 1)) - set(there.get(topic, ())))
+        ]
+
+    def _rebuild_lost(self, walk: Walk, dispatcher: Dispatcher) -> None:
+        """Queues whose folders are gone are made again from the log below the walk's start."""
+        lost = self._lost_queues()
+        if not lost:
+            return
+        names = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in lost[:5]) + (", ..." if len(lost) > 5 else "")
+        broker = self.abort not in (None, self.files.abort_token) or self._checkpoint_is_ours() is False
+        if broker:
+            self.report.notes.append(
+                f"{names}: the queues had messages, and have no folder now. A broker was at work since, so it may have "
+                "deleted the topic and made it again; the queues were not rebuilt"
+            )
+            return
+        dispatcher.rebuild_queues(lost, walk.start)
+        self.report.notes.append(f"{names}: the queues' folders were missing: rebuilt from the log")
 
     def _publish(self, end: LogEnd, journal: BatchJournal) -> LogWriter:
         files = self.files
@@ -477,9 +574,8 @@ class _Recovery:
     def _writer(self, end: LogEnd) -> LogWriter:
         """For a clean store: nothing is read but the journal."""
         assert self.state is not None
-        files = self.files
-        journal = BatchJournal.read(files.disk, files.paths.journal)
-        count = files.queue(BATCH_TOPIC, 0).end(hint=journal.covered)
-        journal.covered = min(journal.covered, count)
-        journal.extend(batches_from(files, journal.covered, count))
-        return LogWriter(files, self.state, end, journal)
+        files, old = self.files, self.journal
+        writer = LogWriter(files, self.state, end, self._journal_up_to(end.physical_offset))
+        if old.version != JOURNAL_FORMAT:
+            writer.move_clean(closing=True)  # in the newest format from now on
+        return writer

@@ -297,7 +297,7 @@ class Walker:
             raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
         if batch is None:
             return self.broker  # torn, and a broker does not look at its `__CRC32#`
-        if batch.store_id != self.files.store_id:
+        if batch.store_id not in self.files.known_ids:
             raise CorruptionError(
                 path,
                 physical_offset,
@@ -371,7 +371,7 @@ def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
 
 
 def _proves_loss(files: StoreFiles, batch: BatchRecord | None, end: LogEnd) -> bool:
-    if batch is None or batch.store_id != files.store_id or batch.flush_disk_type != SYNC_FLUSH:
+    if batch is None or batch.store_id not in files.known_ids or batch.flush_disk_type != SYNC_FLUSH:
         return False
     head = files.commit_log.head(batch.physical_offset)
     return head is not None and int(head["store_timestamp_ms"]) >= end.last_store_timestamp_ms

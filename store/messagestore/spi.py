@@ -7,7 +7,8 @@ from messagestore.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.attached_store import attached_store
 from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
 from messagestore.batch_rules import no_history
-from messagestore.catching_up import batches_from, journal_of
+from messagestore.batch_search import batches_from
+from messagestore.catching_up import journal_of
 from messagestore.commit_log import CommitLog
 from messagestore.config import duration_s
 from messagestore.consume_queue import list_queues

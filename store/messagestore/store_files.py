@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from messagestore.commit_log import CommitLog
 from messagestore.config import StoreConfig
@@ -20,11 +23,17 @@ from messagestore.hosts import pack_host
 from messagestore.index_file import IndexService
 from messagestore.mapped_file import Disk, FilePool
 from messagestore.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.record import crc32
 from messagestore.state import StateFile
 from messagestore.store_root import known_root
 from messagestore.topics import Topics
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_FORMAT_1 = 1
+_HINT = (
+    "Restore this file from a copy. Or move it away and run `messagestore recover`: the id and the sizes are taken "
+    "from spark/journal, or from the log."
+)
 _NEW = "new-"
 _BATCH_QUEUES = "batchconsumequeue"
 ABORT_WORD = "messagestore"
@@ -48,7 +57,9 @@ class Paths:
         self.spark = os.path.join(self.root, "spark")
         self.state = os.path.join(self.spark, "state")
         self.identity = os.path.join(self.spark, "store.json")
-        self.journal = os.path.join(self.spark, "journal.json")
+        self.journal = os.path.join(self.spark, "journal")
+        self.journal_1 = os.path.join(self.spark, "journal.json")
+        """The journal of format 1."""
         self.writer_lock = os.path.join(self.spark, "writer.lock")
         self.staging = os.path.join(self.spark, "staging")
         self.cut = os.path.join(self.spark, "cut")
@@ -60,7 +71,18 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`spark/store.json`: made once, never changed."""
+    """`spark/store.json`: what a store is called, and what is fixed in it.
+
+    Parameters
+    ----------
+    store_id : str
+    mapped_file_size_commit_log, mapped_file_size_consume_queue, max_hash_slot_num, max_index_num : int
+    message_index_enable : bool
+    ancestors : tuple of str
+        Ids of the stores that this one is a copy of: BATCH records of theirs are in its log.
+    version : int
+        Format of the file it was read from.
+    """
 
     store_id: str
     mapped_file_size_commit_log: int
@@ -68,19 +90,49 @@ class Identity:
     max_hash_slot_num: int
     max_index_num: int
     message_index_enable: bool
+    ancestors: tuple[str, ...] = ()
+    version: int = FORMAT_VERSION
+    NEWEST: ClassVar[int] = FORMAT_VERSION
 
-    def to_json(self) -> bytes:
-        """The file's text."""
-        fields = {
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """Ids whose batches belong to this store: its own, and those of its ancestors."""
+        return frozenset((self.store_id, *self.ancestors))
+
+    def to_fields(self) -> dict[str, Any]:
+        """What the file says, without its checksum."""
+        return {
             "formatVersion": FORMAT_VERSION,
             "storeId": self.store_id,
+            "ancestors": list(self.ancestors),
             "mappedFileSizeCommitLog": self.mapped_file_size_commit_log,
             "mappedFileSizeConsumeQueue": self.mapped_file_size_consume_queue,
             "maxHashSlotNum": self.max_hash_slot_num,
             "maxIndexNum": self.max_index_num,
             "messageIndexEnable": self.message_index_enable,
         }
-        return (json.dumps(fields, indent=2) + "\n").encode()
+
+    def to_json(self) -> bytes:
+        """The file's text. Its last field is the CRC-32 of all bytes before that field."""
+        text = json.dumps(self.to_fields(), indent=2).removesuffix("\n}").encode()
+        return text + f',\n  "crc": "{crc32(text):08x}"\n}}\n'.encode()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Identity:
+        """From the fields of the file; a `ValueError`, `KeyError` or `TypeError` when one is not what it must be."""
+        ancestors = fields.get("ancestors", [])
+        if not isinstance(ancestors, list) or not all(isinstance(each, str) for each in ancestors):
+            raise ValueError("ancestors")
+        return cls(
+            store_id=str(fields["storeId"]),
+            mapped_file_size_commit_log=int(fields["mappedFileSizeCommitLog"]),
+            mapped_file_size_consume_queue=int(fields["mappedFileSizeConsumeQueue"]),
+            max_hash_slot_num=int(fields["maxHashSlotNum"]),
+            max_index_num=int(fields["maxIndexNum"]),
+            message_index_enable=bool(fields["messageIndexEnable"]),
+            ancestors=tuple(ancestors),
+            version=int(fields["formatVersion"]),
+        )
 
     @classmethod
     def read(cls, disk: Disk, path: str) -> Identity | None:
@@ -89,28 +141,31 @@ class Identity:
         Raises
         ------
         CorruptionError
-            When it cannot be read: the sizes in it are needed.
+            When it is damaged: the sizes in it are needed.
+        NotAStoreError
+            When a newer release wrote it.
         """
         try:
             text = disk.read(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        damaged = ""
         try:
-            fields = json.loads(text)
-            version = fields["formatVersion"]
-            identity = cls(
-                store_id=str(fields["storeId"]),
-                mapped_file_size_commit_log=int(fields["mappedFileSizeCommitLog"]),
-                mapped_file_size_consume_queue=int(fields["mappedFileSizeConsumeQueue"]),
-                max_hash_slot_num=int(fields["maxHashSlotNum"]),
-                max_index_num=int(fields["maxIndexNum"]),
-                message_index_enable=bool(fields["messageIndexEnable"]),
-            )
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60])) from error
-        if version != FORMAT_VERSION:
+            identity = cls.from_fields(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60]), hint=_HINT) from error
+        if identity.version == FORMAT_VERSION and text != identity.to_json():
+            damaged = "bytes that do not agree with their checksum"
+        if identity.version == _FORMAT_1 and (
+            b'"crc"' in text or re.fullmatch("[0-9a-f]{32}", identity.store_id) is None
+        ):
+            damaged = f"format version 1 and the store id {identity.store_id[:40]!r}"
+        if damaged:
+            raise CorruptionError(path, 0, "a store's identity", damaged, hint=_HINT)
+        if identity.version not in (FORMAT_VERSION, _FORMAT_1):
             raise NotAStoreError(
-                f"{path}: found format version {version}; this release knows {FORMAT_VERSION}; use a newer one",
+                f"{path}: found format version {identity.version}; this release knows {FORMAT_VERSION}; use a newer "
+                f"one",
                 path=path,
             )
         return identity
@@ -170,6 +225,10 @@ class StoreFiles:
         self.state_file = StateFile(disk, paths.state)
         self._queues: OrderedDict[tuple[str, int], ConsumeQueue] = OrderedDict()
         self._written: dict[tuple[str, int], ConsumeQueue] = {}
+        self.ever_written: set[tuple[str, int]] = set()
+        """Queues that got units since the journal last took them in."""
+        self.first_writer = False
+        """This project never wrote here before: there are no BATCH records to be found."""
         self.others_wrote = False
         """Another process wrote queues and index above the clean end: what it did not sync is not known here."""
 
@@ -177,6 +236,11 @@ class StoreFiles:
     def store_id(self) -> str:
         """The store's id; empty for a store this project never wrote."""
         return self.identity.store_id if self.identity else ""
+
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """Ids whose batches belong to this store; none for a store this project never wrote."""
+        return self.identity.known_ids if self.identity else frozenset()
 
     def load(self, *, index: bool = True) -> None:
         """Look at the folders; sizes of files that exist win over configured ones. Readers need the index for keys
@@ -227,6 +291,7 @@ class StoreFiles:
     def mark_written(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
         """Remember that a queue has units that are not synced."""
         self._written[(topic, queue_id)] = queue
+        self.ever_written.add((topic, queue_id))
 
     def written_queues(self) -> list[tuple[str, int, ConsumeQueue]]:
         """Queues written since the last sync."""
@@ -295,7 +360,7 @@ def store_host_of(config: StoreConfig) -> bytes:
 
 def looks_like_store(disk: Disk, paths: Paths) -> bool:
     """Whether the folder holds a store, RocketMQ's or ours."""
-    return disk.is_folder(paths.commit_log) or disk.exists(paths.identity)
+    return disk.is_folder(paths.commit_log) or disk.exists(paths.identity) or disk.exists(paths.journal)
 
 
 def is_free(disk: Disk, paths: Paths) -> bool:
@@ -363,9 +428,8 @@ def make_own_folders(disk: Disk, paths: Paths) -> None:
             disk.mkdir(path)
 
 
-def create_identity(disk: Disk, paths: Paths, config: StoreConfig) -> Identity:
-    """Make `store.json`; sizes of a broker's files win over configured ones."""
-    log_size = config.mapped_file_size_commit_log
+def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
+    """The configuration with the sizes of the segments and queue files that exist."""
     pool = FilePool(disk, 8)
     log = CommitLog(paths.commit_log, 0, pool, paths.spark)
     log.load()
@@ -376,17 +440,24 @@ def create_identity(disk: Disk, paths: Paths, config: StoreConfig) -> Identity:
         if queue.files.offsets:
             queue_size = queue.file_size
             break
-    identity = Identity(
-        store_id=uuid.uuid4().hex,
-        mapped_file_size_commit_log=log.segment_size or log_size,
+    return config.replace(
+        mapped_file_size_commit_log=log.segment_size or config.mapped_file_size_commit_log,
         mapped_file_size_consume_queue=queue_size,
-        max_hash_slot_num=config.max_hash_slot_num,
-        max_index_num=config.max_index_num,
-        message_index_enable=config.message_index_enable,
     )
+
+
+def new_identity(config: StoreConfig, store_id: str = "", ancestors: Iterable[str] = ()) -> Identity:
+    """The identity of a store with these sizes; without an id it gets a new one."""
+    own = store_id or uuid.uuid4().hex
+    fixed = {name: getattr(config, name) for name in _FIXED}
+    return Identity(store_id=own, **fixed, ancestors=tuple(sorted(set(ancestors) - {own})))
+
+
+def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
+    """Write `store.json`, whole or not at all, synced."""
     disk.replace(paths.identity, identity.to_json(), via=paths.temporary("store.json"))
     disk.fsync_dir(paths.root)
-    return identity
+    return replace(identity, version=FORMAT_VERSION)
 
 
 def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:

@@ -22,8 +22,9 @@ import numpy as np
 from messagestore import batch_record, javahash, record, record_columns
 from messagestore.batch_journal import PARTIAL, JournalEntry
 from messagestore.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
-from messagestore.batch_record import CHUNK_SIZE, read_batch
+from messagestore.batch_record import CHUNK_SIZE, known_batch, read_batch
 from messagestore.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
+from messagestore.batch_search import is_gone
 from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.dispatch import DispatchRequest
 from messagestore.errors import (
@@ -151,15 +152,22 @@ def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
 
 
 def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
-    """Whether the log holds the BATCH record an entry names."""
-    if entry.physical_offset < writer.log.min_offset:
+    """Whether the log holds the BATCH record an entry names.
+
+    Raises
+    ------
+    CorruptionError
+        There is none to be read, and nothing proves that there is none.
+    """
+    log, end = writer.log, writer.end.physical_offset
+    if entry.physical_offset < log.min_offset:
         return True
-    batch = read_batch(writer.log, entry.physical_offset)
-    return (
-        batch is not None
-        and (batch.end <= writer.end.physical_offset or entry.row_count == PARTIAL)
-        and (batch.app_id, batch.version, batch.store_id) == (app_id, entry.version, writer.files.store_id)
-    )
+    partial = entry.row_count == PARTIAL
+    if entry.physical_offset < end:
+        batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
+        if batch is not None and (batch.app_id, batch.version) == (app_id, entry.version):
+            return batch.store_id in writer.files.known_ids and (batch.end <= end or partial)
+    return not is_gone(log, entry.physical_offset, end)
 
 
 def _check_space(writer: LogWriter, plan: BatchPlan) -> None:

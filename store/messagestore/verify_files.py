@@ -9,13 +9,12 @@ How far the log must be whole is decided at the start of a check, by the rules o
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 
-from messagestore import batch_journal, record
 from messagestore import checkpoint as store_checkpoint
-from messagestore.batch_journal import BatchJournal
+from messagestore import record
+from messagestore.batch_journal import MISSING, BatchJournal
 from messagestore.batch_record import read_batch
 from messagestore.checkpoint import StoreCheckpoint
 from messagestore.errors import CorruptionError
@@ -136,20 +135,36 @@ class SmallFiles:
         self.journal = self._read_journal()
 
     def _read_journal(self) -> BatchJournal:
-        """The journal; damaged JSON is a fault although a writer would only read the log instead."""
-        path = self.files.paths.journal
-        try:
-            data = self.files.disk.read(path, batch_journal.MAX_SIZE)
-            json.loads(data)
-        except FileNotFoundError:
-            return BatchJournal()
-        except CorruptionError as error:
-            self.report.find(path, error.physical_offset, error.expected, error.found)
-            return BatchJournal()
-        except ValueError as error:
-            self.report.find(path, getattr(error, "pos", 0), "the JSON of a journal", repr(data[:60]))
-            return BatchJournal()
-        return BatchJournal.from_json(data)
+        """The journal. One that is damaged is a fault, although a writer makes it again."""
+        paths = self.files.paths
+        journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
+        if journal.fault and journal.fault != MISSING:
+            path = paths.journal if self.files.disk.exists(paths.journal) else paths.journal_1
+            self.report.find(path, 0, "a journal that can be read", journal.fault)
+        other = journal.identity.get("storeId", self.files.store_id)
+        if self.files.store_id and other != self.files.store_id:
+            self.report.find(paths.journal, 0, f"the journal of store {self.files.store_id}", f"that of store {other}")
+        return journal
+
+    def _check_identity(self, rules: Rules) -> None:
+        """Whether the files that say which store this is are there."""
+        files, report = self.files, self.report
+        paths, ours = files.paths, files.disk.exists(files.paths.state)
+        if not files.store_id:
+            if ours or not self.journal.fault:
+                report.find(paths.identity, 0, "the store's identity", "no file")
+            elif report.batch_count:
+                report.note(
+                    f"{paths.identity} is missing: this is a copy of a store, or one that lost its folder spark/. The "
+                    "next writer gives it a new id and takes its batches over"
+                )
+            return
+        if self.journal.fault == MISSING and ours and rules.state is not None and rules.state.clean_end:
+            report.find(paths.journal, 0, "a journal", "no file; the next writer makes it again from the log")
+        if not ours and rules.abort == files.abort_token:
+            return  # found already
+        if not ours and report.batch_count:
+            report.find(paths.state, 0, "the store's state", "no file")
 
     def check(self, rules: Rules, last_time_ms: int | None) -> None:
         """Compare with the log.
@@ -160,6 +175,7 @@ class SmallFiles:
         last_time_ms : int | None
             The highest store time of a record below the limit; None: not all of them could be read.
         """
+        self._check_identity(rules)
         self._check_journal(rules)
         self._check_state(rules)
         self._check_checkpoint(rules, last_time_ms)
@@ -168,19 +184,12 @@ class SmallFiles:
     def _check_journal(self, rules: Rules) -> None:
         """Each entry's batch is in the log."""
         log, path = self.files.commit_log, self.files.paths.journal
-        for app_id, versions in self.journal.apps.items():
-            for entry in versions.values():
-                at = entry.physical_offset
-                if at < log.min_offset:
-                    continue
-                batch = read_batch(log, at) if at < rules.limit else None
-                if batch is None or (batch.app_id, batch.version, batch.digest) != (
-                    app_id,
-                    entry.version,
-                    entry.digest,
-                ):
-                    expected = f"version {entry.version} of app {app_id!r} in the log at {at}"
-                    self.report.find(path, 0, expected, "no batch" if batch is None else "another batch")
+        for app_id, entry in self.journal.newest_first(log.min_offset):
+            at = entry.physical_offset
+            batch = read_batch(log, at) if at < rules.limit else None
+            if batch is None or (batch.app_id, batch.version, batch.digest) != (app_id, entry.version, entry.digest):
+                expected = f"version {entry.version} of app {app_id!r} in the log at {at}"
+                self.report.find(path, 0, expected, "no batch" if batch is None else "another batch")
 
     def _check_state(self, rules: Rules) -> None:
         files, report, state = self.files, self.report, rules.state

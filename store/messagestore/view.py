@@ -320,9 +320,13 @@ class StoreView:
             return False
         files = self.files
         if self._closed[0] != state.counter:
-            self._closed = state.counter, BatchJournal.read(files.disk, files.paths.journal).checkpoint_crc
+            self._closed = state.counter, self._checkpoint_crc()
         checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
         return self._closed[1] == record.crc32(checkpoint)
+
+    def _checkpoint_crc(self) -> int | None:
+        paths = self.files.paths
+        return BatchJournal.read_checkpoint_crc(self.files.disk, paths.journal, paths.journal_1)
 
     def quiet(self) -> tuple[int, int] | None:
         """A token that is another one after any writer was at work; None while one may be.

@@ -22,18 +22,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import reference
-from crash.checker_records import BATCH_TOPIC, Record, Slot, broken, digest_holds, parse, slot_of
+from crash.checker_records import BATCH_TOPIC, Record, Slot, broken, digest_holds, journal_of, parse, slot_of
 
 CHUNK_SIZE = 16 * 1024 * 1024
 _DIGITS = re.compile(r"[0-9]{20}")
 _TOP = {"commitlog/", "consumequeue/", "index/", "config/", "spark/", "abort", "checkpoint", "lock"}
-_OURS = {"state", "store.json", "journal.json", "writer.lock", "staging/", "cut/"}
+_OURS = {"state", "store.json", "journal", "writer.lock", "staging/", "cut/"}
 _OURS |= {"consumer-offsets.lock", "consumer-offsets.json"}
 _CONFIG = {"", *(name + end for name in ("topics.json", "consumerOffset.json") for end in ("", ".bak"))}
 # What a killed writer was making: each has one name, and the next one that makes it takes it away first.
-_OURS |= {
-    f"new-{name}" for name in ("store.json", "state", "journal.json", "topics.json", "checkpoint", "abort", "cut")
-}
+_OURS |= {f"new-{name}" for name in ("store.json", "state", "journal", "topics.json", "checkpoint", "abort", "cut")}
 _CLEAN, _RECOVERING, _KNOWN_FLAGS = 4, 8, 15
 
 
@@ -166,8 +164,11 @@ class _Check:
     def _small_files(self) -> None:
         found, tree = self.found, self.tree
         self.store = self._json("spark/store.json")
-        if not re.fullmatch("[0-9a-f]{32}", str(self.store.get("storeId"))) or self.store.get("formatVersion") != 1:
-            found.find("spark/store.json", 0, "a store id and format version 1", self.store)
+        if not re.fullmatch("[0-9a-f]{32}", str(self.store.get("storeId"))) or self.store.get("formatVersion") != 2:
+            found.find("spark/store.json", 0, "a store id and format version 2", self.store)
+        text, comma, last = tree.get("spark/store.json", b"").rpartition(b",\n")
+        if last != f'  "crc": "{binascii.crc32(text):08x}"\n}}\n'.encode() or not comma:
+            found.find("spark/store.json", len(text), f"CRC-32 {binascii.crc32(text):08x} as the last field", last)
         for topic, config in self._json("config/topics.json").get("topicConfigTable", {}).items():
             if config.get("topicName") != topic or not config.get("writeQueueNums", 0) > 0:
                 found.find("config/topics.json", 0, f"a topic {topic}", config)
@@ -342,34 +343,51 @@ class _Check:
             found.find("checkpoint", 32, "an offset of a record", confirm)
 
     def _journal(self) -> None:
-        found, path = self.found, "spark/journal.json"
-        journal = self._json(path)
-        if not journal:
+        found, path = self.found, "spark/journal"
+        journal = journal_of(self.tree.get(path))
+        if journal is None:
             if self.slot is not None and self.slot.clean_end and self.tree.get("abort") is None:
                 found.find(path, 0, "a journal", "none")
             return
+        if "fault" in journal:
+            found.find(path, 0, "a journal whose checksums hold", journal["fault"])
+            return
         wanted: dict[str, dict[int, list[Any]]] = {}
+        replaced: dict[str, list[str]] = {}
         for at, body, _ in found.batches:
             if body["versionSource"] != "none":
+                if body.get("replaces"):
+                    wanted[body["app"]] = {}
+                    replaced.setdefault(body["app"], []).extend(body["replaces"])
                 versions = wanted.setdefault(body["app"], {})
                 versions.pop(body["version"], None)
                 versions[body["version"]] = [
                     body["version"], body["versionSource"], body["queryId"], at, body["end"], body["rows"], body["digest"],
+                    sorted(body["ranges"]), bool(body.get("start")),
                 ]  # fmt: skip
         closed = self.tree.get("abort") is None
-        entries = journal.get("apps", {})
-        if journal.get("covered", -1) > len(found.batches) or (closed and journal.get("covered") != len(found.batches)):
-            found.find(path, 0, f"covered {len(found.batches)}", journal.get("covered"))
+        entries = journal["apps"]
+        if journal["covered"] > len(found.batches) or (closed and journal["covered"] != len(found.batches)):
+            found.find(path, 0, f"covered {len(found.batches)}", journal["covered"])
         for app, versions in wanted.items():
-            if closed and entries.get(app) != list(versions.values())[-1000:]:
+            if closed and entries.get(app) != list(versions.values()):
                 found.find(path, 0, f"{app}: {list(versions.values())[-3:]}", entries.get(app, [])[-3:])
         for app, rows in entries.items():
             for row in rows:
                 if wanted.get(app, {}).get(row[0]) != row:
                     found.find(path, 0, f"an entry of the log for {app}", row)
+        for app, query_ids in replaced.items():
+            if closed and not set(query_ids) <= set(journal["replaced"].get(app, ())):
+                found.find(path, 0, f"{app}: {query_ids} refused", journal["replaced"].get(app))
         checkpoint = self.tree.get("checkpoint", b"")[:40].ljust(40, b"\0")
-        if closed and journal.get("checkpointCrc") != binascii.crc32(checkpoint):
-            found.find(path, 0, f"checkpointCrc {binascii.crc32(checkpoint)}", journal.get("checkpointCrc"))
+        if closed and journal["checkpoint_crc"] != binascii.crc32(checkpoint):
+            found.find(path, 0, f"checkpoint_crc {binascii.crc32(checkpoint)}", journal["checkpoint_crc"])
+        if journal["identity"].get("storeId") != self.store.get("storeId"):
+            found.find(path, 0, f"the identity of {self.store.get('storeId')}", journal["identity"])
+        queues = {(record.topic, record.queue_id) for record in found.records}
+        listed = {(t, q) for t, ranges in journal["queues"].items() for a, b in ranges for q in range(a, b + 1)}
+        if closed and not queues <= listed:
+            found.find(path, 0, f"queues {sorted(queues)}", sorted(listed))
 
     # ---- batches
 
@@ -414,7 +432,7 @@ class _Check:
         last_end = rows[-1].physical_offset + rows[-1].size if rows else start
         for what, is_so in {
             "begins as a BATCH record": record.body.startswith(b'{"messagestore":1,"app":'),
-            "store": body["store"] == self.store.get("storeId"),
+            "store": body["store"] in (self.store.get("storeId"), *self.store.get("ancestors", ())),
             "offset": body["offset"] == at,
             "queueOffset": body["queueOffset"] == record.queue_offset,
             "end": last_end == end,

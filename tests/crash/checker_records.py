@@ -1,8 +1,9 @@
-"""What does one record, and `spark/state`, say? With `struct` only, and without a line of the package: the codec of `crash.checker`."""
+"""What do one record, `spark/state` and `spark/journal` say? With `struct` only, and without a line of the package."""
 
 from __future__ import annotations
 
 import binascii
+import json
 import re
 import struct
 from functools import lru_cache
@@ -140,3 +141,46 @@ def slot_of(data: bytes) -> Slot | None:
         if crc == binascii.crc32(data[position : position + 60]) and (best is None or values[0] > best.counter):
             best = Slot(*values)
     return best
+
+
+def journal_of(data: bytes | None) -> dict[str, Any] | None:
+    """The file `spark/journal`: covered, checkpoint_crc, apps (rows of each), and the names that came with it; a `fault`
+    when a checksum does not hold; None when there is no file.
+    """
+    if data is None:
+        return None
+    if len(data) < 64 or data[:8] != b"MSJOURNL":
+        return {"fault": f"{len(data)} bytes that begin with {data[:8]!r}"}
+    version, flags, covered, end, count, size, checkpoint_crc, body_crc, _, crc = struct.unpack_from(
+        ">iIqqqqIIII", data, 8
+    )
+    body = data[64:]
+    if crc != binascii.crc32(data[:60]) or body_crc != binascii.crc32(body) or version != 2:
+        return {"fault": f"format version {version}, or other bytes"}
+    if len(body) != count * 56 + size:
+        return {"fault": f"{len(body)} bytes behind the header"}
+    names = json.loads(body[count * 56 :])
+    apps: dict[str, list[list[Any]]] = {}
+    for number in range(count):
+        row = struct.unpack_from(">qqqqQiiiI", body, number * 56)
+        apps.setdefault(names["apps"][row[5]], []).append(
+            [
+                row[0],
+                "user" if row[8] & 1 else "spark",
+                None if row[6] < 0 else names["queries"][row[6]],
+                *row[1:4],
+                f"{row[4]:016x}",
+                None if row[7] < 0 else names["topics"][row[7]],
+                bool(row[8] & 2),
+            ]
+        )
+    return {
+        "covered": covered,
+        "end": end,
+        "complete": not flags & 2,
+        "checkpoint_crc": checkpoint_crc if flags & 1 else None,
+        "apps": apps,
+        "replaced": names["replaced"],
+        "identity": names["identity"],
+        "queues": names.get("queues", {}),
+    }

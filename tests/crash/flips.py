@@ -44,7 +44,7 @@ _CHECKED_LOOSELY = (
     "spark/store.json",
     "abort",
     "checkpoint",
-    "spark/journal.json",
+    "spark/journal",
     "spark/state",
 )
 """Files in which a bit may say nothing of messages, or where an older copy takes over: all messages must be there."""
@@ -322,7 +322,7 @@ def damages(samples: dict[str, Sample]) -> Iterator[Case]:
 
 
 def _is_derived(path: str) -> bool:
-    return path.startswith(("consumequeue", "index", "checkpoint", "config", "spark/journal.json"))
+    return path.startswith(("consumequeue", "index", "checkpoint", "config", "spark/journal"))
 
 
 def _zero(path: str, at: int, disk: MemDisk) -> None:

@@ -103,6 +103,11 @@ class Target:
         self.name, self.seeds, self.read, self.weight = name, seeds, read, weight
 
 
+_JOURNAL_1 = (
+    b'{"formatVersion":1,"covered":2,"checkpointCrc":7,"apps":{"app-1":[[0,"spark","q",0,900,2,"00000000000000ff"]]}}'
+)
+
+
 def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
     trees = [_tree(samples[name]) for name in ("batches", "killed", "puts")]
 
@@ -118,7 +123,8 @@ def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
         Target("segments", logs, _read_segment, 10),
         Target("BATCH records", batches, _read_batch, 10),
         Target("state slots", [d[i : i + 64] for d in of("spark/state") for i in (0, 512)], State.from_bytes, 10),
-        Target("journals", of("spark/journal"), BatchJournal.from_json, 10),
+        Target("journals", of("spark/journal"), BatchJournal.from_bytes, 8),
+        Target("journals of format 1", [_JOURNAL_1], BatchJournal.from_json, 2),
         Target("checkpoints", of("checkpoint"), partial(_read_small, memory, "checkpoint", _read_checkpoint), 4),
         Target(
             "store.json", of("spark/store.json"), partial(_read_small, memory, "spark/store.json", _read_identity), 6

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -228,13 +227,13 @@ def other_rows(ground: Ground) -> Iterator[Verdict]:
 def vanished_batch(ground: Ground) -> Iterator[Verdict]:
     """The journal, a cache, names a batch that the log does not hold: the batch is appended when it comes."""
     disk, verdict = MemDisk(ground.root, ground.bases["filled"].content), Verdict()
-    fields = json.loads(bytes(disk.node("spark/journal.json")))
-    [first] = fields["apps"]["app-1"]
-    fields["apps"]["app-1"] = [first, [1, *first[1:]]]
-    disk.node("spark/journal.json")[:] = json.dumps(fields).encode()
+    journal = BatchJournal.from_bytes(bytes(disk.node("spark/journal")))
+    [first] = journal.entries("app-1")
+    journal.remember("app-1", replace(first, version=1))
+    disk.node("spark/journal")[:] = journal.to_bytes()
     with MessageStore.open(ground.root, SMALL, disk=disk) as store:
         request = BatchRequest(app_id="app-1", version=1, version_source="spark")
-        if store.append_batch(batch_columns("app-1", 0, first[5]), request).status != transaction.APPENDED:
+        if store.append_batch(batch_columns("app-1", 0, first.row_count), request).status != transaction.APPENDED:
             verdict.lost.append("batch 1 is known, and nowhere")
     yield verdict
 

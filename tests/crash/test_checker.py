@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from crash import checker, flips
 from crash.checker import Checked
 from crash.flips import Sample
 from crash.memdisk import MemDisk
+from messagestore.batch_journal import BatchJournal
 from messagestore.verify import verify
 
 LOG = "commitlog/" + "0" * 20
@@ -44,10 +44,18 @@ def add(path: str, position: int, value: int = 1) -> Callable[[MemDisk], None]:
 
 def journal(**changes: object) -> Callable[[MemDisk], None]:
     def change(disk: MemDisk) -> None:
-        fields = json.loads(bytes(disk.node("spark/journal.json"))) | changes
-        disk.node("spark/journal.json")[:] = json.dumps(fields).encode()
+        journal = BatchJournal.from_bytes(bytes(disk.node("spark/journal")))
+        for name, value in changes.items():
+            setattr(journal, name, value)
+        disk.node("spark/journal")[:] = journal.to_bytes()
 
     return change
+
+
+def without_entries(disk: MemDisk) -> None:
+    journal = BatchJournal.from_bytes(bytes(disk.node("spark/journal")))
+    journal.check(lambda app_id, entry: False)
+    disk.node("spark/journal")[:] = journal.to_bytes()
 
 
 def twice_in_the_queue(disk: MemDisk) -> None:
@@ -78,9 +86,13 @@ def a_unit_without_record(disk: MemDisk) -> None:
         (add("spark/state", 100), "spark/state"),
         (add("checkpoint", 1), "checkpoint"),
         (add("checkpoint", 4000), "checkpoint"),
-        (journal(covered=7), "spark/journal.json"),
-        (journal(apps={}), "spark/journal.json"),
-        (journal(checkpointCrc=0), "spark/journal.json"),
+        (journal(covered=7), "spark/journal"),
+        (without_entries, "spark/journal"),
+        (journal(checkpoint_crc=0), "spark/journal"),
+        (journal(queues={}), "spark/journal"),
+        (journal(identity={"storeId": "another"}), "spark/journal"),
+        (add("spark/journal", 70), "spark/journal"),
+        (add("spark/store.json", 30), "spark/store.json"),
         (lambda disk: disk.put_file("abort", b"messagestore somebody\n"), "abort"),
     ],
 )

@@ -32,7 +32,7 @@ def bases(scratch: Path) -> Bases:
 def between_open_and_close(operations: list[Operation]) -> range:
     """Operations from the first `abort` to the last write of the journal."""
     opened = [i for i, operation in enumerate(operations) if operation.detail.endswith("/abort")]  # renamed to it
-    closing = [i for i, operation in enumerate(operations) if operation.path.endswith("/new-journal.json")]
+    closing = [i for i, operation in enumerate(operations) if operation.path.endswith("/new-journal")]
     return range(opened[0] if opened else 0, closing[-1] if closing else len(operations))
 
 

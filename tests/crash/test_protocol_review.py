@@ -583,7 +583,7 @@ def test_13_every_version_has_its_digest(root: Path, process: Start) -> None:
     assert p.batch(version=8).status == "known"
     with pytest.raises(BatchConflictError):
         p.batch(version=8, rows=6)
-    (root / "spark" / "journal.json").unlink()
+    (root / "spark" / "journal").unlink()
     p.detach()
     q = process(root)
     assert q.batch(version=7).status == "known"

@@ -190,7 +190,7 @@ def site_of(operation: Operation) -> str:
         return "dispatch"
     if folder == "commitlog" or path.name == "commitlog":
         return _log_site(operation)
-    return {"state": "state", "abort": "attach or detach", "checkpoint": "clean end", "journal.json": "clean end"}.get(
+    return {"state": "state", "abort": "attach or detach", "checkpoint": "clean end", "journal": "clean end"}.get(
         path.name.removesuffix(".tmp"), "making the store"
     )
 

@@ -17,6 +17,8 @@ from messagestore.layout import (
     CHECKPOINT,
     INDEX_ENTRY,
     INDEX_HEADER,
+    JOURNAL_ENTRY,
+    JOURNAL_HEADER,
     RECORD_HEAD,
     STATE_SLOT,
     UNIT,
@@ -32,6 +34,8 @@ FORMATS = {  # written down a second time, from RocketMQ's sources
     INDEX_ENTRY.name: ">iqii",
     CHECKPOINT.name: ">qqqqq",
     STATE_SLOT.name: ">qqqqqiIIIiI",
+    JOURNAL_HEADER.name: ">qiIqqqqIIII",
+    JOURNAL_ENTRY.name: ">qqqqQiiiI",
 }
 
 

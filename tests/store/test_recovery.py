@@ -207,15 +207,15 @@ def test_one_queue_is_rebuilt(tmp_path: Path) -> None:
 
 
 def test_journal_is_rebuilt_from_the_log(tmp_path: Path) -> None:
-    """journal.json is a cache: without it, or with a broken one, batches are known all the same."""
+    """The journal is a cache: without it, or with a broken one, batches are known all the same."""
     root = tmp_path / "s"
     with MessageStore.open(root, SMALL) as store:
         for version in range(3):
             store.append_batch(columns(bodies(5)), BatchRequest("app", version, "spark"))
     for text in (None, b"{broken"):
-        (root / "spark" / "journal.json").unlink()
+        (root / "spark" / "journal").unlink()
         if text is not None:
-            (root / "spark" / "journal.json").write_bytes(text)
+            (root / "spark" / "journal").write_bytes(text)
         with MessageStore.open(root, SMALL) as store:
             assert store.append_batch(columns(bodies(5)), BatchRequest("app", 1, "spark")).status == "known"
             store.writer.move_clean()

@@ -40,7 +40,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """A store of a later release says so."""
     root = filled(tmp_path / "s", 4)
     path = root / "spark" / "store.json"
-    path.write_text(path.read_text().replace('"formatVersion": 1', '"formatVersion": 2'))
+    path.write_text(path.read_text().replace('"formatVersion": 2', '"formatVersion": 3'))
     with pytest.raises(NotAStoreError, match="use a newer one"):
         MessageStore.open(root, SMALL)
 

@@ -110,7 +110,7 @@ def test_without_app_id_nothing_is_remembered(tmp_path: Path) -> None:
         for _ in range(2):
             assert store.append_batch(columns(bodies(4))).status == "appended"
         assert len(read_all(store)) == 4
-        assert store.writer.journal.apps == {}
+        assert store.writer.journal.app_ids() == []
 
 
 def test_the_batch_record_says_what_is_in_the_batch(tmp_path: Path) -> None:

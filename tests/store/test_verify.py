@@ -25,6 +25,7 @@ from messagestore import (
     record_scan,
     verify_files,
 )
+from messagestore.batch_journal import BatchJournal
 from messagestore.layout import (
     BLANK,
     CHECKPOINT,
@@ -323,6 +324,7 @@ def test_a_topic_made_again_is_no_fault(tmp_path: Path) -> None:
     """Its queue begins at 0 once more; the units of the first run are gone."""
     root = filled(tmp_path / "store", 20, ONE_SEGMENT)
     shutil.rmtree(root / "consumequeue" / "t")
+    (root / "config" / "topics.json").unlink()  # a broker deletes both; a folder alone is damage
     filled(root, 6, ONE_SEGMENT)
     report = checked(root)
     assert report.ok, report.findings
@@ -703,10 +705,12 @@ def test_a_batch_of_another_store_is_named(tmp_path: Path) -> None:
 def test_a_lost_batch_is_named_by_the_journal(tmp_path: Path) -> None:
     """The journal says that it was there."""
     root = with_batches(tmp_path / "store")
-    path = root / "spark" / "journal.json"
-    journal = json.loads(path.read_text())
-    journal["apps"]["app"][1][3] += 8
-    path.write_text(json.dumps(journal))
+    path = root / "spark" / "journal"
+    journal = BatchJournal.read(Disk(), str(path))
+    entry = journal.find("app", 1)
+    assert entry is not None
+    journal.remember("app", replace(entry, physical_offset=entry.physical_offset + 8))
+    path.write_bytes(journal.to_bytes())
     finding = one(checked(root))
     assert (finding.path, finding.expected[:22]) == (str(path), "version 1 of app 'app'")
 
@@ -714,9 +718,27 @@ def test_a_lost_batch_is_named_by_the_journal(tmp_path: Path) -> None:
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     """A writer would read the log instead; what lies below the first segment is lost, though."""
     root = with_batches(tmp_path / "store")
-    path = root / "spark" / "journal.json"
-    path.write_text(path.read_text()[:30])
+    path = root / "spark" / "journal"
+    path.write_bytes(path.read_bytes()[:30])
     assert one(checked(root)).path == str(path)
+
+
+@pytest.mark.parametrize("name", ["journal", "store.json"])
+def test_a_missing_small_file_is_named(tmp_path: Path, name: str) -> None:
+    """A writer makes both again, but the operator should know that they were lost."""
+    root = with_batches(tmp_path / "store")
+    (root / "spark" / name).unlink()
+    report = verify(root, SMALL)
+    assert one(report).path == str(root / "spark" / name)
+
+
+def test_a_perfect_copy_without_our_folder_is_perfect(tmp_path: Path) -> None:
+    """A RocketMQ slave copies the log, the queues and the index, and nothing of `spark/`."""
+    root = with_batches(tmp_path / "store")
+    shutil.rmtree(root / "spark")
+    report = verify(root, SMALL)
+    assert report.ok, report.findings
+    assert any("this is a copy" in note for note in report.notes)
 
 
 def state_of(root: Path) -> tuple[StateFile, State]:
