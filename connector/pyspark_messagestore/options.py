@@ -312,7 +312,15 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         SINK, "lockTimeout", _DURATION, "30s", "How long a commit waits for another writer; then an error names it."
     ),
-    Option(SINK, "stagingTtl", _DURATION, "24h", "Staging files that nobody wrote to for so long are deleted."),
+    Option(
+        SINK,
+        "stagingTtl",
+        _DURATION,
+        "24h",
+        "Staging files that nobody wrote to for so long are deleted. "
+        "Those of a driver or task that is known to be dead, and those that failed attempts left of a committed batch, "
+        "are deleted at once.",
+    ),
     Option(
         SINK,
         "storeConfig",

@@ -18,6 +18,7 @@ import os
 import re
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,11 @@ from messagestore.spi import (
     StagedFile,
     StagingWriter,
     Topics,
+    Write,
     append_batch,
     attached_store,
     check_root,
+    driver_token,
     encode,
     looks_like_store,
     make_staging,
@@ -59,6 +62,7 @@ from messagestore.spi import (
     remove,
     store_host_of,
     sweep,
+    sweep_write,
 )
 from pyspark_messagestore.columns import Mapper, Mapping
 from pyspark_messagestore.options import SinkOptions
@@ -122,12 +126,16 @@ class Sink:
     mapping : Mapping
     store_id : str
         Of the store at the path when the write was planned; empty when there was none.
+    driver, write_id : str
+        For the names of staging files: the driver's process, and what no other planned write has.
     """
 
     options: SinkOptions
     config: StoreConfig
     mapping: Mapping
     store_id: str
+    driver: str = field(default_factory=driver_token)
+    write_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @classmethod
     def plan(cls, options: SinkOptions, mapping: Mapping) -> Sink:
@@ -161,11 +169,12 @@ class Sink:
         sink = cls(options, config, mapping, "" if identity is None else identity.store_id)
         if identity is None and options.txn_version_source == SOURCE_SPARK:
             sink._check_first(options.txn_app_id, options.txn_version)
+        sink._sweep()  # before tasks need the room: a driver that was killed again and again left its files each time
         return sink
 
     # ---- tasks
 
-    def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
+    def stage(self, batches: Iterator[pa.RecordBatch], *, streaming: bool = False) -> StagedMessage:
         """In a task: encode all rows into one staging file."""
         context = TaskContext.get()
         assert context is not None
@@ -177,11 +186,15 @@ class Sink:
         writer: StagingWriter | None = None
         mapper = self._mapper(f"{batch_id}/{partition_id}")
         host = store_host_of(self.config)
+        write = Write(self.driver, self.write_id)
+        if streaming and query_id and batch_id:  # one planned write for all batches of a run
+            run_id = context.getLocalProperty("spark.jobGroup.id")
+            write = Write(self.driver, f"{query_id}/{run_id}", int(batch_id))
         row = 0
         try:
             for batch in gathered(batches):
                 if writer is None:
-                    writer = StagingWriter(self._staging())
+                    writer = StagingWriter(self._staging(), write=write)
                 texts = mapper.messages(batch, row)
                 writer.write(
                     encode(texts, limits=self.config, store_host=host, born_host=host[:-4] + bytes(4), first_row=row)
@@ -281,6 +294,7 @@ class Sink:
             sink._staging()
             result = sink._append(writer, chunks, request)
         remove(file.path for file in files)
+        sweep_write(file.path for file in files)
         self._sweep()
         return result
 
@@ -379,6 +393,7 @@ class Sink:
             self._staging()  # a store that is gone is not made anew here
             with store.writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
                 remove(paths)
+                sweep_write(paths)
             self._sweep()
         except (StoreError, OSError):
             return  # the error that led here is the one to report
@@ -440,7 +455,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """In a task."""
-        return self.sink.stage(iterator)
+        return self.sink.stage(iterator, streaming=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
         """On the driver, when all tasks are done."""

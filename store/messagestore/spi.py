@@ -23,7 +23,8 @@ from messagestore.queue_ends import QueueEnds
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
 from messagestore.record_scan import head_sizes
-from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
+from messagestore.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.staging_files import Write, driver_token, remove, sweep, sweep_write
 from messagestore.state import State, boot_hash
 from messagestore.store_files import (
     Identity,
@@ -69,6 +70,7 @@ __all__ = [
     "Topics",
     "VerifyReport",
     "Visible",
+    "Write",
     "append_batch",
     "array_of",
     "attached_store",
@@ -77,6 +79,7 @@ __all__ = [
     "check_root",
     "check_topic",
     "decode_message",
+    "driver_token",
     "duration_s",
     "encode",
     "group_fault",
@@ -98,6 +101,7 @@ __all__ = [
     "remove",
     "store_host_of",
     "sweep",
+    "sweep_write",
     "topic_fault",
     "valid_of",
     "verify",

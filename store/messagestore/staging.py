@@ -10,9 +10,6 @@ The CRC is checked over the whole file before anything of a batch is written; ch
 
 from __future__ import annotations
 
-import os
-import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -27,9 +24,9 @@ from messagestore.arrow_bytes import array_of, list_array, numpy_of
 from messagestore.errors import ChecksumError, CorruptionError
 from messagestore.mapped_file import Disk, File
 from messagestore.record_columns import EncodedRecords
+from messagestore.staging_files import Write, finished, no_write, remove
 
 FORMAT = "messagestore-staging-1"
-SUFFIX = ".staged"
 _READ_SIZE = 4 * 1024 * 1024
 _KEPT_SIZE = 4 * 1024 * 1024
 
@@ -112,12 +109,15 @@ class StagingWriter:
     ----------
     folder : str
         `spark/staging` of the store, or another folder that tasks and driver see; made when it is missing.
+    disk : Disk | None
+    write : Write | None
+        What the file is for: it decides who deletes the file when the attempt, or its driver, dies.
     """
 
-    def __init__(self, folder: str, disk: Disk | None = None) -> None:
+    def __init__(self, folder: str, disk: Disk | None = None, *, write: Write | None = None) -> None:
         self.disk = disk or Disk()
         self.disk.mkdir(folder)  # a copy of a store may have come without its empty folders
-        self.path = os.path.join(folder, uuid.uuid4().hex + SUFFIX)
+        self.path = (write or no_write()).path(folder)
         self._file = self.disk.open_new(self.path, 0)
         self._sink = _CrcSink(self.disk, self._file)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), SCHEMA)
@@ -147,6 +147,9 @@ class StagingWriter:
         """Close the file; it is complete."""
         self._writer.close()
         self._file.close()
+        path = finished(self.path)
+        self.disk.rename(self.path, path)
+        self.path = path
         self._finished = True
         return StagedFile(self.path, self._sink.size, self._sink.crc, self._row_count)
 
@@ -271,26 +274,3 @@ def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None
         expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x}"
         raise ChecksumError(staged.path, 0, expected, f"{size} bytes with {crc:08x}", hint=hint)
     return buffer[:size] if keep else None
-
-
-def remove(paths: Iterable[str], disk: Disk | None = None) -> None:
-    """Delete staging files; those that are gone already do not matter."""
-    disk = disk or Disk()
-    for path in paths:
-        try:
-            disk.unlink(path)
-        except FileNotFoundError:
-            continue
-
-
-def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[str]:
-    """Delete staging files that nobody has written to for `older_than_s` seconds; their paths."""
-    disk = disk or Disk()
-    limit_s = time.time() - older_than_s
-    old = []
-    for name in disk.names(folder):
-        path = os.path.join(folder, name)
-        if name.endswith(SUFFIX) and disk.modified_s(path) < limit_s:
-            old.append(path)
-    remove(old, disk)
-    return old

@@ -7,8 +7,10 @@ store's id and what must never change (file sizes, index slots).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -38,6 +40,11 @@ _NEW = "new-"
 _BATCH_QUEUES = "batchconsumequeue"
 ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
+CUT_DAYS = 30
+CUT_SIZE = 1 << 30
+"""How long, and how much of it, torn bytes in `spark/cut` are kept."""
+_CUT_NAME = re.compile(r"\d{20}-(\d+)\.bin")
+_log = logging.getLogger(__name__)
 _MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
 
 
@@ -302,11 +309,39 @@ class StoreFiles:
         return list_queues(self.disk, self.paths.root)[0]
 
     def sweep_temporary(self) -> None:
-        """Remove files that a killed writer was making."""
+        """Remove files that a killed writer was making, and torn bytes that were saved long ago."""
         for name in self.disk.names(self.paths.spark):
             path = os.path.join(self.paths.spark, name)
             if name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is nothing of ours
                 self.disk.unlink(path)
+        self.sweep_cut()
+
+    def sweep_cut(self) -> list[str]:
+        """Delete torn bytes that were saved long ago, the oldest first: those older than `CUT_DAYS`, and what is over
+        `CUT_SIZE` in all. The newest file stays whatever it is.
+
+        Returns
+        -------
+        list of str
+            Paths of the deleted files.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        saved = []
+        for name in self.disk.names(self.paths.cut):
+            path, match = os.path.join(self.paths.cut, name), _CUT_NAME.fullmatch(name)
+            if match is not None and not self.disk.is_folder(path):
+                saved.append((int(match[1]), path, self.disk.size(path)))
+        saved.sort(reverse=True)
+        gone, size = [], 0
+        for number, (saved_ms, path, bytes_there) in enumerate(saved):
+            size += bytes_there
+            if number and (size > CUT_SIZE or saved_ms < now_ms - CUT_DAYS * 86_400_000):
+                gone.append(path)
+        for path in gone:
+            self.disk.unlink(path)
+        if gone:
+            _log.info("deleted %d files of torn bytes that recoveries before had saved: %s", len(gone), ", ".join(gone))
+        return gone
 
     def sync_derived(self) -> None:
         """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""

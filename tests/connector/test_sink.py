@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from messagestore import (
     VersionRegressionError,
 )
 from messagestore.spi import attached_store
+from messagestore.staging_files import process_token
 from pyspark_messagestore import sink as sink_module
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import sink_options
@@ -171,9 +173,9 @@ def test_abort_deletes_what_was_staged(root, context) -> None:
 
 
 def test_orphans_are_swept(root, context) -> None:
-    """What a killed task left goes after stagingTtl; what is young stays."""
+    """What a killed task of another write left goes after stagingTtl; what is young stays."""
     writer = StreamWriter(planned(root, stagingTtl="1h"))
-    orphans = staged(writer.sink, context, 0, rows("old"), rows("young"))
+    orphans = staged(planned(root), context, 0, rows("old"), rows("young"))
     old_s = time.time() - 7200
     os.utime(orphans[0].path, (old_s, old_s))
     sink_module._last_sweep_s.clear()
@@ -296,6 +298,41 @@ def test_a_row_for_a_topic_of_a_broker_is_named(root, context) -> None:
     ):
         staged(sink, context, 0, batch)
     assert left(root) == []
+
+
+def test_drivers_that_are_killed_again_and_again_do_not_fill_the_disk(root, context, monkeypatch) -> None:
+    """Each staged a batch and died before its commit; the next one's plan deletes that, and nothing of a live driver."""
+    monkeypatch.setattr(sink_module, "_SWEEP_INTERVAL_S", 0.0)
+    planned(root)
+    for _ in range(3):
+        driver = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+        sink = replace(planned(root), driver=process_token(driver.pid))
+        staged(sink, context, 0, rows("a", "b"), rows("c"))
+        driver.communicate()
+        assert len(left(root)) == 2
+    alive = staged(replace(planned(root), driver=process_token(os.getpid())), context, 0, rows("x"))
+    writer = StreamWriter(planned(root))
+    assert [os.path.join(root, "spark", "staging", name) for name in left(root)] == [alive[0].path]
+    writer.commit(staged(writer.sink, context, 0, rows("a")), 0)
+    assert len(left(root)) == 1
+
+
+def test_what_failed_attempts_left_goes_with_the_commit(root, context) -> None:
+    """Speculative and killed attempts of this batch and earlier ones; another query's files, and foreachBatch's, stay."""
+    writer = StreamWriter(planned(root))
+    for batch_id in (0, 1):
+        failed = [writer.write(iter([rows("lost")])) for _ in range(2)]
+        assert all(os.path.exists(message.path) for message in failed)
+        context.properties["streaming.sql.batchId"] = str(batch_id)
+        good = pickle.loads(pickle.dumps(writer)).write(iter([rows(f"b{batch_id}")]))
+        others = [BatchWriter(planned(root, txnAppId="a", txnVersion="0")).write(iter([rows("x")])).path]
+        context.properties["sql.streaming.queryId"] = "q2"
+        others.append(StreamWriter(planned(root)).write(iter([rows("y")])).path)
+        context.properties["sql.streaming.queryId"] = "q1"
+        StreamWriter(planned(root)).commit([good], batch_id)
+        assert sorted(left(root)) == sorted(map(os.path.basename, others))
+        for path in others:
+            os.unlink(path)
 
 
 def test_batches_are_gathered() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from crash import fuzz
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, without
-from messagestore import StoreError, mapped_file, message
+from messagestore import StoreError, mapped_file, message, staging_files, store_files
 from messagestore.store_root import Place
 
 
@@ -70,6 +70,24 @@ MUTANTS = (
         without(Place, "take_folder"),
         "fuzz: root works for the owner",
         hostile("root works for the owner"),
+    ),
+    Mutant(
+        "a driver that lives is taken for dead",
+        patched(staging_files, "is_dead", lambda _: lambda token: token != staging_files.UNKNOWN),
+        "fuzz: orphans in staging",
+        hostile("orphans in staging"),
+    ),
+    Mutant(
+        "files of dead drivers wait for stagingTtl",
+        without(staging_files, "is_dead", result=False),
+        "fuzz: orphans in staging",
+        hostile("orphans in staging"),
+    ),
+    Mutant(
+        "the newest torn bytes are deleted",
+        patched(store_files, "CUT_DAYS", lambda _: -1),
+        "fuzz: torn bytes of years",
+        hostile("torn bytes of years"),
     ),
     Mutant(
         "the owner's own links are refused",

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import stat
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from crash.harness import SMALL, batch_columns, commit_staged, die
-from messagestore import Message, MessageStore, StoreError
+from messagestore import BatchRequest, Message, MessageStore, StoreError
 from messagestore.consumer_offsets import publish_offsets
-from messagestore.staging import sweep
+from messagestore.mapped_file import Disk
+from messagestore.record_columns import encode
+from messagestore.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.staging_files import Write, process_token, sweep, sweep_write
+from messagestore.store_files import Paths, StoreFiles
+from messagestore.transaction import append_batch
 
 NOBODY = 65534
 _ANSWERS: tuple[type[BaseException], ...] = (StoreError, OSError)
@@ -194,8 +203,71 @@ def _as_nobody(call: Callable[[], None]) -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
+def _orphans_in_staging(folder: Path) -> None:
+    """Drivers that die, drivers that live, attempts that fail: dead ones leave nothing, live ones can commit."""
+    chance, root = random.Random(7), folder / "store"
+    with MessageStore.open(root, SMALL) as store:
+        staging = str(root / "spark" / "staging")
+        for batch in range(12):
+            driver = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+            write = Write(process_token(driver.pid), "query", batch)
+            lost, good = (_stage(store, staging, write, batch) for _ in range(2))
+            other = StagingWriter(staging, write=replace(write, key="another query"))  # still at work
+            if chance.random() < 0.5:
+                driver.communicate()
+                sweep(staging, 86_400.0)
+                other._file.close()
+                assert os.listdir(staging) == [], "files of a dead driver are left"
+                continue
+            sweep(staging, 86_400.0)
+            request = BatchRequest(app_id="app", version=batch, version_source="user")
+            with store._attached.writing("a commit") as writer:
+                append_batch(writer, StagedChunks([good]), request)
+            sweep_write([good.path])
+            assert not os.path.exists(lost.path), "a failed attempt is left after its commit"
+            assert other.finish().path, "a file of a live driver was deleted"
+            driver.communicate()
+            sweep(staging, 86_400.0)
+
+
+def _stage(store: MessageStore, staging: str, write: Write, batch: int) -> StagedFile:
+    files = store.writer.files
+    hosts = {"store_host": files.store_host, "born_host": files.store_host}
+    with StagingWriter(staging, write=write) as writing:
+        writing.write(encode(batch_columns("app", batch, 10), limits=files.config, **hosts))
+        return writing.finish()
+
+
+def _torn_bytes_of_years(folder: Path) -> None:
+    """Recoveries saved torn bytes, large and old: the newest stays, and so does what is young and small."""
+    day_ms, now_ms = 86_400_000, time.time_ns() // 1_000_000
+    for ages, sizes, kept in (
+        ((0, 1, 29, 31, 400), (10,) * 5, 3),
+        ((300, 400, 500), (10,) * 3, 1),
+        ((0, 1, 2), (1 << 30, 1, 1), 1),
+        ((0, 1, 2), (1, 1 << 30, 1), 1),
+        ((0, 1, 2), (1 << 29, (1 << 29) - 9, 10), 2),
+        ((0,), (1 << 33,), 1),
+    ):
+        root = folder / f"store-{len(list(folder.iterdir()))}"
+        a_store(root, killed=True)
+        shutil.rmtree(root / "spark" / "cut")
+        (root / "spark" / "cut").mkdir()
+        paths = [root / "spark" / "cut" / f"{7:020d}-{now_ms - age * day_ms}.bin" for age in ages]
+        for path, size in zip(paths, sizes, strict=True):
+            path.touch()
+            os.truncate(path, size)
+        (root / "spark" / "cut" / "notes.txt").write_text("mine")
+        StoreFiles(Paths(root), SMALL, None, Disk()).sweep_cut()
+        left = sorted(paths[:kept])
+        assert sorted((root / "spark" / "cut").glob("*.bin")) == left, f"{ages}, {sizes}"
+        assert (root / "spark" / "cut" / "notes.txt").exists()
+
+
 CASES: dict[str, Callable[[Path], None]] = {
     "links to a victim": _links_to_a_victim,
     "folders elsewhere": _folders_elsewhere,
     "root works for the owner": _root_works_for_the_owner,
+    "orphans in staging": _orphans_in_staging,
+    "torn bytes of years": _torn_bytes_of_years,
 }

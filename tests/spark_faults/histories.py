@@ -16,7 +16,7 @@ from messagestore import (
     StoreError,
     VersionRegressionError,
 )
-from messagestore.staging import sweep
+from messagestore.staging_files import sweep
 from messagestore.verify import verify
 from spark_faults.fake_spark import Checkpoint, Driver, Job, QueryFailedError
 from spark_faults.ledger import check, raw_bodies, visible

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from crash.simdisk import KillDisk, Killed, Operation
-from messagestore import StoreConfig, message_store, staging
+from messagestore import StoreConfig, message_store, staging, staging_files
 from messagestore.attached_store import AttachedStore
 from pyspark_messagestore import sink, source
 
@@ -141,8 +141,8 @@ class Process:
 
 
 class _StagingWriter(staging.StagingWriter):
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder, current().disk)
+    def __init__(self, folder: str, write: staging_files.Write) -> None:
+        super().__init__(folder, current().disk, write=write)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not current().disk.dead:  # the dead remove nothing
@@ -158,8 +158,9 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "Disk", lambda: current().disk)
     monkeypatch.setattr(sink, "StagingWriter", _StagingWriter)
     monkeypatch.setattr(sink, "StagedChunks", lambda files: staging.StagedChunks(files, current().disk))
-    monkeypatch.setattr(sink, "remove", lambda paths: staging.remove(paths, current().disk))
-    monkeypatch.setattr(sink, "sweep", lambda folder, age: staging.sweep(folder, age, current().disk))
+    monkeypatch.setattr(sink, "remove", lambda paths: staging_files.remove(paths, current().disk))
+    monkeypatch.setattr(sink, "sweep", lambda folder, age: staging_files.sweep(folder, age, current().disk))
+    monkeypatch.setattr(sink, "sweep_write", lambda paths: staging_files.sweep_write(paths, current().disk))
     monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: current().context))
     monkeypatch.setattr(source._log, "disabled", True)
     monkeypatch.setattr(threading, "excepthook", _quiet(threading.excepthook))

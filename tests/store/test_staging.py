@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from messagestore import BatchRequest, ChecksumError, CorruptionError, MessageStore, StoreConfig
+from messagestore import BatchRequest, ChecksumError, CorruptionError, MessageStore, StoreConfig, staging_files
 from messagestore.hosts import pack_host
 from messagestore.mapped_file import Disk, File
 from messagestore.record_columns import EncodedRecords, encode
-from messagestore.staging import StagedChunks, StagedFile, StagingWriter, remove, sweep
+from messagestore.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.staging_files import (
+    UNKNOWN,
+    Write,
+    driver_token,
+    is_dead,
+    process_token,
+    remove,
+    sweep,
+    sweep_write,
+)
 from messagestore.transaction import Chunks, append_batch
 from small import SMALL, bodies, columns, read_all
 
@@ -122,6 +133,102 @@ def test_only_old_orphans_are_swept(tmp_path: Path) -> None:
     os.utime(tmp_path / "notes.txt", (hour_ago, hour_ago))
     assert sweep(str(tmp_path), 1800) == [old.path]
     assert Path(fresh.path).exists() and (tmp_path / "notes.txt").exists()
+
+
+def of_write(folder: Path, write: Write) -> str:
+    with StagingWriter(str(folder), write=write) as writer:
+        writer.write(chunk())
+        return writer.finish().path
+
+
+def dead_process() -> str:
+    """What names a process that has ended."""
+    process = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    token = process_token(process.pid)
+    process.communicate()
+    return token
+
+
+def test_a_file_whose_driver_is_dead_is_swept_at_once(tmp_path: Path) -> None:
+    """One of a live driver, of another boot, of another container, or of nobody known waits for its time."""
+    me = process_token(os.getpid())
+    pid, start, boot, namespace = me.split(".")
+    gone = of_write(tmp_path, Write(dead_process(), "q"))
+    reused = of_write(tmp_path, Write(f"{pid}.{int(start) + 1}.{boot}.{namespace}", "q"))
+    kept = [
+        of_write(tmp_path, Write(driver, "q"))
+        for driver in (me, UNKNOWN, f"999999.1.00000000.{namespace}", f"999999.1.{boot}.00000000")
+    ]
+    assert sorted(sweep(str(tmp_path), 3600)) == sorted([gone, reused])
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(kept)
+
+
+def test_an_unfinished_file_of_a_killed_task_is_swept_at_once(tmp_path: Path) -> None:
+    """The driver lives on; a task that still writes keeps its file."""
+    me = process_token(os.getpid())
+    running = StagingWriter(str(tmp_path), write=Write(me, "q"))
+    running.write(chunk())
+    killed = Path(running.path.replace(f"-{me}-", f"-{dead_process()}-"))
+    killed.write_bytes(b"half")
+    assert str(killed) != running.path
+    assert sweep(str(tmp_path), 3600) == [str(killed)]
+    assert os.path.exists(running.finish().path)
+
+
+def test_a_commit_takes_what_failed_attempts_left_of_its_write(tmp_path: Path) -> None:
+    """Of this batch and earlier ones; other writes, other drivers and later batches are not touched."""
+    me, other = process_token(os.getpid()), UNKNOWN
+    committed = of_write(tmp_path, Write(me, "q", 7))
+    orphans = [of_write(tmp_path, Write(me, "q", batch)) for batch in (3, 6, 7)]
+    kept = [of_write(tmp_path, write) for write in (Write(me, "q", 8), Write(me, "r", 7), Write(other, "q", 7))]
+    (tmp_path / "notes.txt").write_text("mine")
+    assert sorted(sweep_write([committed])) == sorted([committed, *orphans])
+    assert sorted(map(str, tmp_path.iterdir())) == sorted([*kept, str(tmp_path / "notes.txt")])
+
+
+def test_names_of_releases_before_are_kept_for_their_time(tmp_path: Path) -> None:
+    """32 hex digits: nobody knows whose they are."""
+    old = tmp_path / ("0" * 32 + ".staged")
+    old.write_bytes(b"x")
+    assert sweep(str(tmp_path), 3600) == sweep_write([str(old)]) == []
+    assert sweep(str(tmp_path), -1) == [str(old)]
+
+
+def test_a_process_of_another_user_is_not_taken_for_dead() -> None:
+    """Pid 1 is there, whether or not it may be looked at."""
+    token = process_token(1)
+    assert not is_dead(token)
+    assert is_dead(token.replace("1.", "1.99", 1)) or token == UNKNOWN
+
+
+def test_the_driver_is_the_nearest_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above a Python worker; without one nobody is known."""
+    assert driver_token() == UNKNOWN
+    tree = {
+        os.getpid(): ("python", 50),
+        50: ("python3 (daemon)", 40),
+        40: ("java", 30),
+        30: ("java", 1),
+        1: ("init", 0),
+    }
+    monkeypatch.setattr(
+        staging_files, "_stat_of", lambda pid: [tree[pid][0], "S", str(tree[pid][1]), *["0"] * 17, "777"]
+    )
+    assert driver_token().startswith("40.777.")
+
+
+def test_a_full_disk_of_orphans_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once: what is left takes more than is free."""
+
+    class SmallDisk(Disk):
+        def free(self, path: str | Path) -> int:
+            return 10
+
+    of_write(tmp_path, Write(UNKNOWN, "q"))
+    for _ in range(2):
+        sweep(str(tmp_path), 3600, SmallDisk())
+    assert len(caplog.records) == 1
+    assert "and 10 bytes are free on the disk" in caplog.text
 
 
 class FullDisk(Disk):
