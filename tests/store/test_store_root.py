@@ -160,14 +160,14 @@ def test_a_file_that_root_left_is_named_with_its_owner_and_the_remedy(shared: Pa
     root = filled(shared / "store")
     for path in [root, *root.rglob("*")]:
         os.chown(path, NOBODY, NOBODY)
-    (root / "spark" / "journal").chmod(0o600)
-    os.chown(root / "spark" / "journal", 0, 0)
+    (root / "spark" / "store.json").chmod(0o600)
+    os.chown(root / "spark" / "store.json", 0, 0)
 
     def work() -> None:
         with pytest.raises(StorePermissionError) as caught:
             MessageStore.open(root, SMALL)
         said = str(caught.value)
-        assert said.startswith(f"{root}/spark/journal: Permission denied: ")
+        assert said.startswith(f"{root}/spark/store.json: Permission denied: ")
         assert "belongs to root (uid 0), group root (gid 0), mode 0600; this process is" in said
         assert said.endswith(f"Run: sudo chown -R {NOBODY}:{NOBODY} {root}")
         assert caught.value.errno == errno.EACCES
