@@ -1,15 +1,17 @@
-"""How do the writers of one process share a store, and how do processes take turns?
+"""The writers of one process share a store here, and processes take turns.
 
-One `AttachedStore` per process and store. It attaches (a shared lock that keeps Java brokers out) before it reads
-anything
-it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches some time
-after
-the last append: it makes everything durable, moves the clean end, and removes `abort` when no other writer is attached.
-A detach that is killed is harmless: `abort` goes last.
+One `AttachedStore` per process and store. It attaches (a shared lock and a lease that keep Java brokers out) before it
+reads anything it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches
+some time after the last append: it makes everything durable, moves the clean end, and removes `abort` when no other
+writer is attached. A detach that is killed is harmless: `abort` goes last.
 
     attached without a break, counter as cached   -> go on
     attached without a break, counter is newer    -> catch up
     anything else                                 -> recover, as on open
+
+A broker that starts meanwhile waits in the kernel. A thread looks for it: what was begun is finished, the store is
+closed as in a detach, also under an open session, and the broker goes on. The session's next append raises
+`StoreLockedError`.
 
 Threads: safe. Forked children start anew: the locks are closed in them, never unlocked.
 """
@@ -23,15 +25,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from _thread import LockType, allocate_lock
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from messagestore.catching_up import catch_up
 from messagestore.config import StoreConfig
-from messagestore.errors import ConfigError, StoreError, StoreLockedError, StorePermissionError
+from messagestore.errors import ConfigError, StoreClosedError, StoreError, StoreLockedError, StorePermissionError
 from messagestore.flush import FlushService
 from messagestore.layout import STATE_POISONED
-from messagestore.log_writer import LogWriter
+from messagestore.log_writer import LogWriter, broker_comes
 from messagestore.mapped_file import Disk
 from messagestore.recovery import RecoveryReport, recover
 from messagestore.state import StateFile
@@ -52,6 +55,9 @@ _stores_mutex = threading.Lock()
 _BRIEFLY_S = 1.0
 _warned: set[str] = set()
 _log = logging.getLogger(__name__)
+_LOOK_S = 0.2
+"""How often the store looks whether a broker waits."""
+_LONGEST_PAUSE_S = 3600.0
 _NOT_WRITABLE = "a writer makes files there; make the folder writable for this user, or open the store read-only"
 
 
@@ -92,10 +98,12 @@ class AttachedStore:
         self._sessions = 0
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
+        self._awake = _held_lock()
 
     def forget_threads(self) -> None:
         """In a forked child: no other thread is there to let go of what it held."""
         self.mutex = threading.RLock()
+        self._awake = _held_lock()
         for part in (self.writer, self.flush):
             if part is not None:
                 part.forget_threads()
@@ -139,9 +147,14 @@ class AttachedStore:
             self._sessions += 1
             return writer
 
-    def close_session(self) -> None:
-        """Give the store back; the last session of the process detaches at once."""
+    def close_session(self, writer: LogWriter) -> None:
+        """Give the store back; the last session of the process detaches at once.
+
+        A session whose writer is not the store's any more (a broker came) has nothing to give back.
+        """
         with self.mutex:
+            if writer is not self.writer:
+                return
             self._sessions -= 1
             if not self._sessions:
                 self.detach()
@@ -149,11 +162,17 @@ class AttachedStore:
     def _enter(self, description: str, timeout_s: float | None) -> LogWriter:
         if self._attachment is not None and not self._attachment.intact():
             self._drop()
+        if self._broker_waits():
+            with contextlib.suppress(StoreError, OSError):  # what is wrong is found when the store is opened next
+                self._make_way()
         try:
             if self._attachment is None:
+                refuse_foreign_forms(self.disk, self.paths)  # before anything is made
                 make_root(self.disk, self.paths)
                 _warn_of_others(self.paths.root)
                 self._attachment = attach(self.paths.root, self.disk)
+                self._last_used_s = time.monotonic()
+                self._watch()
                 make_own_folders(self.disk, self.paths)
             if self._lock is None:
                 self._lock = WriterLock(self.paths.writer_lock)
@@ -191,10 +210,15 @@ class AttachedStore:
         self.writer, self.report = recover(files)
         self.report.notes[:0] = notes
         self.writer.locks_intact = self._locks_intact
+        self.writer.broker_waits = self._broker_waits
 
     def _locks_intact(self) -> bool:
         attachment, lock = self._attachment, self._lock
         return attachment is not None and attachment.intact() and lock is not None and lock.intact()
+
+    def _broker_waits(self) -> bool:
+        attachment = self._attachment
+        return attachment is not None and attachment.broker_waits()
 
     def _leave(self) -> None:
         self._last_used_s = time.monotonic()
@@ -240,26 +264,67 @@ class AttachedStore:
     # ---- going away
 
     def _watch(self) -> None:
-        """Detach `attachTimeout` after the last append: a Spark worker that idles is killed soon after."""
-        if self._watcher is None or not self._watcher.is_alive():
-            self._watcher = threading.Thread(target=self._watch_idle, name="messagestore-detach", daemon=True)
-            self._watcher.start()
+        """Have a thread look for brokers that wait, and detach `attachTimeout` after the last append: a Spark worker
+        that idles is killed soon after.
+        """
+        if self._watcher is not None and self._watcher.is_alive():
+            return
+        attachment = self._attachment
+        if attachment is None or (self._sessions and not attachment.leased):
+            return  # no broker waits without a lease, and a session ends by itself
+        self._watcher = threading.Thread(target=self._watch_attached, name="messagestore-detach", daemon=True)
+        self._watcher.start()
 
-    def _watch_idle(self) -> None:
-        while True:
-            left = self._last_used_s + self.config.attach_timeout_s - time.monotonic()
-            if left > 0:
-                time.sleep(left)
+    def _watch_attached(self) -> None:
+        while self._watcher is threading.current_thread():
+            attachment = self._attachment
+            if attachment is not None and not self._is_due(attachment):
+                self._awake.acquire(timeout=self._pause_s(attachment))
                 continue
-            with self.mutex:
-                if self._sessions or self._attachment is None:
-                    self._watcher = None
+            if not self.mutex.acquire(timeout=_LOOK_S):
+                continue  # an append is at work; meanwhile this looks how long a broker has waited
+            try:
+                if self._attachment is None or self._watcher is not threading.current_thread():
                     return
-                if time.monotonic() - self._last_used_s >= self.config.attach_timeout_s:
-                    with contextlib.suppress(StoreError, OSError):  # nobody to tell; the next writer recovers
+                with contextlib.suppress(StoreError, OSError):  # nobody to tell; the next writer recovers
+                    if self._attachment.broker_waits():
+                        self._make_way()
+                    elif self._is_due(self._attachment):
                         self.detach()
-                    self._watcher = None
-                    return
+            finally:
+                self.mutex.release()
+
+    def _end_watch(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher is not threading.current_thread():
+            with contextlib.suppress(RuntimeError):  # it is awake
+                self._awake.release()
+            watcher.join(_BRIEFLY_S)
+
+    def _pause_s(self, attachment: Attachment) -> float:
+        """How long nothing has to be looked at."""
+        longest_s = _LOOK_S if attachment.leased else _LONGEST_PAUSE_S
+        if self._sessions:
+            return longest_s
+        return min(max(self._last_used_s + self.config.attach_timeout_s - time.monotonic(), 0.001), longest_s)
+
+    def _is_due(self, attachment: Attachment) -> bool:
+        """Whether it is time to detach."""
+        idle_s = time.monotonic() - self._last_used_s
+        return attachment.broker_waits() or (not self._sessions and idle_s >= self.config.attach_timeout_s)
+
+    def _make_way(self) -> None:
+        """A broker waits to open the store: finish what was begun, close the store as in a detach, and let it in.
+
+        A broker that waited for longer than the kernel lets it has read the store, and may have cut it: nothing is
+        finished then, the next writer recovers.
+        """
+        with self.mutex:
+            paths = self.paths
+            try:
+                self._tidy()
+            finally:
+                self._drop(lambda: broker_comes(paths))
 
     def detach(self) -> None:
         """Make everything durable, move the clean end, remove `abort` when nobody else is attached, let a broker
@@ -277,9 +342,9 @@ class AttachedStore:
         writer, attachment, lock = self.writer, self._attachment, self._lock
         if writer is None or attachment is None or lock is None or not attachment.intact():
             return
-        if self.flush is not None:
-            self.flush.stop()
-            self.flush = None
+        flush, self.flush = self.flush, None
+        if flush is not None:
+            flush.stop()
         if writer.poison_reason is not None:
             return
         if not lock.held:
@@ -290,7 +355,11 @@ class AttachedStore:
             if not catch_up(writer):
                 return
         with writer.mutex:
+            if not attachment.intact():  # it took a while to get here
+                return
             writer.finish()
+            if flush is not None:
+                flush.finished(writer.synced_end)
             alone = attachment.alone()
             if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
                 writer.move_clean(closing=alone)
@@ -299,14 +368,16 @@ class AttachedStore:
                 self.disk.unlink(files.paths.abort)
                 self.disk.fsync_dir(files.paths.root)
 
-    def _drop(self) -> None:
-        """Forget everything cached and let go of the locks."""
+    def _drop(self, why: Callable[[], StoreError] | None = None) -> None:
+        """Forget everything cached and let go of the locks; who still has the writer gets an error, `why` if given."""
         if self.flush is not None:
             self.flush.stop()
             self.flush = None
         if self.writer is not None:
+            self.writer.retired = why or self._closed  # before the lease goes: see `LogWriter.check_turn`
             self.writer.files.close()
             self.writer = None
+            self._sessions = 0
         if self._attachment is not None:  # before the lock: who gets it next must not find us attached
             self._attachment.detach()
             self._attachment = None
@@ -314,6 +385,17 @@ class AttachedStore:
             self._release_lock()
             self._lock.close()
             self._lock = None
+        self._end_watch()
+
+    def _closed(self) -> StoreClosedError:
+        return StoreClosedError(f"{self.paths.root}: this process has closed the store meanwhile; open it again")
+
+
+def _held_lock() -> LockType:
+    """A lock that is taken: letting it go wakes who waits for it, also from a signal handler."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
 
 
 def _warn_of_others(root: str) -> None:

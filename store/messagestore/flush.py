@@ -107,6 +107,12 @@ class FlushService:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_TIMEOUT_S)
 
+    def finished(self, end: int) -> None:
+        """Somebody else has made the log durable and visible up to `end`: who waits for that need wait no longer."""
+        with self._changed:
+            self._flushed = max(self._flushed, end)
+            self._changed.notify_all()
+
     def forget_threads(self) -> None:
         """In a forked child: no other thread is there to let go of what it held."""
         self._changed = threading.Condition()

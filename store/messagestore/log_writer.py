@@ -34,6 +34,7 @@ from messagestore.errors import (
     MessageIllegalError,
     StoreClosedError,
     StoreError,
+    StoreLockedError,
     StorePoisonedError,
     SyncFailedError,
 )
@@ -43,7 +44,7 @@ from messagestore.pending_puts import Put, PutBatch, requests_of
 from messagestore.queue_proof import proven_queue_end
 from messagestore.record_columns import EncodedRecords
 from messagestore.state import State, boot_hash
-from messagestore.store_files import StoreFiles
+from messagestore.store_files import Paths, StoreFiles
 
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
@@ -60,6 +61,18 @@ class LogEnd(NamedTuple):
     last_position: int
     last_size: int
     last_store_timestamp_ms: int
+
+
+def broker_comes(paths: Paths) -> StoreLockedError:
+    """The error for who wants to write while a broker waits to open the store."""
+    holder = "a RocketMQ broker that is starting"
+    return StoreLockedError(
+        f"{paths.lock}: {holder} waits to open this store, and gets it as soon as what was begun before is finished. "
+        f"Nothing more is written by this process; what was acknowledged is on the disk. Open the store again when the "
+        f"broker has stopped",
+        path=paths.lock,
+        holder=holder,
+    )
 
 
 class _Unbroken:
@@ -105,6 +118,10 @@ class LogWriter:
         """Whether the writer lock is held: `state` is written under it only."""
         self.locks_intact: Callable[[], bool] = lambda: True
         """Whether the lock files are still those that were locked."""
+        self.broker_waits: Callable[[], bool] = lambda: False
+        """Whether a Java broker waits to open the store: nothing new is begun then."""
+        self.retired: Callable[[], StoreError] | None = None
+        """The error that says why this writer is not the store's writer any more."""
         self.start_flushing: Callable[[], None] = lambda: None
         """Called before something is appended that the flush thread is to sync or publish."""
         self._locks_checked_s = 0.0
@@ -141,9 +158,13 @@ class LogWriter:
         StorePoisonedError
         StoreClosedError
             In a forked child: the parent has the locks.
+        StoreLockedError
+            The store was closed for a broker that starts.
         """
         if os.getpid() != self.pid:
             raise StoreClosedError(f"{self.files.paths.root}: was opened before a fork; a child opens the store itself")
+        if self.retired is not None and self.poison_reason is None:
+            raise self.retired()
         if self.poison_reason is not None:
             self.told |= threading.get_ident() != self.flush_thread
             raise StorePoisonedError(
@@ -151,6 +172,20 @@ class LogWriter:
                 f"disk, then "
                 "close and open the store again: what was acknowledged is kept, the rest is checked"
             )
+
+    def check_turn(self) -> None:
+        """Refuse to begin something while a Java broker waits to open the store.
+
+        Called under the mutex and before `check_usable`: who lets the broker in takes the mutex after the broker has
+        come, and retires this writer before the broker is gone from here.
+
+        Raises
+        ------
+        StoreLockedError
+            Nothing was written; what was appended before is finished, and then the broker starts.
+        """
+        if self.broker_waits():
+            raise broker_comes(self.files.paths)
 
     def check_locks(self, *, often: bool = False) -> None:
         """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in. Also when the disk
@@ -168,7 +203,10 @@ class LogWriter:
             raise self.poison(f"a lock file cannot be looked at ({error})") from error
         if not intact:
             self.locked = False
-            raise self.poison("a lock file was removed or replaced, and another writer may be at work")
+            raise self.poison(
+                "a lock file was removed or replaced, or a broker waited for longer than the kernel lets it, and "
+                "another writer may be at work"
+            )
 
     def poison(self, reason: str) -> StorePoisonedError:
         """Stop all writing; say so in `state` as far as that works; the error to raise."""
@@ -286,6 +324,7 @@ class LogWriter:
         """
         self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
+            self.check_turn()
             self.check_usable()
             self.check_locks(often=True)
             queue_offset = self.next_queue_offset(topic, queue_id)
@@ -317,6 +356,7 @@ class LogWriter:
         """
         self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
+            self.check_turn()
             self.check_usable()
             self.check_locks(often=True)
             queue_offset = self.next_queue_offset(topic, queue_id)

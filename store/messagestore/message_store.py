@@ -462,8 +462,9 @@ class MessageStore(ReadOnlyStore):
     def _await_flush(self, end: int, *, wait: bool) -> PutMessageStatus:
         config = self.writer.files.config
         flush = self._attached.flush
-        assert flush is not None
-        if config.flush_disk_type == ASYNC_FLUSH:
+        if flush is None:  # the store was closed for a broker after the append, and made durable
+            self._await(end, 0.0)
+        elif config.flush_disk_type == ASYNC_FLUSH:
             flush.wake()
         elif not wait:
             flush.request(end)
@@ -473,8 +474,12 @@ class MessageStore(ReadOnlyStore):
 
     def _await(self, end: int, timeout_s: float) -> bool:
         flush = self._attached.flush
-        assert flush is not None
-        return flush.wait(end, timeout_s)
+        if flush is not None:
+            return flush.wait(end, timeout_s)
+        with self._attached.mutex:  # until the store is closed
+            if self.writer.synced_end < end:
+                self.writer.check_usable()
+        return True
 
     def _born_host(self) -> bytes:
         return self.writer.files.store_host[:-4] + bytes(4)
@@ -530,8 +535,10 @@ class MessageStore(ReadOnlyStore):
             self._view.close()
             self._view = None
         writer, self._writer = self._writer, None
-        self._attached.close_session()
-        if writer is not None and not writer.told:
+        if writer is None:
+            return
+        self._attached.close_session(writer)
+        if writer.poison_reason is not None and not writer.told:
             writer.check_usable()
 
     def __exit__(

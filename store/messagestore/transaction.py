@@ -94,6 +94,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
     if request.flush_disk_type == ASYNC_FLUSH:
         writer.start_flushing()
     with writer.mutex:
+        writer.check_turn()
         writer.check_usable()
         writer.check_locks()
         writer.finish()

@@ -1,4 +1,4 @@
-"""Who may write now?
+"""The locks that say who may write to a store: Python writers, one at a time, or a Java broker.
 
 Two locks. Both are open file description locks: they belong to a descriptor, not to a process, so closing another
 descriptor of the same file does not drop them, as it would a POSIX lock; and they conflict with Java's POSIX locks.
@@ -6,11 +6,23 @@ descriptor of the same file does not drop them, as it would a POSIX lock; and th
     <root>/lock         byte 0: shared by all Python writers (`Attachment`), exclusive for a Java broker
     spark/writer.lock   byte 0: one Python writer at a time (`WriterLock`)
 
-A Java broker recovers before it locks. So a writer attaches before it reads anything it relies on, and stays attached.
+A Java broker locks only after it has read and cut the files, so the lock alone does not keep the two apart. But a
+broker opens `<root>/lock` for writing in its constructor, before it looks at any other file, and keeps it open. An
+attached writer therefore also holds a kernel lease on `<root>/lock`, through a descriptor that only reads:
+
+    the writer came first    the broker's `open` waits until the writer lets the lease go (`Attachment.broker_waits`)
+    the broker came first    the lease is refused, from the broker's constructor on, and so is the writer
+
+Python writers never open `<root>/lock` for writing, so their leases do not disturb each other. A lease that is not let
+go is broken by the kernel after `/proc/sys/fs/lease-break-time` (45 s); the lock still keeps that broker from starting.
+The kernel tells the holder by a signal; SIGURG is chosen because it is ignored unless somebody handles it. Leases need
+a local file system, and the file's owner or CAP_LEASE; where there are none the lock alone has to do, and a warning
+says so.
 
 In a forked child the descriptors are closed, never unlocked: an unlock would drop the parent's lock, too. Lock files
-hold no data and are not part of the seam to the disk. Threads: the caller lets one thread at a time use a lock object.
-Linux, 64 bit. Source: RocketMQ `DefaultMessageStore.java` (start), fcntl(2) "Open file description locks".
+hold no data and are not part of the seam to the disk. Threads: the caller lets one thread at a time use a lock object;
+`Attachment.broker_waits` may be called from any thread. Linux, 64 bit. Source: RocketMQ `DefaultMessageStore.java`
+(constructor, load, start), fcntl(2) "Open file description locks" and "Leases".
 """
 
 from __future__ import annotations
@@ -19,7 +31,10 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
+import math
 import os
+import signal
 import socket
 import struct
 import time
@@ -36,9 +51,19 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _NOTE_SIZE = 512
 _TRIES = 20
+_NO_LEASES = (errno.EACCES, errno.EPERM, *_NO_LOCKS)
+"""A file of another owner, or a file system without leases."""
+_BREAK_TIME = "/proc/sys/fs/lease-break-time"
+_USUAL_BREAK_TIME_S = 45
+_BREAK_MARGIN_S = 5.0
 
 _FLOCK = struct.Struct("hhqqi4x")
 """`struct flock` of the kernel: type, whence, start, length, pid. Native order and alignment."""
+
+
+_log = logging.getLogger(__name__)
+_warned: set[str] = set()
+"""Lock files for which this process has said that they have no lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +105,8 @@ def _program(pid: int) -> str:
 class _LockFile:
     """A file that is there to be locked; knows the locks that live in this process."""
 
+    _writable = True
+
     def __init__(self, path: str) -> None:
         self.path = path
         self._file: File | None = None
@@ -92,7 +119,7 @@ class _LockFile:
             raise StoreClosedError(f"{self.path}: was opened before a fork; a child opens the store itself")
         while self._file is None:
             try:
-                self._file = Disk().open(self.path, writable=True)
+                self._file = Disk().open(self.path, writable=self._writable)
             except FileNotFoundError:
                 self._create()
         return self._file
@@ -164,11 +191,16 @@ def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
 
 
 class Attachment(_LockFile):
-    """The shared lock on `<root>/lock`: while it is held no Java broker can start. Made by `attach`."""
+    """The shared lock and the lease on `<root>/lock`: while they are held no Java broker starts. Made by `attach`."""
+
+    _writable = False  # a lease needs a descriptor that only reads, and one that writes would break those of others
 
     def __init__(self, root: str, disk: Disk) -> None:
         super().__init__(os.path.join(root, LOCK_NAME))
         self.disk = disk
+        self.leased = False
+        """Whether the kernel makes a broker wait that opens the lock file."""
+        self._undisturbed_s = 0.0
 
     @property
     def attached(self) -> bool:
@@ -176,8 +208,32 @@ class Attachment(_LockFile):
         return self._file is not None
 
     def intact(self) -> bool:
-        """Whether the lock file at the path is still the one that is locked (nobody removed or replaced it)."""
-        return self._file is not None and self.disk.at_path(self._file)
+        """Whether the lock file at the path is still the one that is locked (nobody removed or replaced it), and no
+        broker can have gone past the lease.
+        """
+        return self._file is not None and self.disk.at_path(self._file) and not self.overrun()
+
+    def broker_waits(self) -> bool:
+        """Whether somebody waits to open the lock file for writing, as a broker does that starts. Under a microsecond.
+
+        Also True once the kernel has let it through. Never without a lease.
+        """
+        file = self._file
+        if file is None or not self.leased:
+            return False
+        try:
+            undisturbed = fcntl.fcntl(file.fileno(), fcntl.F_GETLEASE) == fcntl.F_RDLCK
+        except OSError:
+            if self._file is file:
+                raise
+            return False  # another thread has detached meanwhile
+        if undisturbed:
+            self._undisturbed_s = time.monotonic()
+        return not undisturbed
+
+    def overrun(self) -> bool:
+        """Whether a broker may have waited for so long that the kernel has let it through."""
+        return self.broker_waits() and time.monotonic() - self._undisturbed_s > _break_time_s() - _BREAK_MARGIN_S
 
     def alone(self) -> bool:
         """Whether no other Python writer is attached, in this process or another.
@@ -195,13 +251,28 @@ class Attachment(_LockFile):
         """Let a Java broker start; a second time does nothing. In a forked child nothing is unlocked."""
         if self._file is not None:
             try:
-                self._set(fcntl.F_UNLCK)  # closing alone leaves the lock to a child forked without our hook
+                # Closing alone leaves the lock to a child forked without our hook. The lease goes last: a broker that
+                # waits for it must not find the lock held.
+                self._set(fcntl.F_UNLCK)
+                if self.leased:
+                    with contextlib.suppress(BlockingIOError):  # the kernel has taken it away already
+                        fcntl.fcntl(self._file.fileno(), fcntl.F_SETLEASE, fcntl.F_UNLCK)
             finally:
                 self._close()
 
+    def _close(self) -> None:
+        self.leased = False
+        super()._close()
+
     def _take(self) -> Holder | None:
         for _ in range(_TRIES):
-            if not self._set(fcntl.F_RDLCK):
+            if not self._lease():
+                holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK, self.path)
+                self._close()
+                if holder is not None:
+                    return holder
+                time.sleep(_FIRST_PAUSE_S)  # a process may have it open for a moment only
+            elif not self._set(fcntl.F_RDLCK):
                 holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK, self.path)
                 if holder is not None:
                     self._close()
@@ -212,10 +283,41 @@ class Attachment(_LockFile):
             else:
                 self._close()  # removed or replaced since it was opened: lock what is there now
         self._close()
-        raise StoreLockedError(
-            f"{self.path}: is replaced or locked again and again; find who does that, then try again",
+        raise self._refused()
+
+    def _lease(self) -> bool:
+        """Take the lease; False while somebody has the file open for writing, or waits to open it so."""
+        fd = self._open().fileno()
+        self.leased = False
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return False
+            if error.errno not in _NO_LEASES:
+                error.filename = self.path
+                raise
+            if self.path not in _warned:
+                _warned.add(self.path)
+                _log.warning(
+                    "%s: no lease can be had on this file (%s), so a broker that begins to start is not noticed before "
+                    "it has read the store: do not start one while this process writes",
+                    self.path,
+                    error.strerror,
+                )
+            return True
+        self.leased = True
+        self._undisturbed_s = time.monotonic()
+        return True
+
+    def _refused(self) -> StoreLockedError:
+        holder = opened_for_writing(self.path)
+        return StoreLockedError(
+            f"{self.path}: {holder} has it open for writing, or waits to, as a RocketMQ broker does from its start on; "
+            f"stop the broker, or only read, then try again",
             path=self.path,
-            holder="unknown",
+            holder=holder,
         )
 
 
@@ -232,7 +334,7 @@ def attach(root: str, disk: Disk) -> Attachment:
     Raises
     ------
     StoreLockedError
-        When a Java broker holds the store.
+        When a Java broker holds the store, or is starting on it.
     """
     attachment = Attachment(root, disk)
     holder = attachment._take()
@@ -243,6 +345,38 @@ def attach(root: str, disk: Disk) -> Attachment:
             holder=holder.words,
         )
     return attachment
+
+
+def opened_for_writing(path: str) -> str:
+    """Which processes have a file open for writing, in words, as far as this user may look."""
+    try:
+        wanted = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return "a process"
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):  # another user's, or gone
+            if any(_writes(pid, fd, wanted) for fd in os.listdir(f"/proc/{pid}/fd")):
+                found.append(f"pid {pid} ({_program(int(pid))}) on {socket.gethostname()}")
+    return " and ".join(found) or "a process that this user cannot see"
+
+
+def _writes(pid: str, fd: str, wanted: os.stat_result) -> bool:
+    info = os.stat(f"/proc/{pid}/fd/{fd}")
+    if (info.st_dev, info.st_ino) != (wanted.st_dev, wanted.st_ino):
+        return False
+    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as file:
+        flags = next(line for line in file if line.startswith("flags:"))
+    return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _break_time_s() -> float:
+    """After how long the kernel lets a process through that waits for a lease; it takes 0 for "never"."""
+    try:
+        with open(_BREAK_TIME, encoding="ascii") as file:
+            return float(file.read()) or math.inf
+    except (OSError, ValueError):
+        return _USUAL_BREAK_TIME_S
 
 
 def probe_java(root: str) -> Holder | None:

@@ -218,6 +218,11 @@ class JavaStore:
         COUNTS.stores += 1
         return self
 
+    def opening(self) -> Future[Any]:
+        """Begin to open; the answer comes when it is open, or refused."""
+        COUNTS.stores += 1
+        return self.driver.send("open", self.name, **self._arguments)
+
     def make(self) -> JavaStore:
         """The constructor alone: `load` and `start` follow."""
         self._call("make", **self._arguments)

@@ -5,6 +5,7 @@ tests/crash/test_protocol_review.py plays the broker by files; the numbers are i
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -21,10 +23,11 @@ from crash.harness import APP, SMALL, Promise, batch_columns, check_store
 from crash.imitate import Process, another_boot, flip, kill_when, overwrite, put, rows_seen, seal, seen, walk
 from crash.simdisk import KillDisk, Killed
 from interop.compare import check_messages
-from interop.java_store import Driver, JavaError, JavaStore, java_config, single
+from interop.java_store import ANSWER_S, Driver, JavaError, JavaStore, java_config, single
 from interop.trees import tree
 from messagestore import BatchConflictError, BatchRequest, ChecksumError, Message, MessageStore, StoreLockedError
 from messagestore.verify import verify
+from messagestore.writer_lock import Attachment
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -59,8 +62,16 @@ def check(root: Path, versions: int = 0) -> None:
 # ---- locks
 
 
+@pytest.fixture
+def no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network file system: only the lock keeps a broker out."""
+    monkeypatch.setattr(Attachment, "_lease", lambda attachment: True)
+
+
+@pytest.mark.usefixtures("no_leases")
 def test_03_a_broker_cannot_start_while_we_are_attached(java: Driver, root: Path) -> None:
-    """3: Java recovers, then we attach and append, then Java asks for the lock: it gets none, and overwrites nothing."""
+    """3, without leases: Java recovers, then we attach and append, then Java asks for the lock: it gets none, and
+    overwrites nothing."""
     with MessageStore.open(root, SMALL) as store:
         put(store, "put/0/")
     theirs = java_store(java, root).make()
@@ -78,6 +89,126 @@ def test_03_a_broker_cannot_start_while_we_are_attached(java: Driver, root: Path
         java_puts(again, "java", ["j0"])
     assert seen(root, SMALL)[("java", 0)] == ["j0"]
     check(root, 2)
+
+
+def test_03_we_cannot_write_while_a_broker_loads(java: Driver, root: Path) -> None:
+    """3, N14: Java is made, and loads, before it asks for the lock: all the while sessions and commits are refused by
+    name, change nothing, and do not disturb its start."""
+    with MessageStore.open(root, SMALL) as store:
+        put(store, "put/0/")
+    theirs = java_store(java, root)
+    for step in (theirs.make, theirs.load):
+        step()
+        before = tree(root)
+        with pytest.raises(StoreLockedError, match=rf"pid {java.pid} \(java\) on .* has it open for writing"):
+            MessageStore.open(root, SMALL)
+        with pytest.raises(StoreLockedError, match=rf"pid {java.pid}\b"):
+            Process(root, SMALL).batch()
+        assert tree(root) == before
+    theirs.start()
+    java_puts(theirs, "java", ["j0"])
+    theirs.close()
+    with MessageStore.open(root, SMALL) as store:
+        assert append_batch(store, 0) == "appended"
+    assert seen(root, SMALL)[("java", 0)] == ["j0"]
+    check(root, 1)
+
+
+def test_n14_short_sessions_beside_a_broker_that_starts(own_java: Start, root: Path) -> None:
+    """N14: a process opens, puts and closes all the time, and a broker starts, writes and closes again and again: a put is
+    refused by name, or it is there, once, for both."""
+    with MessageStore.open(root, SMALL) as store:
+        put(store, "put/0/")
+    told, stop = root.parent / "told", root.parent / "stop"
+    java = own_java()
+    with open(told, "w") as out:
+        writer = subprocess.Popen([sys.executable, "-c", SHORT_SESSIONS, str(root), str(stop)], stdout=out)
+    try:
+        for number in range(5):
+            time.sleep(0.3)
+            theirs = java_store(java, root).make()
+            time.sleep(0.1)
+            theirs.load()
+            time.sleep(0.2)
+            theirs.start()
+            java_puts(theirs, "java", [f"j{number}"])
+            theirs.close()
+        time.sleep(0.3)
+    finally:
+        stop.touch()
+        writer.wait(20)
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    acknowledged = [line[1] for line in lines if line[0] == "put"]
+    refused = {line[1] for line in lines if line[0] == "refused"}
+    assert len(acknowledged) > 10 and refused
+    assert all(f"pid {java.pid}" in text or "cannot see" in text for text in refused), refused
+    assert seen(root, SMALL)[("short", 0)] == acknowledged
+    assert seen(root, SMALL)[("java", 0)] == [f"j{number}" for number in range(5)]
+    assert verify(root).ok
+    with java_store(java, root) as theirs:
+        assert [body.decode() for body in theirs.bodies("short", 0)] == acknowledged
+
+
+SHORT_SESSIONS = """
+import json, os, sys, time
+from messagestore import Message, MessageStore, StoreConfig, StoreLockedError
+root, stop = sys.argv[1:]
+number = 0
+while not os.path.exists(stop):
+    body = f"short/{number}"
+    try:
+        with MessageStore.open(root, StoreConfig(lock_timeout="200ms")) as store:
+            store.put_message(Message("short", body.encode(), queue_id=0))
+        print(json.dumps(["put", body]), flush=True)
+        number += 1
+    except StoreLockedError as error:
+        print(json.dumps(["refused", str(error)]), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("what", ["session", "commits"])
+def test_18_a_broker_that_starts_waits_and_takes_over(java: Driver, root: Path, what: str) -> None:
+    """18: what was begun is finished, and the broker finds a store that was closed; who wants to write then is told so.
+    Also amid a batch."""
+    p = Process(root, SMALL)
+    if what == "session":
+        store = p.session()
+        put(store, "put/0/")
+        assert append_batch(store, 0) == "appended"
+    else:
+        assert p.batch(version=0).status == "appended"
+    with java_store(java, root) as theirs:
+        assert theirs.ends(f"topic-{APP}", 0) == (0, 2)
+        with pytest.raises(StoreLockedError, match="RocketMQ broker"):
+            put(store, "put/1/") if what == "session" else p.batch(version=1)
+        java_puts(theirs, "java", ["j0"])
+    if what == "session":
+        store.close()
+    disk = KillDisk()
+    amid, run = Process(root, SMALL, disk), disk._run
+    starts: list[Future[object]] = []
+    theirs = java_store(java, root)
+
+    def at_the_seal(operation, *arguments, **keywords):  # type: ignore[no-untyped-def]
+        if seal(operation) and not starts:
+            starts.append(theirs.opening())
+            time.sleep(0.5)
+            assert not starts[0].done()
+        return run(operation, *arguments, **keywords)
+
+    disk._run = at_the_seal  # type: ignore[method-assign]
+    assert amid.batch(version=1).status == "appended"
+    starts[0].result(ANSWER_S)
+    assert theirs.ends(f"topic-{APP}", 0) == (0, 4)
+    with pytest.raises(StoreLockedError, match="RocketMQ broker"):
+        amid.batch(version=2)
+    java_puts(theirs, "java", ["j1"])
+    theirs.close()
+    assert amid.batch(version=2).status == "appended"
+    amid.detach()
+    assert seen(root, SMALL)[("java", 0)] == ["j0", "j1"]
+    check(root, 3)
 
 
 def test_03_we_cannot_write_while_a_broker_lives(java: Driver, root: Path) -> None:
@@ -128,10 +259,11 @@ def test_n3_a_broker_in_another_pid_namespace(java: Driver, root: Path) -> None:
         put(store, "put/0/")
 
 
+@pytest.mark.usefixtures("no_leases")
 @pytest.mark.parametrize("what", ["session", "commits"])
 def test_18_a_broker_is_started_by_mistake(java: Driver, root: Path, what: str) -> None:
-    """18: it recovers, and deletes, before it is refused: index files, spare segments, units. We go on, and all is made
-    again; also while a batch is half written."""
+    """18, without leases: it recovers, and deletes, before it is refused: index files, spare segments, units. We go on,
+    and all is made again; also while a batch is half written."""
     with MessageStore.open(root, SMALL) as store:
         put(store, "put/0/")
         assert append_batch(store, 0) == "appended"

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from crash.harness import die
-from messagestore import BatchRequest, CorruptionError, Message, MessageStore, StoreConfig, StoreLockedError
+from crash.harness import die, tree_hash
+from messagestore import (
+    BatchRequest,
+    CorruptionError,
+    Message,
+    MessageStore,
+    NotAStoreError,
+    PutMessageStatus,
+    StoreClosedError,
+    StoreConfig,
+    StoreLockedError,
+    writer_lock,
+)
 from messagestore.attached_store import attached_store
 from messagestore.mapped_file import Disk
-from messagestore.record_columns import encode
-from messagestore.state import StateFile
+from messagestore.record_columns import EncodedRecords, encode
+from messagestore.state import State, StateFile
 from messagestore.transaction import Chunks, append_batch
 from messagestore.verify import verify
-from processes import CONTEXT
-from small import SMALL, bodies, columns, filled, read_all
+from processes import CONTEXT, Java, starting_broker
+from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
 
 CONFIG = SMALL.replace(
     mapped_file_size_commit_log=1 << 18, max_index_num=20_000, lock_timeout="20s", clean_interval="1h"
@@ -204,3 +218,226 @@ def test_writing_without_a_session_is_recoverable(tmp_path: Path) -> None:
     assert append(root, "app", 1) == "appended"
     attached_store(root).detach()
     assert verify(root).ok
+
+
+# ---- a broker starts
+
+
+def wait_until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+
+
+def state_of(root: Path) -> State:
+    state = StateFile(Disk(), str(root / "spark" / "state")).read()
+    assert state is not None
+    return state
+
+
+def test_an_idle_writer_makes_way_for_a_broker(tmp_path: Path) -> None:
+    """Between two commits: the store is closed as in a detach, and then the broker's constructor goes on. The next
+    commit says who has the store; when the broker is gone, commits go on."""
+    root = tmp_path / "s"
+    append(root, "app", 0)
+    store = attached_store(root)
+    with starting_broker(root) as java:
+        assert java.word() == "locked"
+        assert not store.attached and not (root / "abort").exists()
+        assert state_of(root).clean and state_of(root).clean_end == state_of(root).visible_end
+        with pytest.raises(StoreLockedError, match=f"pid {java.pid}"):
+            append(root, "app", 1)
+    assert append(root, "app", 0) == "known"
+    assert append(root, "app", 1) == "appended"
+    store.detach()
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["SYNC_FLUSH", "ASYNC_FLUSH"])
+def test_a_session_makes_way_for_a_broker(tmp_path: Path, config: StoreConfig) -> None:
+    """What was acknowledged is on the disk before the broker goes on; the next put says so, and closing is no error."""
+    root = tmp_path / "s"
+    with MessageStore.open(root, config) as store:
+        for body in bodies(5):
+            store.put_message(Message("t", body, queue_id=0))
+        with starting_broker(root) as java:
+            assert java.word() == "locked"
+            assert not (root / "abort").exists()
+            assert state_of(root).clean
+            size = (root / "commitlog" / f"{0:020d}").read_bytes()
+            with pytest.raises(
+                StoreLockedError, match=r"broker that is starting waits.*is on the disk.*Open the store again"
+            ):
+                store.put_message(Message("t", b"too late", queue_id=0))
+            with pytest.raises(StoreLockedError):
+                store.append_batch(columns(bodies(3)), BatchRequest())
+            store.flush()
+            assert read_all(store) == bodies(5)
+            assert (root / "commitlog" / f"{0:020d}").read_bytes() == size
+    with MessageStore.open(root, config) as store:
+        store.put_message(Message("t", b"after", queue_id=0))
+        assert read_all(store) == [*bodies(5), b"after"]
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["SYNC_FLUSH", "ASYNC_FLUSH"])
+def test_puts_of_many_threads_when_a_broker_comes(tmp_path: Path, config: StoreConfig) -> None:
+    """Each put is acknowledged and there, or refused and not there."""
+    root = tmp_path / "s"
+    acknowledged: list[bytes] = []
+    refused: list[str] = []
+
+    def put(name: int) -> None:
+        for number in range(100_000):
+            body = b"%d/%d" % (name, number)
+            try:
+                assert store.put_message(Message("t", body, queue_id=name)).status is PutMessageStatus.PUT_OK
+            except StoreLockedError as error:
+                refused.append(str(error))
+                return
+            acknowledged.append(body)
+
+    with MessageStore.open(root, config) as store:
+        threads = [threading.Thread(target=put, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(acknowledged) > 50, "no put went through")
+        with starting_broker(root) as java:
+            assert java.word() == "locked"
+            for thread in threads:
+                thread.join(20)
+    assert len(refused) == 4
+    with MessageStore.open_read_only(root, config) as view:
+        found = [body for name in range(4) for body in read_all(view, "t", name)]
+    assert sorted(found) == sorted(acknowledged)
+    assert verify(root).ok
+
+
+def test_a_broker_that_comes_amid_a_batch_waits_for_its_end(tmp_path: Path) -> None:
+    """A batch that was begun is finished."""
+    root = tmp_path / "s"
+    append(root, "app", 0)
+    store, chances = attached_store(root), iter([True])
+    with contextlib.ExitStack() as stack:
+
+        class Slow(Chunks):
+            def read(self, index: int, *, with_data: bool) -> EncodedRecords:
+                if with_data and next(chances, False):
+                    java = stack.enter_context(starting_broker(root))
+                    assert java.word(0.5) == "waits"
+                    javas.append(java)
+                return super().read(index, with_data=with_data)
+
+        javas: list[Java] = []
+        with store.writing("a batch") as writer:
+            rows = columns(bodies(10, start=1000), topic="app")
+            chunk = encode(rows, limits=CONFIG, store_host=writer.files.store_host, born_host=bytes(8))
+            assert append_batch(writer, Slow([chunk]), BatchRequest("app", 1, "spark")).status == "appended"
+        assert javas[0].word() == "locked"
+        assert not (root / "abort").exists()
+    assert append(root, "app", 1) == "known"
+    store.detach()
+    assert verify(root).batch_count == 2
+
+
+def test_a_broker_gets_in_beside_writers_that_come_and_go(tmp_path: Path) -> None:
+    """Four processes commit all the time: none of them keeps it out."""
+    root = tmp_path / "s"
+    filled(root, 2, CONFIG)
+    pipes = []
+    for number in range(4):
+        mine, theirs = CONTEXT.Pipe()
+        CONTEXT.Process(target=commits_until_refused, args=(str(root), f"app{number}", theirs), daemon=True).start()
+        pipes.append(mine)
+    for pipe in pipes:
+        assert pipe.poll(60) and pipe.recv() == "committing"
+    with starting_broker(root) as java:
+        assert java.word() == "locked"
+        ends = [pipe.recv() if pipe.poll(60) else None for pipe in pipes]
+    with MessageStore.open_read_only(root) as store:
+        for number, (count, error) in enumerate(ends):
+            assert "lock: " in error
+            assert len(read_all(store, f"app{number}", 0)) == 5 * count > 0
+    assert verify(root).ok
+
+
+def commits_until_refused(root: str, app: str, pipe: Connection) -> None:
+    """A process that commits until a broker is there; how often, and what it was told."""
+    version = 0
+    while True:
+        try:
+            append(Path(root), app, version)
+        except StoreLockedError as error:
+            pipe.send((version, str(error)))
+            return
+        version += 1
+        if version == 1:
+            pipe.send("committing")
+
+
+def test_a_writer_beside_a_broker_that_reads_the_store_is_refused(tmp_path: Path) -> None:
+    """Before its lock, which it takes last: nothing is changed meanwhile, and the broker's start is not disturbed."""
+    root = filled(tmp_path / "s", 4)
+    before = tree_hash(root)
+    with starting_broker(root, "constructor") as java:
+        assert java.word() == "opened"
+        for _ in range(3):
+            with pytest.raises(StoreLockedError, match=f"pid {java.pid}"):
+                MessageStore.open(root, SMALL)
+            with pytest.raises(StoreLockedError, match=f"pid {java.pid}"):
+                append(root, "app", 0)
+        assert tree_hash(root) == before
+        java.go_on()
+        assert java.word() == "locked"
+
+
+def test_a_writer_that_let_a_broker_wait_for_too_long_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped for longer than the kernel's patience: what the broker did is not known. Nothing more is written, `abort`
+    stays, and the next writer recovers."""
+    root = tmp_path / "s"
+    append(root, "app", 0)
+    store = attached_store(root)
+    with store.mutex:  # as a process that stands still
+        monkeypatch.setattr(writer_lock, "_break_time_s", lambda: writer_lock._BREAK_MARGIN_S + 0.3)
+        with starting_broker(root) as java:
+            assert java.word(0.8) == "waits"
+        state = state_of(root)
+    wait_until(lambda: not store.attached, "it stays attached")
+    assert (root / "abort").exists() and state_of(root) == state
+    assert append(root, "app", 1) == "appended"
+    assert store.report is not None and store.report.reason == "a writer crashed"
+    store.detach()
+    assert verify(root).ok
+
+
+def test_a_session_cannot_write_behind_a_lock_file_that_was_replaced(tmp_path: Path) -> None:
+    """Another thread's commit has opened the store anew: what the session knew of its end is old."""
+    root = tmp_path / "s"
+    with MessageStore.open(root, CONFIG) as session:
+        session.put_message(Message("t", b"x", queue_id=0))
+        (root / "lock").rename(root / "old")
+        append(root, "app", 0)
+        with pytest.raises(StoreClosedError, match="has closed the store meanwhile"):
+            session.put_message(Message("t", b"y", queue_id=0))
+    assert append(root, "app", 1) == "appended"
+    attached_store(root).detach()
+    (root / "old").unlink()
+    assert verify(root).ok
+
+
+@pytest.mark.parametrize("form", ["consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0"])
+def test_a_writer_that_is_refused_creates_nothing(tmp_path: Path, form: str) -> None:
+    """RocksDB queues, BatchConsumeQueues, light queues: no `spark/`, no lock file."""
+    root = tmp_path / "s"
+    (root / form).parent.mkdir(parents=True)
+    (root / form).write_bytes(b"MANIFEST-000005\n")
+    (root / "commitlog").mkdir()
+    before = tree_hash(root)
+    for _ in range(2):
+        with pytest.raises(NotAStoreError, match="only"):
+            MessageStore.open(root, SMALL)
+        with pytest.raises(NotAStoreError, match="only"):
+            append(root, "app", 0)
+    assert tree_hash(root) == before
+    assert sorted(path.name for path in root.iterdir()) == sorted({"commitlog", form.split("/", maxsplit=1)[0]})

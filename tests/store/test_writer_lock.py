@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import json
+import logging
 import os
 import select
 import socket
@@ -15,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,37 +25,19 @@ from messagestore import writer_lock
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
 from messagestore.mapped_file import Disk
 from messagestore.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
-
-# What FileChannel.tryLock(0, 1, false) does: a POSIX write lock on byte 0.
-AS_JAVA = """
-import fcntl, sys
-file = open(sys.argv[1], "r+b")
-try:
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, 0)
-except OSError as error:
-    print("refused", error.errno, flush=True)
-    sys.exit()
-file.write(b"lock")
-file.flush()
-print("locked", flush=True)
-sys.stdin.readline()
-"""
+from processes import starting_broker
 
 
 @contextmanager
 def java_broker(root: Path) -> Iterator[tuple[str, int]]:
-    """Another process that locks as a broker does; its first word, and its pid."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", AS_JAVA, str(root / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip(), process.pid
-    finally:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
+    """A broker that starts: its first word ("waits": it is kept out by a lease), and its pid."""
+    with starting_broker(root) as java:
+        yield java.word(1.0 if leases_held() else 20), java.pid
+
+
+def leases_held() -> bool:
+    """Whether an attachment of this process holds a lease."""
+    return any(isinstance(lock, Attachment) and lock.leased for lock in writer_lock._live)
 
 
 def java_can_lock(root: Path) -> bool:
@@ -91,6 +76,26 @@ def forked(run: Callable[[], str]) -> Iterator[tuple[str, int]]:
         os.close(answer_read)
 
 
+@pytest.fixture(params=["leases", "no leases"], autouse=True)
+def leases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Every test with leases, and as on a file system that has none."""
+    if request.param == "no leases":
+        refuse_leases(monkeypatch)
+    return request.param == "leases"
+
+
+def refuse_leases(monkeypatch: pytest.MonkeyPatch, number: int = errno.EINVAL) -> None:
+    """What a network file system answers."""
+    real = fcntl.fcntl
+
+    def refusing(fd: int, command: int, argument: Any = 0) -> Any:
+        if command == fcntl.F_SETLEASE:
+            raise OSError(number, os.strerror(number))
+        return real(fd, command, argument)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "spark").mkdir()
@@ -122,7 +127,8 @@ def test_attaching_keeps_java_out_until_detached(root: Path):
 def test_java_keeps_us_out_and_is_named(root: Path):
     """The error says that it is a broker, its pid, and what to do."""
     attached(root).detach()
-    with java_broker(root) as (_, pid):
+    with java_broker(root) as (word, pid):
+        assert word == "locked"
         with pytest.raises(StoreLockedError, match=rf"pid {pid} \(.*\) on .*; stop it") as caught:
             attached(root)
         assert caught.value.path == str(root / "lock")
@@ -263,6 +269,140 @@ def test_a_missing_store_is_an_error(tmp_path: Path):
     """Attaching makes the lock file, never the folder."""
     with pytest.raises(FileNotFoundError):
         attached(tmp_path / "missing")
+
+
+# ---- against a Java broker that starts
+
+
+needs_leases = pytest.mark.parametrize("leases", ["leases"], indirect=True)
+
+
+@needs_leases
+def test_a_broker_that_starts_waits_for_every_writer(root: Path):
+    """Its constructor stands still until the last one has let go; then its lock is free as well."""
+    first, second = attached(root), attached(root)
+    assert not first.broker_waits()
+    with starting_broker(root) as java:
+        assert java.word(0.3) == "waits"
+        assert first.broker_waits() and second.broker_waits()
+        assert first.intact() and not first.overrun()
+        first.detach()
+        assert not first.broker_waits()
+        assert java.word(0.3) == "waits"
+        second.detach()
+        assert java.word() == "locked"
+
+
+@needs_leases
+def test_a_broker_that_has_not_locked_yet_is_seen(root: Path):
+    """From its constructor on: it reads and cuts the files before it takes its lock."""
+    attached(root).detach()
+    with starting_broker(root, "constructor") as java:
+        assert java.word() == "opened"
+        with pytest.raises(
+            StoreLockedError, match=rf"pid {java.pid} \(.*\) on .* has it open for writing.*stop the broker"
+        ) as caught:
+            attached(root)
+        assert caught.value.path == str(root / "lock")
+        assert f"pid {java.pid}" in caught.value.holder
+        java.go_on()
+        assert java.word() == "locked"  # who was refused is not in its way
+    attached(root).detach()
+
+
+@needs_leases
+def test_nobody_attaches_before_a_broker_that_waits(root: Path):
+    """Else writers that come and go would keep it out for ever."""
+    mine = attached(root)
+    with starting_broker(root) as java:
+        assert java.word(0.3) == "waits"
+        with pytest.raises(
+            StoreLockedError, match="a process that this user cannot see has it open for writing, or waits"
+        ):
+            attached(root)
+        mine.detach()
+        assert java.word() == "locked"
+
+
+@needs_leases
+def test_writers_and_readers_do_not_disturb_leases(root: Path):
+    """Other writers that come and go, in this process and others, probes, and whoever only reads the file."""
+    mine = attached(root)
+    attached(root).detach()
+    probe_java(str(root))
+    (root / "lock").read_bytes()
+    with forked(lambda: attached(root).detach() or "done") as (answer, _):
+        assert answer == "done"
+    assert not mine.broker_waits()
+    assert not java_can_lock(root)
+    mine.detach()
+
+
+@needs_leases
+def test_a_lease_goes_with_its_process(root: Path):
+    """Killed: no broker waits for the dead; a child that lives on does not keep one waiting."""
+
+    def hold() -> str:
+        mine = attached(root)
+        globals()["kept"] = mine
+        return str(mine.leased)
+
+    with forked(hold) as (answer, pid):
+        assert answer == "True"
+        with starting_broker(root) as java:
+            assert java.word(0.3) == "waits"
+            os.kill(pid, 9)
+            assert java.word() == "locked"
+
+
+@needs_leases
+def test_a_broker_that_waited_for_too_long_has_gone_past_the_lease(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """The kernel lets it through after a while: what it does then, this writer cannot know."""
+    monkeypatch.setattr(writer_lock, "_break_time_s", lambda: writer_lock._BREAK_MARGIN_S + 0.2)
+    mine = attached(root)
+    with starting_broker(root):
+        while not mine.broker_waits():
+            time.sleep(0.01)
+        assert mine.intact()
+        time.sleep(0.25)
+        assert mine.overrun() and not mine.intact()
+    mine.detach()
+
+
+@needs_leases
+def test_detaching_when_the_kernel_has_taken_the_lease_away(root: Path):
+    """Nothing is left to give back, and that is no error."""
+    mine = attached(root)
+    fcntl.fcntl(mine._open().fileno(), fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    mine.detach()
+    assert not mine.attached
+    assert java_can_lock(root)
+
+
+def test_the_kernels_patience_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """0 is for ever; a system that does not say it has the usual one."""
+    for text, wanted in (("45\n", 45), ("0\n", float("inf")), ("", 45)):
+        (tmp_path / "time").write_text(text)
+        monkeypatch.setattr(writer_lock, "_BREAK_TIME", str(tmp_path / "time"))
+        assert writer_lock._break_time_s() == wanted
+
+
+@needs_leases
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES, errno.ENOLCK])
+def test_without_leases_a_warning_says_what_is_missing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+):
+    """A network file system, or a file of another owner: the lock alone keeps brokers out; said once."""
+    refuse_leases(monkeypatch, number)
+    with caplog.at_level(logging.WARNING):
+        mine, other = attached(root), attached(root)
+    assert not mine.leased and not mine.broker_waits() and mine.intact()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no lease can be had" in caplog.text and "do not start one" in caplog.text
+    other.detach()
+    assert not java_can_lock(root)
+    mine.detach()
+    assert java_can_lock(root)
 
 
 # ---- among ourselves
