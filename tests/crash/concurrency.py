@@ -4,6 +4,8 @@ readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 
 threads     16 threads put and append through one session
 processes   4 processes commit in turn, each with the lock for one commit only
 races       two writers open a store at the same moment: one wins, the other changes no byte
+brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a writer
+            does when a broker comes, or when it is refused (`crash.brokers`)
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from crash import checker
+from crash import brokers, checker
 from crash.counts import Counts, again
 from crash.harness import (
     SMALL,
@@ -49,6 +51,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     counts, until_s = Counts(), time.monotonic() + seconds
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
         "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races,
+        "brokers": brokers.starts, "ways": brokers.ways, "stalls": brokers.stalls, "refusals": brokers.refusals,
     }  # fmt: skip
     with scratch_folder() as folder:
         for turn in range(part[0], 1 << 30, part[1]):

@@ -130,9 +130,11 @@ class Broker:
     root : Path
     end : int | None
         Where it thinks the log ends; None: as it finds it from the first segment on.
+    starts : bool
+        False: it has only loaded; `start` follows.
     """
 
-    def __init__(self, root: Path, config: StoreConfig = SMALL, end: int | None = None) -> None:
+    def __init__(self, root: Path, config: StoreConfig = SMALL, end: int | None = None, *, starts: bool = True) -> None:
         self.root = root
         self.config = config
         records, found = walk(root)
@@ -143,7 +145,12 @@ class Broker:
             if record["physical_offset"] < self.end:
                 self.next[(record["topic"], record["queue_id"])] = record["queue_offset"] + 1
                 self.now_ms = max(self.now_ms, record["store_timestamp_ms"])
-        (root / "abort").write_text(BROKER_PID)
+        if starts:
+            self.start()
+
+    def start(self) -> None:
+        """From now on it writes."""
+        (self.root / "abort").write_text(BROKER_PID)
 
     def put(self, topic: str, body: bytes, queue_id: int = 0, *, unit: bool = True, store_ms: int | None = None) -> int:
         """Append one message, and its unit; where it is."""

@@ -179,6 +179,7 @@ def test_probing_reads_only(root: Path):
         (0, "another pid namespace (a container) on "),
         (-1, "that the kernel does not name"),
     ],
+    ids=["this process", "gone", "in a container", "not named"],
 )
 def test_a_holder_is_a_sentence_wherever_it_is_shown(pid: int, words: str):
     """The sink said `held by Holder(pid=4711)`. The kernel shows 0 for a process in another container."""

@@ -1,0 +1,41 @@
+"""Bugs planted where a writer and a starting broker meet, and where a writer is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from crash import brokers
+from crash.planting import Mutant, many, patched, without
+from messagestore import attached_store
+from messagestore.attached_store import AttachedStore
+from messagestore.log_writer import LogWriter
+from messagestore.mapped_file import Disk
+from messagestore.store_files import Paths
+from messagestore.writer_lock import Attachment
+
+
+def only_behind_its_own_folder(real: Any) -> Any:
+    def refuse(disk: Disk, paths: Paths) -> None:
+        if disk.is_folder(paths.spark):
+            real(disk, paths)
+
+    return refuse
+
+
+def lets_go_at_once(real: Any) -> Any:
+    def make_way(store: AttachedStore) -> None:
+        with mock.patch.object(AttachedStore, "_tidy"):
+            real(store)
+
+    return make_way
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("a writer attaches though a broker has the lock file open", without(Attachment, "_lease", True), "brokers", many(brokers.starts)),
+    Mutant("nobody looks whether a broker waits", without(Attachment, "broker_waits", False), "ways", many(brokers.ways)),
+    Mutant("an append does not look whether a broker waits", without(LogWriter, "check_turn"), "ways", many(brokers.ways)),
+    Mutant("a broker gets in before the store is closed", patched(AttachedStore, "_make_way", lets_go_at_once), "ways", many(brokers.ways)),
+    Mutant("a lease that the kernel took away is believed", without(Attachment, "overrun", False), "stalls", many(brokers.stalls)),
+    Mutant("a writer that is refused has made its folder", patched(attached_store, "refuse_foreign_forms", only_behind_its_own_folder), "refusals", many(brokers.refusals)),
+)  # fmt: skip
