@@ -20,6 +20,8 @@ ALSO = {
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
     "power": ["kills"],
     "fuzz": ["flips"],
+    "concurrency": ["brokers"],
+    "mutants": [path.stem for path in (TESTS / "crash").glob("mutants_*.py")],
 }
 """Modules beside its own that a mode of `make crash` takes its cases from."""
 
