@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +108,7 @@ def prepare(folder: Path, every: int) -> int:
 
 def session() -> SparkSession:
     """Spark on this machine's cores, with the settings in conf/."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # Spark's workers, too
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).resolve().parents[2] / "conf"))
     from pyspark.sql import SparkSession
 
@@ -182,26 +182,78 @@ def tail(spark: SparkSession, store: Path, checkpoint: Path, table: Path) -> Str
     )
 
 
-def watch(writing: StreamingQuery, tailing: StreamingQuery, begin_s: float) -> int:
-    """Say what goes on until the writer has ended and the tail has read everything; rows written."""
-    written: dict[int, int] = {}
-    read: dict[int, int] = {}
-    shown = ""
+class Clock:
+    """Says what goes on, with the seconds since the demo began."""
+
+    def __init__(self) -> None:
+        self.begin_s = time.monotonic()
+
+    @property
+    def now_s(self) -> float:
+        return time.monotonic() - self.begin_s
+
+    def say(self, text: str) -> None:
+        print(f"{self.now_s:6.1f} s  {text}", flush=True)
+
+
+class Batches:
+    """The micro-batches of one query that had rows."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self.query = query
+        self.rows: dict[int, int] = {}
+        self.ends_s: dict[int, float] = {}
+
+    def look(self) -> None:
+        """Take in what is new."""
+        error = self.query.exception()
+        if error is not None:
+            raise error
+        for progress in self.query.recentProgress:
+            count = int(progress["numInputRows"])
+            if count:
+                begin = datetime.fromisoformat(progress["timestamp"])
+                self.rows[progress["batchId"]] = count
+                self.ends_s[progress["batchId"]] = begin.timestamp() + progress["durationMs"]["triggerExecution"] / 1000
+
+    @property
+    def total(self) -> int:
+        return sum(self.rows.values())
+
+    def steady(self) -> str:
+        """Rows a second between the end of the first micro-batch and the end of the last."""
+        if len(self.rows) < 2:
+            return f"no steady rate to tell from {len(self.rows)} micro-batches"
+        first, last = min(self.ends_s), max(self.ends_s)
+        rows, seconds = self.total - self.rows[first], self.ends_s[last] - self.ends_s[first]
+        return f"{rows / max(seconds, 0.001):,.0f} rows/s ({rows:,} rows in {len(self.rows) - 1} micro-batches)"
+
+
+def watch(written: Batches, read: Batches, clock: Clock) -> float | None:
+    """Say what goes on until the writer has ended and the tail has read everything.
+
+    Returns the clock's seconds when the first micro-batch had been written, or None when there was nothing to write.
+    """
+    doing = shown = ""
+    first_s: float | None = None
     ended = False
     while True:
-        for query, rows in ((writing, written), (tailing, read)):
-            if query.exception() is not None:
-                raise query.exception()  # type: ignore[misc]
-            for progress in query.recentProgress:
-                rows[progress["batchId"]] = int(progress["numInputRows"])
-        line = f"  written {sum(written.values()):7,}   read back {sum(read.values()):7,}"
-        if line != shown:
-            print(f"{time.monotonic() - begin_s:6.1f} s{line}", flush=True)
+        written.look()
+        read.look()
+        now = written.query.status["message"]
+        if not written.total and written.query.isActive and now != doing:
+            clock.say(f"waiting for the first micro-batch to be written; Spark says: {now}")
+            doing = now
+        if written.total and first_s is None:
+            first_s = clock.now_s
+        line = f"written {written.total:7,}   read back {read.total:7,}"
+        if written.total + read.total and line != shown:
+            clock.say(line)
             shown = line
         if ended:
-            return sum(written.values())
-        if not writing.isActive:
-            tailing.processAllAvailable()
+            return first_s
+        if not written.query.isActive:
+            read.query.processAllAvailable()
             ended = True
         time.sleep(0.5)
 
@@ -286,19 +338,24 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
 
 def run(root: Path, every: int) -> int:
     """The demo; the exit code."""
-    begin_s = time.monotonic()
+    clock = Clock()
     flight_count = prepare(root / "months", every)
     with MessageStore.open(root / "store") as store:  # the tail subscribes before the first flight is there
         for topic in TOPICS:
             store.create_topic(topic, QUEUES)
+    clock.say(f"{flight_count:,} flights are ready; starting Spark")
+    starting_s = clock.now_s
     spark = session()
-    print(f"{time.monotonic() - begin_s:6.1f} s  Spark {spark.version} is up; store: {root / 'store'}", flush=True)
-    stream_begin_s = time.monotonic()
+    ready_s = clock.now_s
+    clock.say(f"Spark {spark.version} is up; store: {root / 'store'}")
+    clock.say("starting the two queries, and with them Spark's Python workers")
     tailing = tail(spark, root / "store", root / "checkpoints" / "tail", root / "delays.json")
     writing = write(spark, root / "months", root / "store", root / "checkpoints" / "write")
-    written = watch(writing, tailing, begin_s)
-    seconds = time.monotonic() - stream_begin_s
+    written, read = Batches(writing), Batches(tailing)
+    first_s = watch(written, read, clock)
+    end_s = clock.now_s
     tailing.stop()
+    clock.say("everything is read back; reading the store once more, as a batch, to prove it")
     counts = prove(spark, root / "store")
     rows = json.loads((root / "delays.json").read_text())
     show(rows)
@@ -308,10 +365,14 @@ def run(root: Path, every: int) -> int:
         f"\n{flight_count:,} flights in, {counts['out']:,} in the store, {counts['distinct']:,} different ones, "
         f"{tailed:,} read back by the tail; {counts['out_of_order']} out of order, {counts['gaps']} gaps"
     )
-    print(
-        f"{written:,} rows written and read back in {seconds:.1f} s: {written / seconds:,.0f} rows/s, both queries "
-        f"together"
-    )
+    print(f"{written.total:,} rows written and read back. The time went into:")
+    print(f"  {ready_s - starting_s:5.1f} s  Spark's start")
+    if first_s is None:
+        print("  nothing was left to write: all flights were in the store already")
+    else:
+        print(f"  {first_s - ready_s:5.1f} s  the first micro-batch, for which Spark starts its Python workers")
+        print(f"  {end_s - first_s:5.1f} s  the other micro-batches, both queries at once")
+        print(f"written at {written.steady()}, read back at {read.steady()}")
     print(f"picture: {root / 'delays.png'}")
     spark.stop()
     good = (

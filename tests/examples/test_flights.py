@@ -16,6 +16,8 @@ import pytest
 import spark_runs
 
 EVERY = 50
+OTHER_PYTHON = "/usr/bin/env"
+"""What PYSPARK_PYTHON says in the environment: the demo must not believe it."""
 FLIGHTS = 6_736
 """Of 336 776, every fiftieth."""
 
@@ -35,7 +37,7 @@ def start(root: Path, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
     script = spark_runs.ROOT / "examples" / "01_flights" / "flights.py"
     command = [sys.executable, str(script), "--root", str(root), *arguments]
     with output.open("wb") as words:
-        environment = {**os.environ, **spark_runs.environment()}
+        environment = {**os.environ, **spark_runs.environment(), "PYSPARK_PYTHON": OTHER_PYTHON}
         return subprocess.Popen(
             command, stdout=words, stderr=words, cwd=root.parent, env=environment, start_new_session=True
         )
@@ -74,6 +76,10 @@ def test_the_demo_survives_a_kill(tmp_path: Path) -> None:
     assert re.search(
         rf"{FLIGHTS:,} flights in, {FLIGHTS:,} in the store, {FLIGHTS:,} different ones, {FLIGHTS:,} read back", text
     )
+    for part in ("Spark's start", "the first micro-batch", "the other micro-batches"):
+        assert re.search(rf"^ +\d+\.\d s  {part}", text, re.MULTILINE), "start-up, first batch and the rest are apart"
+    assert re.search(r"^written at .*, read back at ", text, re.MULTILINE)
+    assert not re.search(r"written +0 +read back +0", text), "a line that says nothing while Spark starts"
     written = int(re.search(r"([\d,]+) rows written and read back", text)[1].replace(",", ""))
     assert 0 < written < FLIGHTS, "the second run did all the work: the first was killed too early"
     assert (root / "delays.png").read_bytes().startswith(b"\x89PNG")
