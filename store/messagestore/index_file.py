@@ -33,6 +33,8 @@ _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
 """Keys put at once; more are put in turns, which bounds the memory."""
 _FEW_COUNT = 32
+_MOST_BACK_MS = 3_600_000
+"""Entries count seconds from their file's begin: a time further below that goes into a new file."""
 _LOOKS = 3
 _LOOK_PAUSE_S = 0.01
 
@@ -169,6 +171,12 @@ class IndexService:
         while done < len(offsets):
             header = self._make_room()
             end = done + min(_PUT_COUNT, len(offsets) - done, self.max_entry_count - header.entry_count)
+            begin_ms = header.begin_timestamp_ms if header.entry_count > 1 else int(times[done])
+            back = np.flatnonzero(times[done:end] < begin_ms - _MOST_BACK_MS)
+            if len(back) and not back[0]:
+                self._make_file(header)
+                continue
+            end = done + int(back[0]) if len(back) else end
             part = slice(done, end)
             self._header = self._put(header, key_hashes[part], offsets[part], times[part])
             done = end
@@ -188,6 +196,10 @@ class IndexService:
         header = self.header
         if self.files and header.entry_count < self.max_entry_count:
             return header
+        return self._make_file(header)
+
+    def _make_file(self, header: IndexHeader) -> IndexHeader:
+        """A new file behind the one with this header."""
         # RocketMQ gives a new file the end of the one before as its begin and end, until its first entry.
         header = IndexHeader(
             header.end_timestamp_ms, header.end_timestamp_ms, header.end_physical_offset, header.end_physical_offset

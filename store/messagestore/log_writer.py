@@ -13,6 +13,7 @@ Threads: `mutex` is held from the first byte of an append to its end; a Spark ba
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ from messagestore.errors import (
     MessageIllegalError,
     StoreClosedError,
     StoreError,
+    StoreFullError,
     StoreLockedError,
     StorePoisonedError,
     SyncFailedError,
@@ -49,6 +51,11 @@ from messagestore.store_files import Paths, StoreFiles
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
 NOTHING_IN_FLIGHT = -1
+MOST_AHEAD_MS = 3_600_000
+"""Store times stand still while the clock is behind the last one by no more than this."""
+CLOCK_IS_SET_MS = 1_577_836_800_000
+"""2020: a clock before this is not set, and not believed."""
+_log = logging.getLogger(__name__)
 _LOCKS_CHECK_S = 0.02
 MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
 """Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
@@ -268,8 +275,44 @@ class LogWriter:
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
 
     def now_ms(self) -> int:
-        """The next store time: now, but never below the last one."""
-        return max(self.end.last_store_timestamp_ms, time.time_ns() // 1_000_000)
+        """The next store time: now; the last one while the clock is a little behind that.
+
+        Asked before the first byte of an append. When the last record's time lies far ahead of a clock that has been
+        set, that record's clock was wrong: times go back to now, instead of standing still until the clock gets there.
+        """
+        now_ms, last_ms = time.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
+        if now_ms >= last_ms:
+            return now_ms
+        if last_ms - now_ms <= MOST_AHEAD_MS or now_ms < CLOCK_IS_SET_MS:
+            return last_ms
+        self._go_back_to(now_ms, last_ms)
+        return now_ms
+
+    def _go_back_to(self, now_ms: int, last_ms: int) -> None:
+        """Before the first record with an earlier time: the store checkpoint must not be ahead of it.
+
+        A broker that recovers trusts its queues below the newest segment that begins before the checkpoint's times.
+        Segments to come would begin before them although they are not synced.
+        """
+        files, path = self.files, self.files.paths.checkpoint
+        old = store_checkpoint.read(files.disk, path)
+        times = ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms")
+        lower = {name: min(getattr(old, name), now_ms - 1) for name in times}
+        if all(getattr(old, name) == value for name, value in lower.items()):
+            return
+        try:
+            store_checkpoint.write(files.disk, path, replace(old, **lower), via=files.paths.temporary("checkpoint"))
+        except StoreFullError:
+            raise
+        except OSError as error:
+            raise self.poison(f"the store checkpoint could not be written ({error})") from error
+        _log.warning(
+            "%s: the last store time, %d, is %d s ahead of this machine's clock: store times go back to now, and "
+            "looking for a time there may miss messages; see `messagestore verify`",
+            files.paths.root,
+            last_ms,
+            (last_ms - now_ms) // 1000,
+        )
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """Number the next message of a queue gets."""
@@ -332,9 +375,8 @@ class LogWriter:
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
             ):
                 self.begin(self.end.physical_offset, flush_disk_type)
-            size = len(data)
+            size, now = len(data), self.now_ms()
             physical_offset = self.open_space(size)
-            now = self.now_ms()
             record.stamp_record(
                 data,
                 queue_offset=queue_offset,
@@ -365,7 +407,8 @@ class LogWriter:
             ):
                 self.begin(self.end.physical_offset, flush_disk_type)
             size, count = int(chunk.starts[-1]), chunk.row_count
-            physical_offset, now = self.open_space(size), self.now_ms()
+            now = self.now_ms()
+            physical_offset = self.open_space(size)
             queue_offsets = np.arange(queue_offset, queue_offset + count, dtype=np.int64)
             physical_offsets = physical_offset + chunk.starts[:-1]
             record_columns.stamp(
@@ -606,7 +649,8 @@ class LogWriter:
         old = store_checkpoint.read(files.disk, files.paths.checkpoint)
         index_ms = old.index_timestamp_ms
         if files.index is not None:  # below the times to come: a broker keeps an index file that ends at this time
-            index_ms = min(files.index.end_timestamp_ms, time.time_ns() // 1_000_000 - 1)
+            last_ms = end.last_store_timestamp_ms  # lower than the index's end when times have gone back
+            index_ms = min(files.index.end_timestamp_ms, last_ms, time.time_ns() // 1_000_000 - 1)
         new = replace(
             old,
             physic_timestamp_ms=end.last_store_timestamp_ms,

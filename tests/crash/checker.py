@@ -271,7 +271,7 @@ class _Check:
             )
 
     def _follow(self) -> None:
-        """Queue offsets without a gap, store times that do not go back."""
+        """Queue offsets without a gap, store times that do not go back by an hour or less."""
         following: dict[tuple[str, int], int] = {}
         last_ms = 0
         for record in self.found.records:
@@ -281,9 +281,9 @@ class _Check:
             if record.queue_offset != expected:
                 self.found.find(path, at, f"queue offset {expected} of {key}", record.queue_offset)
             following[key] = record.queue_offset + 1
-            if record.store_ms < last_ms:
+            if last_ms - 3_600_000 <= record.store_ms < last_ms:  # further back: the clock had been far ahead
                 self.found.find(path, at, f"a store time from {last_ms} on", record.store_ms)
-            last_ms = max(last_ms, record.store_ms)
+            last_ms = record.store_ms
 
     def _zeros(self, limit: int) -> None:
         for first, data in self.log.items():

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from crash.clocks import CASES as CLOCKS
 from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.flips import TINY, Sample, _tree, make_samples
@@ -372,6 +373,7 @@ NAMED = {
     "links, FIFOs and folders": _strange_files,
     "a decompression bomb": _bombs,
     **STRANGERS,
+    **CLOCKS,
 }
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from crash import fuzz
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, without
-from messagestore import StoreError, mapped_file, message, staging_files, store_files
+from messagestore import StoreError, index_file, log_writer, mapped_file, message, staging_files, store_files
+from messagestore.log_writer import LogWriter
 from messagestore.store_root import Place
 
 
@@ -88,6 +89,24 @@ MUTANTS = (
         patched(store_files, "CUT_DAYS", lambda _: -1),
         "fuzz: torn bytes of years",
         hostile("torn bytes of years"),
+    ),
+    Mutant(
+        "store times stay where a clock was far ahead",
+        patched(log_writer, "MOST_AHEAD_MS", lambda _: 1 << 62),
+        "fuzz: a clock that was far ahead",
+        hostile("a clock that was far ahead"),
+    ),
+    Mutant(
+        "the store checkpoint stays ahead of records to come",
+        without(LogWriter, "_go_back_to"),
+        "fuzz: a clock that was far ahead",
+        hostile("a clock that was far ahead"),
+    ),
+    Mutant(
+        "entries of an earlier time go into the index file of a later one",
+        patched(index_file, "_MOST_BACK_MS", lambda _: 1 << 62),
+        "fuzz: a clock that was far ahead",
+        hostile("a clock that was far ahead"),
     ),
     Mutant(
         "the owner's own links are refused",
