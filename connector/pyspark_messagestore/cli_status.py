@@ -47,7 +47,7 @@ def status_of(view: StoreView) -> dict[str, Any]:
         "topics": _topics(view, queues),
         "messages": sum(high - low for (topic, _), (low, high, _) in queues.items() if topic != BATCH_TOPIC),
         "batches": batches[1] - batches[0],
-        "lastBatch": _last_batch(view, batches[1]),
+        "lastBatch": _last_batch(view, batches[1], faults),
         "faults": faults,
     }
 
@@ -151,8 +151,13 @@ def _topics(view: StoreView, queues: dict[tuple[str, int], tuple[int, int, int]]
     return [topics[name] for name in sorted(topics)]
 
 
-def _last_batch(view: StoreView, end: int) -> dict[str, Any] | None:
-    for batch in batches_from(view.files, end - 1, end) if end else ():
+def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] | None:
+    try:
+        batches = list(batches_from(view.files, end - 1, end)) if end else []
+    except CorruptionError as error:
+        faults.append(str(error))
+        return None
+    for batch in batches:
         return {
             "app": batch.app_id,
             "version": batch.version,

@@ -331,11 +331,8 @@ class Follower:
             The log was cut below it, a queue was made again, or it is another store.
         """
         ends = self.ends()
-        if start.store_id and start.store_id != self.view.store_id:
-            raise StoreWentBackwardsError(
-                f"{self.options.path}: found store {self.view.store_id or 'without an id'}, and the checkpoint is of "
-                f"store {start.store_id}; use a new checkpoint for another store"
-            )
+        if start.store_id not in ("", self.view.store_id):
+            self._check_copy(start)
         if start != self._examined:
             self._examined, self._moved = start, {}
         faults = self._faults(start, ends)
@@ -348,6 +345,18 @@ class Follower:
                 f"or set failOnDataLoss=false to go on at the first newer message"
             )
         self._go_on(start, ends, faults)
+
+    def _check_copy(self, start: StreamOffset) -> None:
+        """The checkpoint is of another store. This one may be a copy of it: then the last record is the same."""
+        known = not self.view.store_id or start.store_id in self.view.known_ids
+        last = start.last
+        if known and (last is None or self.view.record_crc(last.position, last.size) == last.crc):
+            return
+        why = "which is no copy of it" if not known else "which does not have the last record that was read"
+        raise StoreWentBackwardsError(
+            f"{self.options.path}: the checkpoint is of store {start.store_id}, and this is store "
+            f"{self.view.store_id or 'without an id'}, {why}; use a new checkpoint for another store"
+        )
 
     def _faults(self, start: StreamOffset, ends: Queues) -> dict[tuple[str, int] | None, str]:
         """What is wrong, by queue; None: with the log."""

@@ -176,13 +176,21 @@ class Dispatcher:
         """Write a queue's units again from the log's first segment up to the physical offset `end`."""
         self.rebuild_queues([(topic, queue_id)], end)
 
-    def rebuild_queues(self, queues: Iterable[tuple[str, int]], end: int) -> None:
-        """Write the units of some queues again, in one pass over the log up to the physical offset `end`."""
-        log, wanted = self.files.commit_log, set(queues)
+    def rebuild_queues(
+        self, queues: Iterable[tuple[str, int]], end: int, topics: Iterable[str] = ()
+    ) -> set[tuple[str, int]]:
+        """Write the units of some queues, and of all queues of some topics, again; those that have records.
+
+        One pass over the log up to the physical offset `end`.
+        """
+        log, wanted, all_of = self.files.commit_log, set(queues), set(topics)
+        found: set[tuple[str, int]] = set()
         for run in log.scan(log.min_offset, end, verify_body_crc=False):
             request = request_of(run)
             keys = list(zip(request.run_topics, request.run_queue_ids.tolist(), strict=True))
-            for topic, queue_id in wanted.intersection(keys):
+            these = {key for key in keys if key in wanted or key[0] in all_of}
+            found |= these
+            for topic, queue_id in these:
                 keep = np.repeat([key == (topic, queue_id) for key in keys], request.run_counts)
                 units = np.empty(int(keep.sum()), UNIT_DTYPE)
                 units["physical_offset"] = request.physical_offsets[keep]
@@ -192,6 +200,7 @@ class Dispatcher:
                 self.files.mark_written(topic, queue_id, queue)
                 for first, part in _runs(request.queue_offsets[keep], units):
                     queue.append(first, part)
+        return found
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:

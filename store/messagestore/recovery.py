@@ -18,13 +18,14 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from messagestore import checkpoint as store_checkpoint
 from messagestore import record
 from messagestore.batch_journal import MISSING, BatchJournal, JournalEntry
-from messagestore.batch_record import read_batch
+from messagestore.batch_record import BatchRecord, read_batch
 from messagestore.batch_search import all_batches, batches_from
 from messagestore.config import ASYNC_FLUSH
 from messagestore.dispatch import Dispatcher, request_of
@@ -80,6 +81,11 @@ class RecoveryReport:
         return asdict(self)
 
 
+def _listed(queues: Collection[tuple[str, int]]) -> str:
+    names = [f"{topic}/{queue_id}" for topic, queue_id in sorted(queues)]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def recover(files: StoreFiles) -> tuple[LogWriter, RecoveryReport]:
     """Bring a store into a state that can be appended to.
 
@@ -113,6 +119,8 @@ class _Recovery:
         self._check_segments()
         walk = self._walk()
         self._check_proofs(walk)
+        if self.state is None and self.journal.end:
+            self.report.notes.append(f"{self.files.paths.state} was missing or damaged: made again")
         # from here on the store is changed
         self._begin(walk)
         self.files.sweep_temporary()
@@ -152,7 +160,7 @@ class _Recovery:
             return None  # a broker wrote: it may have cut the log below C first, and never zeroes
         if end.last_size and self._folder_missing():
             return None
-        if self.journal.fault or self._lost_topics() or self._batch_units(state.clean_end) < self.journal.covered:
+        if self.journal.fault or self._topics_changed() or self._batch_units(state.clean_end) < self.journal.covered:
             return None
         later = [s for s in self.log.files.offsets if s > state.clean_end]
         return None if any(any(self.log.read(s, 8)) for s in later) else end
@@ -432,11 +440,11 @@ class _Recovery:
         files, journal = self.files, self.journal
         count = self._batch_units(end)
         if not journal.fault and journal.version == JOURNAL_FORMAT and journal.covered <= count:
-            journal.extend(batches_from(files, journal.covered, count))
+            journal.extend(self._own(batches_from(files, journal.covered, count)))
             return journal
         if files.first_writer:
             return BatchJournal()
-        batches = all_batches(files, end)
+        batches = list(self._own(all_batches(files, end)))
         made = BatchJournal(
             checkpoint_crc=journal.checkpoint_crc,
             complete=not self.log.min_offset or (journal.complete and not journal.fault),
@@ -451,8 +459,38 @@ class _Recovery:
         if batches and batches[-1].queue_offset >= count:
             Dispatcher(files).rebuild_queue(BATCH_TOPIC, 0, end)
             self.report.notes.append(f"{BATCH_TOPIC}/0: units were missing: rebuilt from the log")
+        if journal.queues is None:
+            self._rebuild_unlisted(batches, end)
         self._note_rebuilt(made)
         return made
+
+    def _own(self, batches: Iterable[BatchRecord]) -> Iterator[BatchRecord]:
+        """The batches, when they are this store's."""
+        for batch in batches:
+            if batch.store_id not in self.files.known_ids:
+                raise CorruptionError(
+                    self.log.files.path(self.log.segment_of(batch.physical_offset)),
+                    batch.physical_offset,
+                    f"a BATCH record of store {self.files.store_id}",
+                    f"one of store {batch.store_id} (a copied segment, or spark/store.json of another store?)",
+                )
+            yield batch
+
+    def _rebuild_unlisted(self, batches: list[BatchRecord], end: int) -> None:
+        """No journal says which queues had messages: `topics.json` and the BATCH records name those that must be
+        there.
+        """
+        files = self.files
+        there = files.queue_names()
+        known = {*files.topics.names, BATCH_TOPIC}
+        of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
+        lost = {(t, q) for t, q in of_batches if t in known and q not in there.get(t, ())}
+        topics = [topic for topic in known if topic not in there]
+        if not (lost or topics) or not end:
+            return
+        rebuilt = Dispatcher(files).rebuild_queues(lost, end, topics)
+        if rebuilt:
+            self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
 
     def _note_rebuilt(self, made: BatchJournal) -> None:
         fault, state = self.journal.fault, self.state
@@ -486,22 +524,17 @@ class _Recovery:
             return False  # it is gone, or damaged: asked for when the journal is checked
         return batch.end > end or (batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(self.files, batch) is not None)
 
-    def _lost_topics(self) -> list[str]:
-        """Topics that had units at the last clean end, and that have no folder although nobody deleted them.
+    def _topics_changed(self) -> bool:
+        """Whether a topic that had units at the last clean end has no folder now.
 
-        A broker that deletes a topic takes it out of `topics.json`, too. A folder alone goes by accident.
+        A broker that deletes a topic takes it out of `topics.json`, too: then the journal forgets it, and when it is
+        made again it begins without messages. A folder alone goes by accident, and its queues are made again.
         """
-        files, queues = self.files, self.journal.queues or {}
-        there = set(files.disk.names(files.paths.consume_queue))
-        gone = [topic for topic in queues if topic not in there]
-        known = {*files.topics.names, BATCH_TOPIC}
-        for topic in gone:
-            if topic not in known:
-                del queues[topic]  # deleted: when it is made again it begins without messages
-        return [topic for topic in gone if topic in known] if self.log.files.offsets else []
+        there = set(self.files.disk.names(self.files.paths.consume_queue))
+        return any(topic not in there for topic in self.journal.queues or ())
 
     def _lost_queues(self) -> list[tuple[str, int]]:
-        """As `_lost_topics`, queue by queue."""
+        """Queues that had units at the last clean end, of topics that nobody deleted, and that have no folder."""
         files, queues = self.files, self.journal.queues or {}
         there = files.queue_names()
         known = {*files.topics.names, BATCH_TOPIC}
@@ -518,7 +551,7 @@ class _Recovery:
         lost = self._lost_queues()
         if not lost:
             return
-        names = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in lost[:5]) + (", ..." if len(lost) > 5 else "")
+        names = _listed(lost)
         broker = self.abort not in (None, self.files.abort_token) or self._checkpoint_is_ours() is False
         if broker:
             self.report.notes.append(

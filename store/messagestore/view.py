@@ -153,6 +153,11 @@ class StoreView:
         """Where the log ends for readers, by the last `refresh`; None where only the queues show it (a broker's)."""
         return self._closed_end if self.visible.end is None else self.visible.end
 
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """The store's id, and those of the stores that it is a copy of."""
+        return self.files.known_ids
+
     def refresh(self) -> Visible:
         """Look how far the store has grown. Microseconds when nothing changed.
 

@@ -499,3 +499,42 @@ def test_a_large_read_keeps_all_processors_busy(tmp_path, monkeypatch) -> None:
     small = stream(root, startingOffsets='{"t": {"*": 37000}}')
     start = again(small.initialOffset())
     assert len(small.partitions(start, again(small.latestOffset(start, ALL)))) == 1
+
+
+# ---- copies
+
+
+def copied(root: str, target: Path) -> str:
+    """A RocketMQ slave after a failover: everything but `spark/`."""
+    shutil.copytree(root, target)
+    shutil.rmtree(target / "spark")
+    return str(target)
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["with a writer", "only read"])
+def test_a_stream_goes_on_at_a_copy_of_its_store(root, tmp_path, written: bool) -> None:
+    """The checkpoint names the store that was copied; the last record that was read is there, too."""
+    add(root, 8)
+    reader = stream(root, startingOffsets="earliest")
+    _, end = finished(reader, again(reader.initialOffset()))
+    copy = copied(root, tmp_path / "copy")
+    if written:
+        add(copy, 12)
+    reader = stream(copy)
+    found, after = finished(reader, end)
+    assert len(found) == (12 if written else 0)
+    assert (after["storeId"] == end["storeId"]) is not written
+    assert finished(reader, after)[0] == []
+
+
+def test_a_copy_that_is_older_than_the_checkpoint(root, tmp_path) -> None:
+    """The slave had not got everything when the master went: rows would be missing, or be others."""
+    copy = copied(root, tmp_path / "copy")
+    add(root, 8)
+    reader = stream(root, startingOffsets="earliest")
+    _, end = finished(reader, again(reader.initialOffset()))
+    for count in (0, 8):
+        if count:
+            add(copy, count)
+        with pytest.raises(StoreWentBackwardsError, match="does not have the last record that was read"):
+            stream(copy).latestOffset(end, ALL)
