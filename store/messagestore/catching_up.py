@@ -51,7 +51,7 @@ def _catch_up(writer: LogWriter) -> bool:
         return not any(log.read(writer.end.physical_offset, 8))
     files.others_wrote |= state.clean_end < state.visible_end
     files.forget_queues()
-    log.load()
+    log.refresh()
     log.note_names()
     if files.index is not None:
         files.index.load()

@@ -108,6 +108,10 @@ class CommitLog:
         """Look at the folder."""
         self.files.load()
 
+    def refresh(self) -> None:
+        """Look for segments that came, or went, since the last look."""
+        self.files.refresh()
+
     @property
     def segment_size(self) -> int:
         """Bytes of a segment."""

@@ -115,6 +115,35 @@ class MappedFileQueue:
         del self.offsets[:count]
         return count > 0
 
+    def refresh(self) -> None:
+        """Take in the files that came behind the last one, and drop those that retention has deleted before the first.
+
+        For whoever has looked with `load` before: a few looks, however many files there are.
+
+        Raises
+        ------
+        CorruptionError
+            For a next file of another size.
+        """
+        gone = 0
+        while gone < len(self.offsets) and not self.disk.exists(self.path(self.offsets[gone])):
+            gone += 1
+        if gone == len(self.offsets):
+            self.load()
+            return
+        del self.offsets[:gone]
+        while True:
+            path = self.path(self.max_offset)
+            try:
+                size = self.disk.size(path)
+            except FileNotFoundError:
+                return
+            if size == 0:
+                return  # just created by a broker: not a file yet
+            if size != self.file_size or self.max_offset > MAX_OFFSET - size:
+                raise CorruptionError(path, 0, f"a file of {self.file_size} bytes", f"{size} bytes")
+            self.offsets.append(self.max_offset)
+
     def path(self, file_from_offset: int) -> str:
         """Path of the file that begins at an offset."""
         return f"{self.directory}/{file_from_offset:020d}"  # asked for with every read: no `os.path.join`

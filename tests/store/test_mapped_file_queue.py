@@ -275,3 +275,79 @@ def test_another_process_sees_what_was_made(queue: MappedFileQueue, folder: Path
     other.load()
     assert (other.offsets, other.file_size) == ([200, 300], SIZE)
     assert other.path(300) == queue.path(300) == str(folder / file_name(300))
+
+
+# ---- looking again
+
+
+class CountingDisk(Disk):
+    """Counts the looks at files and folders."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def size(self, path: str | Path) -> int:
+        self.looks += 1
+        return super().size(path)
+
+    def exists(self, path: str | Path) -> bool:
+        self.looks += 1
+        return super().exists(path)
+
+    def is_folder(self, path: str | Path) -> bool:
+        self.looks += 1
+        return super().is_folder(path)
+
+    def names(self, path: str | Path) -> list[str]:
+        self.looks += 1
+        return super().names(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=6))
+def test_a_second_look_sees_what_a_first_one_would(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]
+):
+    """Whatever retention took before, and writers added behind."""
+    folder = tmp_path_factory.mktemp("queue") / "commitlog"
+    first = last = 0
+    known = queue_of(folder)
+    for added, removed in steps:
+        for _ in range(added):
+            put(folder, last * SIZE)
+            last += 1
+        for _ in range(min(removed, last - first)):
+            (folder / file_name(first * SIZE)).unlink()
+            first += 1
+        known.refresh()
+        fresh = queue_of(folder)
+        fresh.load()
+        assert known.offsets == fresh.offsets == [number * SIZE for number in range(first, last)]
+
+
+def test_a_second_look_costs_the_same_with_any_number_of_files(folder: Path):
+    """A commit after another process's, in a store of 16 000 segments."""
+    looks = []
+    for count in (10, 1000):
+        for number in range(count):
+            put(folder, number * SIZE, SIZE)
+        disk = CountingDisk()
+        queue = queue_of(folder, disk=disk)
+        queue.load()
+        put(folder, count * SIZE)
+        disk.looks = 0
+        queue.refresh()
+        assert queue.max_offset == (count + 1) * SIZE
+        looks.append(disk.looks)
+    assert looks[0] == looks[1] <= 5
+
+
+def test_a_second_look_at_a_next_file_that_is_none(queue: MappedFileQueue, folder: Path):
+    """An empty one is not a file yet; one of another size is damage."""
+    put(folder, 0)
+    queue.load()
+    put(folder, SIZE, 0)
+    queue.refresh()
+    assert queue.offsets == [0]
+    put(folder, SIZE, SIZE - 1)
+    with pytest.raises(CorruptionError, match=f"expected a file of {SIZE} bytes, found {SIZE - 1} bytes"):
+        queue.refresh()
