@@ -389,6 +389,7 @@ class Sink:
             identity = Identity.read(Disk(), Paths(self.options.path).identity)
             if identity is None and not self.store_id:
                 remove(paths)  # there was no store to commit to, and none is made here
+                sweep_write(paths)
                 return
             self._staging()  # a store that is gone is not made anew here
             with store.writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):

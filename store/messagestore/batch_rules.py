@@ -269,7 +269,7 @@ def _check_gap(writer: LogWriter, last: JournalEntry, request: BatchRequest) -> 
 
 def _check_first(writer: LogWriter, request: BatchRequest) -> None:
     app_id, version = request.app_id or "", request.version
-    incomplete = not getattr(writer.journal, "complete", True)
+    incomplete = not writer.journal.complete
     spark = request.version_source == SOURCE_SPARK
     if not version or not (spark or request.stream_batch_id or incomplete):
         return

@@ -12,6 +12,7 @@ A driver is a generator: it yields the name of each place where it could be kill
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
+from messagestore import StoreError
 from pyspark_messagestore.datasource import MessageStoreDataSource
 from spark_faults.ledger import Attempt
 from spark_faults.processes import Killed, Process
@@ -30,6 +32,8 @@ READ = StructType([StructField("body", BinaryType())])
 WRITTEN = StructType([StructField("body", BinaryType()), StructField("keys", ArrayType(StringType()))])
 _TASK_ROWS = 7
 """Rows of an Arrow batch that Spark hands to a task: few, so that a task has several."""
+
+_runs = itertools.count()
 
 Faults = Callable[[str], Process]
 """Kind of process -> a new one, which may be doomed. Kinds: planner, task, commit, abort."""
@@ -100,7 +104,9 @@ class Driver:
         self.source_options, self.sink_options = source, sink
         self.label, self.faults, self.foreach, self.attempts = label, faults, foreach, attempts
         self.app = sink.get("txnAppId", checkpoint.query_id or label)
+        self.run_id = f"run-{next(_runs)}"
         self.commit_process: Process | None = None
+        self.task_error: StoreError | None = None
         self.attempt: Attempt | None = None
         self.messages: list[Any] = []
         self.writer: bytes = b""
@@ -172,10 +178,10 @@ class Driver:
             self.messages[index] = message
             if message is None:
                 self._abort(number)
-                raise QueryFailedError("a task failed too often")
+                raise QueryFailedError("a task failed too often") from self.task_error
             rows += taken
             yield "task"
-        self.attempt = Attempt(self.app, number, rows)
+        self.attempt = Attempt(self.app, number, rows, self.checkpoint.query_id)
         yield "commit"
         self._commit(number)
         yield "returned"
@@ -208,21 +214,28 @@ class Driver:
             return MessageStoreDataSource(options).streamWriter(WRITTEN, overwrite=False)
         if "txnAppId" in options:
             options["txnVersion"] = str(number)
+        if self.checkpoint.query_id:  # as MessageStoreSink does
+            options["txnVersionSource"] = "spark"
         return MessageStoreDataSource(options).writer(WRITTEN, overwrite=False)
 
     def _task(self, index: int, number: int, partition: bytes) -> tuple[Any, list[bytes]]:
         """All attempts of one task: its message, or None, and the rows it wrote."""
+        self.task_error = None
         for _ in range(self.attempts):
             process = self.faults("task")
             try:
                 with process.running():
-                    process.task(index, self.checkpoint.query_id or None, number if self.checkpoint.query_id else None)
+                    query_id = self.checkpoint.query_id or None
+                    process.task(index, query_id, number if query_id else None, self.run_id if query_id else None)
                     reader, writer = pickle.loads(pickle.dumps(self.reader)), pickle.loads(self.writer)
                     rows: list[bytes] = []
                     given = pickle.loads(partition)
                     batches = self._transformed(iter(()) if given is None else reader.read(given), rows, process)
                     return pickle.loads(pickle.dumps(writer.write(batches))), rows
             except (Killed, TaskError):
+                continue
+            except StoreError as error:
+                self.task_error = error
                 continue
             finally:
                 process.die()

@@ -6,6 +6,7 @@ order per queue; what ends with an error must end with the right one, and go on 
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 from messagestore import (
     BatchConflictError,
     MessageStore,
+    OffsetOutOfRangeError,
+    QueryConflictError,
     StoreError,
     VersionRegressionError,
 )
@@ -28,6 +31,8 @@ class History(World):
     """One history: a number decides what happens."""
 
     action_count = 0
+    kinds: Collection[str] | None = None
+    """Names of the actions that are drawn; None: all."""
 
     def run(self, only: Collection[int] | None = None) -> None:
         """All of it, or `only` some of its `action_count` actions, by number; and the checks.
@@ -53,7 +58,12 @@ class History(World):
             (3, self.batch_job),
             (2, self.retention),
             (1, self.detach),
+            (2, self.unmounted),
+            (2, self.older_backup),
+            (2, self.second_topic),
+            (2, self.taken_over),
         ]
+        actions = [action for action in actions if self.kinds is None or action[1].__name__ in self.kinds]
         weights, calls = zip(*actions, strict=True)
         try:
             with self.process("setup").running(), MessageStore.open(self.input, self.config) as store:
@@ -250,6 +260,156 @@ class History(World):
         for query in self.queries:
             query.tampered = True
 
+    # ---- the store is gone, or is another
+
+    def aside(self) -> Query | None:
+        """A query whose store may be taken away: it has written, and it does not read from it. Nobody uses the store."""
+        if self.input == self.out:
+            return None
+        self.run_out()
+        for process in self.processes:
+            process.die()
+        self.append()
+        alive = [q for q in self.queries if not q.done_for and self.ledger.last(q.app, q.checkpoint.query_id) >= 0]
+        return self.rng.choice(alive) if alive else None
+
+    def run_out(self) -> None:
+        """A query runs without faults until nothing is new."""
+        query = self.any_query()
+        driver = self.driver(query)
+        self.drive(query, driver, driver.batches())
+        driver.die()
+
+    def unmounted(self) -> None:
+        """The disk is not mounted: the folder is empty, or missing, and stays so."""
+        query = self.aside()
+        if query is None:
+            return
+        out, away = Path(self.out), Path(self.out + "-away")
+        out.rename(away)
+        exists = self.rng.random() < 0.5
+        if exists:
+            out.mkdir()
+        version = _next(query.checkpoint)
+        self.elsewhere = True
+        driver = self.driver(query)
+        driver.sink_options["onLostBatches"] = self.rng.choice(("fail", "continue"))
+        if version:
+            assert self.drive(query, driver, driver.batches()) in ("failed", "idle")
+            assert out.exists() is exists, "a refused batch made the folder"
+            assert not exists or not list(out.iterdir()), f"a refused batch left {list(out.iterdir())}"
+            self.tally["queries without their store"] += 1
+        driver.die()
+        for process in self.processes:
+            process.die()
+        self.elsewhere = False
+        if exists:
+            out.rmdir()
+        away.rename(out)
+        self.go_on()
+
+    def older_backup(self) -> None:
+        """A backup is restored under a query that has gone on: its next batch is refused; then the newer store is back."""
+        query = self.aside()
+        if query is None:
+            return
+        out, away = Path(self.out), Path(self.out + "-away")
+        shutil.copytree(out, self.out + "-backup")
+        before = self.ledger.last(query.app, query.checkpoint.query_id)
+        driver = self.driver(query)
+        self.drive(query, driver, driver.batches())
+        driver.die()
+        for process in self.processes:
+            process.die()
+        self.append()
+        out.rename(away)
+        Path(self.out + "-backup").rename(out)
+        if not query.done_for and not query.tampered and _next(query.checkpoint) > before + 1:
+            self.elsewhere = True
+            driver = self.driver(query)
+            assert self.drive(query, driver, driver.batches()) in ("failed", "idle")
+            driver.die()
+            self.tally["queries over an older backup"] += 1
+        for process in self.processes:
+            process.die()
+        self.elsewhere = False
+        shutil.rmtree(out)
+        away.rename(out)
+
+    def second_topic(self) -> None:
+        """A second sink under the same app id: the last batch comes again, for another topic."""
+        self.append()
+        self.run_out()
+        written = [
+            query
+            for query in self.queries
+            if "txnAppId" in query.sink and not query.done_for and query.checkpoint.last in query.checkpoint.commits
+        ]
+        if not written or self.gone:
+            return
+        query = self.rng.choice(written)
+        twin = Query(query.label, query.checkpoint.copy(), dict(query.source), {**query.sink, "topic": "audit"})
+        twin.foreach = query.foreach
+        assert twin.checkpoint.last is not None
+        twin.checkpoint.commits.discard(twin.checkpoint.last)
+        driver = self.driver(twin)
+        driver.on_commit = lambda _: None
+        try:
+            for place in driver.batches():
+                if place == "returned":
+                    break
+        except QueryFailedError as error:
+            text = str(error.__cause__)
+            refused = isinstance(error.__cause__, BatchConflictError) and "rows for topic audit" in text
+            assert refused or query.tampered or query.copied, repr(error.__cause__)
+            self.tally["second topics refused"] += refused
+        else:
+            assert driver.attempt is None or not driver.attempt.rows, f"{driver.attempt}: passed for a replay"
+        driver.die()
+
+    def taken_over(self) -> None:
+        """Another query with the same app id: refused, or it takes the app over, and the old one is refused for good."""
+        self.run_out()
+        known = [q for q in self.queries if "txnAppId" in q.sink and not q.done_for and not q.copied and not q.tampered]
+        known = [query for query in known if self.ledger.last(query.app, query.checkpoint.query_id) >= 0]
+        if not known:
+            return
+        old = self.rng.choice(known)
+        new = Query(f"n{len(self.queries)}/", Checkpoint(self.identifier()), dict(old.source), dict(old.sink))
+        new.source["startingOffsets"], new.foreach = "earliest", old.foreach
+        self.append()
+        self._other_query(new, {})
+        self.queries.append(new)
+        old.done_for = old.replaced = True
+        new.sink["onNewQuery"] = "continue"
+        for _ in range(TURNS):
+            driver = self.driver(new)
+            self.draw_fault(driver)
+            end = self.drive(new, driver, driver.batches(), kill=self.rng.choice((0.0, 0.1)))
+            self.doom.clear()
+            driver.die()
+            if end == "idle":
+                break
+        del new.sink["onNewQuery"]
+        if self.ledger.owners[new.app] == new.checkpoint.query_id:
+            self.tally["apps taken over"] += 1
+            self._other_query(old, {"onNewQuery": self.rng.choice(("fail", "continue"))})
+
+    def _other_query(self, query: Query, options: dict[str, str]) -> None:
+        """A query that has no right to its app id: whatever it brings, nothing of it is accepted."""
+        self.append()
+        driver = Driver(query.checkpoint, query.source, {**query.sink, **options}, query.label, self.process)
+        driver.foreach = query.foreach
+        try:
+            for place in driver.batches():
+                assert place not in ("returned", "commits"), f"{driver.attempt}: a query without the app was let in"
+        except QueryFailedError as error:
+            if isinstance(error.__cause__, QueryConflictError):
+                self.tally["refused with QueryConflictError"] += 1
+            else:
+                assert isinstance(error.__cause__, OffsetOutOfRangeError), repr(error.__cause__)
+        driver.die()
+
     def detach(self) -> None:
         """All processes that live have been idle for a while; a kill may come in between."""
         for process in self.processes:
@@ -313,6 +473,13 @@ class History(World):
                     skipped = query.source["startingOffsets"] == "latest" and query.not_before is not None
                     first = query.not_before.get(int(body.split(b"/")[0]), 0) if skipped else 0
                     assert offset < first, f"{label}: lost {body!r}, offset {offset}"
+
+
+def _next(checkpoint: Checkpoint) -> int:
+    """Number of the batch that comes next."""
+    if checkpoint.last is None:
+        return 0
+    return checkpoint.last + (checkpoint.last in checkpoint.commits)
 
 
 def _commit(driver: Driver, process: Process, version: int, errors: list[BaseException]) -> None:

@@ -15,27 +15,43 @@ BLANK_SIZE = 8
 
 @dataclass
 class Attempt:
-    """A batch that was given to `commit`: whose, which, and its rows in the order of the partitions."""
+    """A batch that was given to `commit`: whose, which, and its rows in the order of the partitions.
+
+    `query` is empty for a batch job, which has no query id.
+    """
 
     app: str
     version: int
     rows: list[bytes]
+    query: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What a batch is known by."""
+        return self.app, self.query, self.version
 
 
 @dataclass
 class Ledger:
-    """Batches that are in the store for sure, and others that may be."""
+    """Batches that are in the store for sure, and others that may be; which query has each app, and whom it replaced."""
 
-    sure: dict[tuple[str, int], Attempt] = field(default_factory=dict)
-    tried: dict[tuple[str, int], list[Attempt]] = field(default_factory=lambda: defaultdict(list))
+    sure: dict[tuple[str, str, int], Attempt] = field(default_factory=dict)
+    tried: dict[tuple[str, str, int], list[Attempt]] = field(default_factory=lambda: defaultdict(list))
+    owners: dict[str, str] = field(default_factory=dict)
+    replaced: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def attempted(self, attempt: Attempt) -> None:
         """Before a commit."""
-        self.tried[attempt.app, attempt.version].append(attempt)
+        self.tried[attempt.key].append(attempt)
 
-    def committed(self, attempt: Attempt, *, skipping: bool = False) -> None:
+    def committed(self, attempt: Attempt, *, skipping: bool = False, taking_over: bool = False) -> None:
         """After a commit that returned: the store has it, and nothing else under its name."""
-        key = attempt.app, attempt.version
+        key, owner = attempt.key, self.owners.setdefault(attempt.app, attempt.query)
+        assert attempt.query not in self.replaced[attempt.app], f"{key}: a replaced query was let in again"
+        if owner != attempt.query:
+            assert taking_over, f"{key}: was accepted, and query {owner} has this app"
+            self.replaced[attempt.app].add(owner)
+            self.owners[attempt.app] = attempt.query
         before = self.sure.get(key)
         same = before is None or sorted(before.rows) == sorted(attempt.rows)
         assert same or skipping, f"{key}: was accepted a second time with other rows"
@@ -44,12 +60,20 @@ class Ledger:
 
     def has_other_rows(self, attempt: Attempt) -> bool:
         """Whether an attempt under the same name had other rows."""
-        given = self.tried[attempt.app, attempt.version]
+        given = self.tried[attempt.key]
         return any(sorted(other.rows) != sorted(attempt.rows) for other in given)
 
     def has_later(self, attempt: Attempt) -> bool:
         """Whether a later version was tried."""
-        return any(app == attempt.app and version > attempt.version for app, version in self.tried)
+        return any((app, query) == attempt.key[:2] and version > attempt.version for app, query, version in self.tried)
+
+    def has_other_query(self, attempt: Attempt) -> bool:
+        """Whether another query has tried to write under the same app id."""
+        return any(app == attempt.app and query != attempt.query for app, query, _ in self.tried)
+
+    def last(self, app: str, query: str) -> int:
+        """The last version of a query that is in the store for sure, or -1."""
+        return max((version for found, owner, version in self.sure if (found, owner) == (app, query)), default=-1)
 
 
 def visible(root: str, topic: str) -> dict[int, list[bytes]]:

@@ -117,11 +117,12 @@ class Process:
             self.stores[path].use(config)
         return self.stores[path]
 
-    def task(self, partition_id: int, query_id: str | None, batch_id: int | None) -> None:
-        """What `TaskContext.get()` says from now on."""
+    def task(self, partition_id: int, query_id: str | None, batch_id: int | None, run_id: str | None = None) -> None:
+        """What `TaskContext.get()` says from now on; the run is that of the driver, new with each start of a query."""
         local = {
             "sql.streaming.queryId": query_id,
             "streaming.sql.batchId": None if batch_id is None else str(batch_id),
+            "spark.jobGroup.id": run_id,
         }
         self.context = SimpleNamespace(partitionId=lambda: partition_id, getLocalProperty=local.get)
 

@@ -110,6 +110,9 @@ def _cells(seed: int, end_s: float) -> Counter[str]:
     return tally
 
 
+_SHOWN = ("queries without their store", "queries over an older backup", "second topics refused", "apps taken over")
+
+
 def shown(tally: Counter[str]) -> dict[str, int]:
     """The counts for a line: kills and conflicts are put together."""
     sums: Counter[str] = Counter()
@@ -118,7 +121,11 @@ def shown(tally: Counter[str]) -> dict[str, int]:
             sums["kills in histories"] += count
         elif name.startswith("refused with") or name == "ended with BatchConflictError":
             sums["conflicts told"] += count
-        elif name in ("histories", "commits", "rows", "Spark cells", "a commit sleeps") or "NOT RUN" in name:
+        elif (
+            name in _SHOWN
+            or name in ("histories", "commits", "rows", "Spark cells", "a commit sleeps")
+            or "NOT RUN" in name
+        ):
             sums[{"a commit sleeps": "zombie commits"}.get(name, name)] += count
     return dict(sums)
 

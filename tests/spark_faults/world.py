@@ -11,10 +11,12 @@ import pyarrow as pa
 
 from messagestore import (
     BatchConflictError,
+    LostBatchesError,
     Message,
     MessageColumns,
     MessageStore,
     OffsetOutOfRangeError,
+    QueryConflictError,
     StoreConfig,
     StoreLockedError,
     StorePoisonedError,
@@ -76,6 +78,8 @@ class World:
         self.processes: list[Process] = []
         self.doom: dict[str, dict[str, object]] = {}
         self.asleep = self.finishing = False
+        self.elsewhere = False
+        """The store that the queries wrote to is not at its place: it is gone, or an older copy is there."""
 
     def note(self, what: str) -> None:
         """For a person who looks at one history."""
@@ -141,7 +145,12 @@ class World:
         if place == "returned":
             assert driver.attempt is not None
             self.note(f"{driver.attempt.app} {driver.attempt.version}: {len(driver.attempt.rows)} rows")
-            self.ledger.committed(driver.attempt, skipping="onReplayMismatch" in driver.sink_options)
+            assert not self.elsewhere, f"{driver.attempt.key}: was accepted, and its store is not there"
+            self.ledger.committed(
+                driver.attempt,
+                skipping="onReplayMismatch" in driver.sink_options,
+                taking_over="onNewQuery" in driver.sink_options,
+            )
             query.sink.pop("onReplayMismatch", None)  # for this batch only
             self.tally["commits"] += 1
         elif place == "started" and not self.finishing and self.rng.random() < 0.3:
@@ -174,6 +183,10 @@ class World:
             attempt = driver.attempt
             assert attempt is not None
             conflict = isinstance(error, BatchConflictError)
+            if isinstance(error, QueryConflictError):
+                assert self.ledger.has_other_query(attempt), f"{query.label}: {error}"
+                self.repair(query)
+                return
             due = self.ledger.has_other_rows(attempt) if conflict else self.ledger.has_later(attempt)
             assert due, f"{query.label}: {error}"
             if driver.checkpoint is query.checkpoint:  # of two drivers on it the first to fail repairs it
@@ -183,6 +196,8 @@ class World:
             query.source["failOnDataLoss"] = "false"
         elif isinstance(error, StoreLockedError):
             assert self.asleep, f"{query.label}: {error}"
+        elif isinstance(error, LostBatchesError):
+            assert self.elsewhere, f"{query.label}: {error}"
         else:
             expected = error is None or isinstance(error, Killed | TaskError) or "after publishing" in str(error)
             assert expected, repr(error)
