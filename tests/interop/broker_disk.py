@@ -80,7 +80,7 @@ def _record(data: bytes, at: int, size: int, magic: int, base: int) -> Record | 
 def units(root: Path, topic: str, queue_id: int, begin: int, end: int) -> list[tuple[int, int, int]]:
     """Units `[begin, end)` of a queue: physical offset, size, tags code."""
     found = []
-    for path in sorted((root / "consumequeue" / topic / str(queue_id)).iterdir()):
+    for path in sorted((root / "consumequeue" / topic / str(queue_id)).glob("*")):
         data, first = path.read_bytes(), int(path.name) // UNIT.size
         low, high = max(begin, first), min(end, first + len(data) // UNIT.size)
         found += [UNIT.unpack_from(data, (number - first) * UNIT.size) for number in range(low, high)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from interop.java_build import VERSIONS
+from interop.java_build import LEGACY, VERSIONS
 
 NOT_YET = frozenset(
     {
@@ -132,18 +132,22 @@ def recipe(seed: int, without: frozenset[str] = NOT_YET, *, killed: bool = False
     """
     rng = Random(seed)
     while True:
-        made = _recipe(rng, seed, VERSIONS, killed)
+        made = _recipe(rng, seed, killed)
         if not made.features & without:
             return made
 
 
-def _recipe(rng: Random, seed: int, versions: tuple[str, ...], killed: bool) -> Recipe:
-    version = versions[seed % len(versions)]
+def _recipe(rng: Random, seed: int, killed: bool) -> Recipe:
+    version = (*VERSIONS, LEGACY)[seed % 3]
     config = settings(rng, version)
     topics = topic_names(rng)
+    if version == LEGACY:  # no V2 records; its store sends delayed messages by itself
+        topics = sorted({topic[:127].replace(SCHEDULE_TOPIC, "%RETRY%group") for topic in topics})
     writer = _Writer(rng, topics, int(str(config["mappedFileSizeCommitLog"])), config["flushDiskType"] == "ASYNC_FLUSH")
     earlier = range(rng.choice([0, 0, 0, 1, 1, 2]))
     sessions = [writer.session(rng.choice([CLEAN, CLEAN, DISPATCHED, POWER])) for _ in earlier]
+    if version == LEGACY:  # after a cut, 4.9 goes on behind its stale units, and dispatches nothing until it is there
+        sessions = [replace(each, end=DISPATCHED) if each.end == POWER else each for each in sessions]
     sessions.append(writer.session(KILLED) if killed else writer.session(rng.choice(ENDS)))
     made = Recipe(seed, version, config, tuple(sessions), pick=rng.random())
     if rng.randint(0, 1):
@@ -200,7 +204,9 @@ def settings(rng: Random, version: str) -> dict[str, object]:
         "flushDiskType": rng.choice(["ASYNC_FLUSH", "ASYNC_FLUSH", "SYNC_FLUSH"]),
     }
     by_channel = rng.choice(["true", "false"])
-    if version.startswith("5.3"):  # 5.1 writes queues through a mapping, always
+    if version == LEGACY:
+        del found["enabledAppendPropCRC"]
+    if version.startswith("5.3"):  # others write queues through a mapping, always
         found["putConsumeQueueDataByFileChannel"] = by_channel
     return found
 

@@ -17,6 +17,8 @@ from pathlib import Path
 DRIVER = Path(__file__).resolve().parent / "driver"
 NEWEST, OLDER = "5.3.3", "5.1.4"
 VERSIONS = (NEWEST, OLDER)
+LEGACY = "4.9.7"
+"""Its store has another constructor and API: a driver of its own (`src/legacy`), for random stores only."""
 BUILD_TIMEOUT_S = 900
 
 
@@ -53,6 +55,8 @@ def build(version: str) -> None:
         if shutil.which(program) is None:
             raise CannotBuild(f"{program} is not installed (Debian: apt-get install maven default-jdk-headless)")
     command = ["mvn", "--batch-mode", "--quiet", "--file", str(DRIVER / "pom.xml"), f"-Drocketmq.version={version}"]
+    if version == LEGACY:
+        command.append("-DsourceFolder=src/legacy/java")
     jars = run([*command, "dependency:build-classpath"])
     if jars.returncode:
         raise CannotBuild(f"Maven cannot get RocketMQ {version}: {jars.stdout[-800:]}")

@@ -39,6 +39,7 @@ _FLAGS = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",  # TransientStorePool locks its buffers in memory
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",  # RocketMQ 4.9 lets go of its mappings there
 )
 
 
