@@ -57,7 +57,7 @@ def test_a_broker_that_is_killed(
     seed: int, own_java: Callable[..., Driver], drivers: Callable[[str], Driver], memory: Path
 ) -> None:
     """SIGKILL at some moment, while ten stores are written to; the seed does not repeat the moment."""
-    recipes = [broker_recipes.recipe(each, killed=True) for each in range(seed, seed + 2 * GROUP, 2)]
+    recipes = [broker_recipes.recipe(each, killed=True) for each in range(seed, seed + 3 * GROUP, 3)]  # of one version
     doomed, survivor = own_java(recipes[0].version), drivers(recipes[0].version)
     kitchens = {made.seed: Kitchen(made, doomed, memory / f"seed-{made.seed}") for made in recipes}
     with ThreadPoolExecutor(GROUP) as pool:

@@ -176,18 +176,24 @@ public final class Driver {
                     return clockMs < 0 ? System.currentTimeMillis() : clockMs;
                 }
             };
-            store = new DefaultMessageStore(config, new BrokerStatsManager("interop", true),
+            synchronized (Driver.class) { // one after the other, as in the driver of 5.x
+                store = made(config, clock);
+            }
+            if (!store.load()) {
+                throw new IllegalStateException("load refused the store");
+            }
+            store.start();
+            return true;
+        }
+
+        private static DefaultMessageStore made(MessageStoreConfig config, SystemClock clock) throws Exception {
+            return new DefaultMessageStore(config, new BrokerStatsManager("interop", true),
                 (topic, queueId, offset, tags, time, filter, properties) -> { }, new BrokerConfig()) {
                 @Override
                 public SystemClock getSystemClock() {
                     return clock;
                 }
             };
-            if (!store.load()) {
-                throw new IllegalStateException("load refused the store");
-            }
-            store.start();
-            return true;
         }
 
         /** As 4.9's broker: it names the topics that stay. */

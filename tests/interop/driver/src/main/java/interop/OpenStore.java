@@ -149,7 +149,9 @@ final class OpenStore {
                 topics.put(topic, each);
             });
         }
-        store = "defaultRocksDB".equals(config.getStoreType()) ? rocksdb(config, topics) : new Store(config, topics);
+        synchronized (OpenStore.class) { // the constructor fills a static TreeMap of StoreStatsService
+            store = "defaultRocksDB".equals(config.getStoreType()) ? rocksdb(config, topics) : new Store(config, topics);
+        }
     }
 
     private static DefaultMessageStore rocksdb(MessageStoreConfig config, ConcurrentMap<String, TopicConfig> topics)
