@@ -29,7 +29,7 @@ from messagestore.errors import CorruptionError
 from messagestore.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.mapped_file import Disk, File, FilePool, sync_errors
 from messagestore.mapped_file_queue import MappedFileQueue
-from messagestore.message import LMQ_PREFIX, topic_fault
+from messagestore.message import LMQ_PREFIX, stored_topic_fault, topic_fault
 
 CONSUME_QUEUE_FOLDER = "consumequeue"
 UNIT_DTYPE: np.dtype[Any] = UNIT.dtype.newbyteorder("=")
@@ -461,9 +461,9 @@ def queue_directory(root: str, topic: str, queue_id: int) -> str:
     Raises
     ------
     ValueError
-        When the topic is not legal: it becomes a path.
+        When the topic cannot be the name of a folder.
     """
-    fault = topic_fault(topic)
+    fault = stored_topic_fault(topic)
     if fault is not None or queue_id < 0:
         raise ValueError(f"queue {topic[:80]!r}/{queue_id}: {fault or 'found a number below 0'}")
     return os.path.join(root, CONSUME_QUEUE_FOLDER, topic, str(queue_id))
@@ -478,7 +478,7 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
         Queue ids, ascending, by topic. Children whose name is no queue id are skipped, as RocketMQ does; a topic
         without a queue is not in it.
     refused : list of str
-        Folders whose name is no legal topic.
+        Folders whose name is no legal topic and that hold no queue.
     """
     queues: dict[str, list[int]] = {}
     refused: list[str] = []
@@ -487,11 +487,10 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
         folder = os.path.join(top, topic)
         if not disk.is_folder(folder) or topic.startswith(LMQ_PREFIX):  # a light queue has no records of its own
             continue
-        if topic_fault(topic) is not None:
-            refused.append(topic)
-            continue
         ids = queue_ids_of(disk, root, topic)
-        if ids:
+        if stored_topic_fault(topic) is not None or (not ids and topic_fault(topic) is not None):
+            refused.append(topic)
+        elif ids:
             queues[topic] = ids
     return queues, refused
 

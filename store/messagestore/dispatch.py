@@ -7,59 +7,34 @@ is synced here. What was dispatched before is skipped, so dispatching a range of
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore import javahash, record, record_columns
-from messagestore.arrow_bytes import array_of, lengths_of, list_array, numpy_of, valid_of
-from messagestore.commit_log import Scanned
+from messagestore.commit_log import CommitLog, Scanned
 from messagestore.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
+from messagestore.dispatch_request import DispatchRequest, request_of
+from messagestore.errors import CorruptionError
 from messagestore.index_file import IndexFileReplaced
-from messagestore.layout import (
-    SYS_FLAG_TRANSACTION_MASK,
-    SYS_FLAG_TRANSACTION_PREPARED,
-    SYS_FLAG_TRANSACTION_ROLLBACK,
-)
-from messagestore.message import SCHEDULE_TOPIC, MessageExt
+from messagestore.queue_runs import QueueRuns
 from messagestore.store_files import StoreFiles
 
+__all__ = ["DispatchRequest", "Dispatcher", "request_of", "whole_scan"]
+
 _KEYS_AT_ONCE = 1_000_000
-_FEW = 32  # less than 45, where both ways take as long
-_DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's messageDelayLevel, levels 1 to 18."""
 
 
-@dataclass
-class DispatchRequest:
-    """Records to dispatch, in log order; n records in r runs of one (topic, queue id) each.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Some queues, and all queues of some topics."""
 
-    Parameters
-    ----------
-    run_topics, run_queue_ids, run_counts : list of str, int[r], int[r]
-    queue_offsets, physical_offsets : int64[n]
-    sizes : int32[n]
-        Bytes of each record.
-    tags_codes : int64[n]
-    store_timestamps_ms : int64[n] or int
-    key_hashes, key_counts : int32[k], int32[n]
-        Index hashes; record i has the next `key_counts[i]` of them.
-    """
+    queues: frozenset[tuple[str, int]]
+    topics: frozenset[str]
 
-    run_topics: list[str]
-    run_queue_ids: NDArray[np.int32]
-    run_counts: NDArray[np.int32]
-    queue_offsets: NDArray[np.int64]
-    physical_offsets: NDArray[np.int64]
-    sizes: NDArray[np.int32]
-    tags_codes: NDArray[np.int64]
-    store_timestamps_ms: NDArray[np.int64] | int
-    key_hashes: NDArray[np.int32]
-    key_counts: NDArray[np.int32]
+    def __contains__(self, key: object) -> bool:
+        return key in self.queues or (isinstance(key, tuple) and key[0] in self.topics)
 
 
 class Dispatcher:
@@ -85,21 +60,15 @@ class Dispatcher:
                 waiting, key_count = [], 0
         self._put_index(waiting)
 
-    def dispatch_queues(self, request: DispatchRequest) -> None:
-        """Append each run's units; runs of one queue are written together."""
+    def dispatch_queues(self, request: DispatchRequest, keys: Container[tuple[str, int]] | None = None) -> None:
+        """Append each run's units, of some queues or of all; runs of one queue are written together."""
         units = np.empty(len(request.sizes), UNIT_DTYPE)
         units["physical_offset"] = request.physical_offsets
         units["size"] = request.sizes
         units["tags_code"] = request.tags_codes
-        ends = np.cumsum(request.run_counts)
-        pieces: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        queue_ids = request.run_queue_ids.tolist()
-        for topic, queue_id, count, end in zip(
-            request.run_topics, queue_ids, request.run_counts.tolist(), ends.tolist(), strict=True
-        ):
-            pieces.setdefault((topic, queue_id), []).append((end - count, end))
-        for (topic, queue_id), spans in pieces.items():
-            rows = np.arange(*spans[0]) if len(spans) == 1 else np.concatenate([np.arange(*span) for span in spans])
+        for (topic, queue_id), rows in request.rows_by_queue().items():
+            if keys is not None and (topic, queue_id) not in keys:
+                continue
             for first, part in _runs(request.queue_offsets[rows], units[rows]):
                 self._append(topic, queue_id, first, part)
 
@@ -181,26 +150,63 @@ class Dispatcher:
     ) -> set[tuple[str, int]]:
         """Write the units of some queues, and of all queues of some topics, again; those that have records.
 
-        One pass over the log up to the physical offset `end`.
+        Two passes over the log up to the physical offset `end`.
         """
-        log, wanted, all_of = self.files.commit_log, set(queues), set(topics)
-        found: set[tuple[str, int]] = set()
-        for run in log.scan(log.min_offset, end, verify_body_crc=False):
-            request = request_of(run)
-            keys = list(zip(request.run_topics, request.run_queue_ids.tolist(), strict=True))
-            these = {key for key in keys if key in wanted or key[0] in all_of}
-            found |= these
-            for topic, queue_id in these:
-                keep = np.repeat([key == (topic, queue_id) for key in keys], request.run_counts)
-                units = np.empty(int(keep.sum()), UNIT_DTYPE)
-                units["physical_offset"] = request.physical_offsets[keep]
-                units["size"] = request.sizes[keep]
-                units["tags_code"] = request.tags_codes[keep]
-                queue = self.files.queue(topic, queue_id)
-                self.files.mark_written(topic, queue_id, queue)
-                for first, part in _runs(request.queue_offsets[keep], units):
-                    queue.append(first, part)
-        return found
+        log, wanted = self.files.commit_log, _Wanted(frozenset(queues), frozenset(topics))
+        runs = QueueRuns(self.files, log.min_offset, units=False)
+        for run in whole_scan(log, log.min_offset, end):
+            runs.take(request_of(run), wanted)
+        for topic, queue_id in sorted(runs.remade):
+            queue = self.files.queue(topic, queue_id)
+            queue.truncate(0)
+            self.files.mark_written(topic, queue_id, queue)
+        self.rebuild(runs, end, wanted)
+        return set(runs.next_offsets)
+
+    def rebuild(
+        self,
+        runs: QueueRuns,
+        end: int,
+        keys: Container[tuple[str, int]] | None,
+        *,
+        queues: bool = True,
+        index: bool = False,
+    ) -> None:
+        """Write units and entries again from the log's first segment up to the physical offset `end`.
+
+        Parameters
+        ----------
+        runs : QueueRuns
+            Which number each record has in its queue.
+        keys : container of (topic, queue id) or None
+            Of these queues; None: of all.
+        queues, index : bool
+            What is made again.
+        """
+        log = self.files.commit_log
+        for run in whole_scan(log, log.min_offset, end):
+            request = runs.apply(request_of(run))
+            if queues:
+                self.dispatch_queues(request, keys)
+            if index:
+                self._put_index([request])
+
+
+def whole_scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned]:
+    """The records of a part of the log that is known to be whole; only their framing is checked.
+
+    Raises
+    ------
+    CorruptionError
+        Where the chain of records breaks before `end`.
+    """
+    if start >= end:
+        return
+    yield from log.scan(start, end, verify_body_crc=False)
+    if log.scan_offset < end:
+        stop, at = log.scan_end, log.scan_offset
+        path = log.files.path(log.segment_of(at))
+        raise CorruptionError(path, at, f"{stop.expected or 'a record'} (the log goes on to {end})", stop.found)
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
@@ -210,105 +216,3 @@ def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int,
     breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
     for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):
         yield first, part
-
-
-def queued_rows(run: Scanned) -> NDArray[np.bool_]:
-    """Which records of a run get a unit: all but half messages of old brokers."""
-    transaction = run.heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK
-    queued: NDArray[np.bool_] = transaction != SYS_FLAG_TRANSACTION_ROLLBACK
-    queued &= transaction != SYS_FLAG_TRANSACTION_PREPARED
-    return queued
-
-
-def request_of(run: Scanned) -> DispatchRequest:
-    """What to dispatch for records read back from the log (recovery, catching up, plain puts)."""
-    starts, heads = run.starts, run.heads
-    queued = queued_rows(run)
-    if not queued.all():  # only such logs pay for the copy
-        starts, heads = starts[queued], heads[queued]
-    if len(starts) <= _FEW:
-        return _request_of_few(run, starts)
-    return _request_of_many(run, starts, heads)
-
-
-def _request_of_few(run: Scanned, starts: NDArray[np.int64]) -> DispatchRequest:
-    """One by one: for a few dozen records that takes a fraction of what the many steps of `_request_of_many` cost."""
-    messages = [record.decode_message(run.data.data, start, verify=False) for start in starts.tolist()]
-    runs = [(key, len(list(same))) for key, same in itertools.groupby(messages, lambda m: (m.topic, m.queue_id))]
-    keys = [m.keys if m.unique_key is None else (m.unique_key, *m.keys) for m in messages]
-    hashes = [javahash.index_hash(m.topic, key) for m, some in zip(messages, keys, strict=True) for key in some]
-    return DispatchRequest(
-        run_topics=[topic for (topic, _), _ in runs],
-        run_queue_ids=np.array([queue_id for (_, queue_id), _ in runs], np.int32),
-        run_counts=np.array([count for _, count in runs], np.int32),
-        queue_offsets=np.array([m.queue_offset for m in messages], np.int64),
-        physical_offsets=run.physical_offset + starts,
-        sizes=np.array([m.size for m in messages], np.int32),
-        tags_codes=np.array([_tags_code(m) for m in messages], np.int64),
-        store_timestamps_ms=np.array([m.store_timestamp_ms for m in messages], np.int64),
-        key_hashes=np.array(hashes, np.int32),
-        key_counts=np.array([len(some) for some in keys], np.int32),
-    )
-
-
-def _request_of_many(run: Scanned, starts: NDArray[np.int64], heads: NDArray[np.void]) -> DispatchRequest:
-    columns = record_columns.decode(
-        run.data,
-        starts,
-        heads["total_size"].astype(np.int32),
-        ("topic", "tags", "keys", "unique_key"),
-        verify_body_crc=False,
-    )
-    topics = columns.column("topic").dictionary_encode()
-    codes = numpy_of(topics.indices).astype(np.int64)
-    queue_ids = heads["queue_id"].astype(np.int64)
-    changes = np.flatnonzero((np.diff(codes) != 0) | (np.diff(queue_ids) != 0)) + 1
-    run_starts = np.concatenate([[0], changes]) if len(starts) else np.empty(0, np.int64)
-    names = topics.dictionary.to_pylist()
-    key_hashes, key_counts = _key_hashes(topics, columns.column("keys"), columns.column("unique_key"))
-    tags_codes = javahash.java_hashes(columns.column("tags")).astype(np.int64)
-    if SCHEDULE_TOPIC in names:
-        for row in np.flatnonzero(codes == names.index(SCHEDULE_TOPIC)).tolist():  # only a broker's own topic
-            tags_codes[row] = _tags_code(record.decode_message(run.data.data, int(starts[row]), verify=False))
-    return DispatchRequest(
-        run_topics=[names[codes[i]] for i in run_starts],
-        run_queue_ids=queue_ids[run_starts].astype(np.int32),
-        run_counts=np.diff(np.append(run_starts, len(starts))).astype(np.int32),
-        queue_offsets=heads["queue_offset"].astype(np.int64),
-        physical_offsets=run.physical_offset + starts,
-        sizes=heads["total_size"].astype(np.int32),
-        tags_codes=tags_codes,
-        store_timestamps_ms=heads["store_timestamp_ms"].astype(np.int64),
-        key_hashes=key_hashes,
-        key_counts=key_counts,
-    )
-
-
-def _tags_code(message: MessageExt) -> int:
-    """The tags code of a message's unit: the hash of its tags; of a delayed message the time when it is due."""
-    if message.topic == SCHEDULE_TOPIC:
-        level = message.system_properties.get("DELAY", "0")
-        number = int(level) if level.isascii() and level.isdigit() else 0
-        if number > 0:
-            delay_s = _DELAY_LEVELS_S[number - 1] if number <= len(_DELAY_LEVELS_S) else 1
-            return message.store_timestamp_ms + 1000 * delay_s
-    return javahash.tags_code(message.tags or "")
-
-
-def _key_hashes(
-    topics: pa.DictionaryArray, keys: pa.ListArray, unique_keys: pa.StringArray
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Index hashes of each record: UNIQ_KEY first, then the pieces of KEYS."""
-    n = len(topics)
-    unique = valid_of(unique_keys)
-    counts = lengths_of(keys).astype(np.int32)
-    rows = np.concatenate([np.flatnonzero(unique), np.repeat(np.arange(n), counts)])
-    order = np.argsort(rows, kind="stable")  # unique keys were put first, so they stay first within their row
-    texts = pa.concat_arrays([unique_keys.filter(array_of(unique)), keys.flatten().cast(pa.string())])
-    hashes = javahash.java_hashes(texts)
-    prefixes = javahash.java_hashes(list_array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
-    codes = numpy_of(topics.indices)
-    full = javahash.hash_after(
-        prefixes[codes[rows]] if n else np.empty(0, np.int32), hashes, javahash.utf16_lengths(texts)
-    )
-    return javahash.index_hashes(full)[order], (counts + unique).astype(np.int32)

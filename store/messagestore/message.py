@@ -213,6 +213,22 @@ def topic_fault(topic: object) -> str | None:
     return _name_fault("topic", topic, MAX_GROUP_TOPIC_SIZE if of_group else MAX_TOPIC_SIZE)
 
 
+def stored_topic_fault(topic: str) -> str | None:
+    """Why a topic that was read from a record or a folder cannot have queues, or None: it must be the name of a folder.
+
+    A broker's store holds more than users may put: topics of up to 255 bytes, `%RETRY%group+topic` of pop consumers,
+    and whatever a program gave to RocketMQ's store without a broker.
+    """
+    if not topic:
+        return "found an empty topic"
+    if "/" in topic or "\0" in topic or "\ufffd" in topic or topic in (".", ".."):
+        return f"found {topic[:80]!r}; a topic is the name of a folder, in UTF-8"
+    size = len(topic.encode("utf-8", "surrogatepass"))
+    if size > MAX_GROUP_TOPIC_SIZE:
+        return f"found {size} bytes; the name of a folder has at most {MAX_GROUP_TOPIC_SIZE}"
+    return None
+
+
 def group_fault(group: object) -> str | None:
     """Why a consumer group is not one that users may have, or None.
 

@@ -1,7 +1,8 @@
 """Where does a queue end, as the log proves it?
 
 A crashed broker leaves units behind its queues' ends; a live one may show a unit half written. A unit counts when the
-record it points to says the same.
+record it points to is one of its queue, with its number or at least behind the record of the unit before: a broker
+that lost units numbers on from there, and its own rebuild of a topic that was made again shifts them.
 """
 
 from __future__ import annotations
@@ -47,15 +48,25 @@ def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log
         return True  # below the first segment (or filler): nothing can be read back
     if physical_offset + size > log_end:
         return False
-    if not crc:
-        head = files.commit_log.head(physical_offset)
-        wanted = (size, queue_id, queue_offset)
-        return head is not None and tuple(int(head[f]) for f in ("total_size", "queue_id", "queue_offset")) == wanted
+    head = files.commit_log.head(physical_offset)
+    if head is None or (int(head["total_size"]), int(head["queue_id"])) != (size, queue_id):
+        return False
+    same_number = int(head["queue_offset"]) == queue_offset
+    if same_number and not crc:
+        return True
+    if not same_number and not _is_behind(files, topic, queue_id, queue_offset, physical_offset):
+        return False
     data = files.commit_log.record_bytes(physical_offset)
     if data is None or len(data) != size:
         return False
     try:
-        message = record.decode_message(data, physical_offset=physical_offset)
+        message = record.decode_message(data, verify=crc, physical_offset=physical_offset)
     except CorruptionError:
         return False
-    return (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, queue_offset)
+    return message.topic == topic
+
+
+def _is_behind(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
+    """Whether a unit's record lies behind that of the unit before: what a crash left points back."""
+    before = files.queue(topic, queue_id).read(queue_offset - 1, 1)
+    return bool(len(before)) and 0 <= int(before["physical_offset"][0]) < physical_offset

@@ -4,18 +4,19 @@ Runs under both locks. Twice in a row, or after a crash inside it, it leaves the
 hold:
 
     absent          no walk: the end is behind the last record a ConsumeQueue unit points to, plus valid records behind
-    it
+                    it; where the queues are gone, the whole log is walked, and nothing in it is torn
     not ours        a broker crashed: walk from where its own recovery starts, or from C if that is higher
     ours            walk from C, if the log holds the anchor there; else from an earlier segment
 
 What is proven to have been synced and is not there is a `CorruptionError`; anything else behind the last record that
-counts is the torn end of the log: saved (outside batches), zeroed and synced. What is kept above C is written again and
-synced before anything is dispatched or published.
+counts is the torn end of the log: saved (outside batches), zeroed and synced, and said in one line. What is kept above
+C is written again and synced before anything is dispatched or published.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -28,17 +29,20 @@ from messagestore.batch_journal import MISSING, BatchJournal, JournalEntry
 from messagestore.batch_record import BatchRecord, read_batch
 from messagestore.batch_search import all_batches, batches_from
 from messagestore.config import ASYNC_FLUSH
-from messagestore.dispatch import Dispatcher, request_of
+from messagestore.dispatch import Dispatcher, request_of, whole_scan
 from messagestore.errors import CorruptionError
 from messagestore.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING
+from messagestore.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
 from messagestore.queue_proof import proven_queue_end
-from messagestore.recovery_walk import Walk, Walker, bad_chunk, later_sync_batch
+from messagestore.queue_runs import QueueRuns
+from messagestore.recovery_walk import Walk, Walker, bad_chunk
 from messagestore.state import State, boot_hash
 from messagestore.store_files import StoreFiles
 from messagestore.transaction import batch_is_there
 
+_LOGGER = logging.getLogger(__name__)
 SAVED_SIZE = 64 * 1024 * 1024
 """At most this many torn bytes are saved to `spark/cut/`."""
 _EMPTY = LogEnd(0, 0, 0, 0)
@@ -61,6 +65,8 @@ class RecoveryReport:
         Why the log ends there.
     zeroed_bytes : int
         Bytes behind the end that were not zero.
+    cut_messages, cut_queues : int
+        Records behind the end that had a head of their place, whole or not, and of how many queues they were.
     saved : str | None
         File in `spark/cut/` that keeps them.
     notes : list of str
@@ -73,12 +79,24 @@ class RecoveryReport:
     record_count: int = 0
     stop: str = ""
     zeroed_bytes: int = 0
+    cut_messages: int = 0
+    cut_queues: int = 0
     saved: str | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+    @property
+    def cut(self) -> str | None:
+        """What was cut off, in one line; None when nothing was."""
+        if not self.zeroed_bytes:
+            return None
+        messages = f"{self.cut_messages} message" + ("" if self.cut_messages == 1 else "s")
+        queues = f"{self.cut_queues} queue" + ("" if self.cut_queues == 1 else "s")
+        kept = f"; the bytes are kept in {self.saved}" if self.saved else ""
+        return f"{self.zeroed_bytes} bytes behind {self.end}: {messages} of {queues} ({self.stop}){kept}"
 
 
 def _listed(queues: Collection[tuple[str, int]]) -> str:
@@ -110,6 +128,14 @@ class _Recovery:
         self.abort = files.read_abort()
         self.report = RecoveryReport("clean")
         self.journal = self._read_journal()
+        self.below = QueueRuns(files, units=False)
+        """The numbers of the records below the walk's start, of the queues that are made again from there."""
+        self.lost: set[tuple[str, int]] = set()
+        """Queues whose folders are gone by accident."""
+        self.all_queues = False
+        """Every queue is made again."""
+        self.all_index = False
+        """The index is made again."""
 
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
@@ -119,6 +145,8 @@ class _Recovery:
         self._check_segments()
         walk = self._walk()
         self._check_proofs(walk)
+        tail = tail_behind(self.log, walk.end.physical_offset)
+        self.report.cut_messages, self.report.cut_queues = tail.message_count, len(tail.queues)
         if self.state is None and self.journal.end:
             self.report.notes.append(f"{self.files.paths.state} was missing or damaged: made again")
         # from here on the store is changed
@@ -134,9 +162,16 @@ class _Recovery:
         self.report.end = walk.end.physical_offset
         self.report.record_count = walk.record_count
         self.report.stop = walk.stop.reason
-        self.report.notes += [
-            f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in walk.restarted
-        ]
+        for runs in (self.below, walk.queues):
+            self.report.notes += [
+                f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in runs.restarted
+            ]
+            self.report.notes += [
+                f"{t}/{q}: {count} records repeat the number of another one; they are in the log, and in no queue"
+                for (t, q), count in runs.left_out.items()
+            ]
+        if self.report.cut is not None:
+            _LOGGER.warning("%s: cut off %s", self.files.paths.root, self.report.cut)
         return writer, self.report
 
     # ---- what was there before
@@ -144,7 +179,7 @@ class _Recovery:
     def _clean_end(self) -> LogEnd | None:
         """The end of a store that a Python writer closed and nobody wrote to since; None when that is not so."""
         state = self.state
-        if self.abort is not None or state is None:
+        if self.abort is not None or state is None or self._rebuild_begun():
             return None
         if (
             not state.clean
@@ -214,9 +249,7 @@ class _Recovery:
             before = _EMPTY
         elif self.abort is None:
             self.report.reason = "closed by a broker"
-            if self.log.files.offsets and self._folder_missing():
-                self.report.notes.append("ConsumeQueues or index were missing: rebuilt from the log")
-            before = self._end_of_queues()
+            before = self._end_of_queues() if not self._queues_gone() else LogEnd(self.log.min_offset, 0, 0, 0)
         elif ours:
             idle = state is not None and state.idle
             self.report.reason = "not closed, nothing in flight" if idle else "a writer crashed"
@@ -226,19 +259,53 @@ class _Recovery:
             before = self._broker_start()
             if anchored is not None and anchored.physical_offset > before.physical_offset:
                 before = anchored
-        trust = before.physical_offset > self.log.min_offset
-        if ours and trust and self._derived_missing():
-            self.report.notes.append("ConsumeQueues or index were missing: rebuilt from the first segment")
-            before, trust = LogEnd(self.log.min_offset, 0, 0, 0), False
+        self.all_queues, self.all_index = self._queues_gone(), self._index_gone()
+        if self.log.files.offsets and (self.all_queues or self.all_index):
+            what = {(True, True): "ConsumeQueues and index", (True, False): "ConsumeQueues"}
+            missing = what.get((self.all_queues, self.all_index), "index")
+            self.report.notes.append(f"{missing}: the files were missing; rebuilt from the log")
         self.report.start = before.physical_offset
         synced_only = ours and state is not None and not state.asynchronous
         own = ours and before is anchored
-        return Walker(files, before, trust_queues=trust, sync_proof=synced_only, own=own, broker=not ours).run()
+        self.lost = set() if self.all_queues else self._lost_by_accident()
+        doubtful = self.lost
+        while True:
+            self._look_below(before.physical_offset, doubtful)
+            queues = QueueRuns(
+                files, before.physical_offset, self.below.next_offsets, units=not self.all_queues, own=own
+            )
+            walk = Walker(files, before, queues, sync_proof=synced_only, own=own, broker=not ours).run()
+            if queues.doubtful <= doubtful:
+                return walk
+            doubtful = doubtful | queues.doubtful
 
-    def _derived_missing(self) -> bool:
-        """Whether somebody deleted all queues, or all index files, of a store that had them."""
+    def _look_below(self, start: int, doubtful: set[tuple[str, int]]) -> None:
+        """The numbers of the records below the walk's start, of queues that cannot tell them."""
+        if not doubtful and not self.all_queues:
+            return
+        self.below = QueueRuns(self.files, self.log.min_offset, units=False)
+        for run in whole_scan(self.log, self.log.min_offset, start):
+            self.below.take(request_of(run), None if self.all_queues else doubtful)
+        self.below.doubtful = doubtful
+
+    def _rebuild_begun(self) -> bool:
+        """Whether a recovery that was killed was making all queues, or the index, again."""
+        return self.files.disk.exists(self.files.paths.rebuild)
+
+    def _queues_gone(self) -> bool:
+        """Whether somebody deleted all queues of a store that had them."""
+        files = self.files
+        if not self.log.files.offsets:
+            return False
+        if self._rebuild_begun() or not files.disk.is_folder(files.paths.consume_queue):
+            return True
+        # An empty folder is a broker's that deleted the only topic.
+        return self.abort == files.abort_token and not files.queue_names()
+
+    def _index_gone(self) -> bool:
+        """Whether somebody deleted all index files: RocketMQ makes one with the first record that it dispatches."""
         index = self.files.index
-        return not self.files.queue_names() or (index is not None and not index.files)
+        return index is not None and bool(self.log.files.offsets) and (not index.files or self._rebuild_begun())
 
     def _folder_missing(self) -> bool:
         """Whether somebody deleted all queues, or all index files, of a store that was closed: two small reads."""
@@ -301,6 +368,8 @@ class _Recovery:
                 f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
                 f"there"
             )
+        if self.abort is None and self.all_queues and walk.record_count:
+            self._check_closed(walk, path)
         if not ours or state is None:
             return
         batch = later_sync_batch(self.files, walk.end)
@@ -312,6 +381,22 @@ class _Recovery:
             for topic, queue_ids in self.files.queue_names().items():
                 for queue_id in queue_ids:
                     self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _check_closed(self, walk: Walk, path: str) -> None:
+        """Nothing is torn in a log that was closed: where a record cannot be read, it was damaged. The queues, which
+        would tell where the log ends, are gone.
+        """
+        end = walk.end.physical_offset
+        if walk.stop.reason in ("end", "blank") or not next(heads_behind(self.log, end), None):
+            return
+        raise CorruptionError(
+            path,
+            end,
+            f"{walk.stop.expected or 'a record'} (the store was closed, and records lie behind this place)",
+            walk.stop.found or "none",
+            hint="Put back the folder consumequeue, or this segment from a copy. If these bytes are what a crash left "
+            "behind the log's end, let a broker open and close the store once.",
+        )
 
     def _check_unit_behind(self, topic: str, queue_id: int, walk: Walk, path: str) -> None:
         """In SYNC_FLUSH a unit is written after its record was synced."""
@@ -376,15 +461,28 @@ class _Recovery:
 
     def _repair_derived(self, walk: Walk) -> None:
         """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
-        files = self.files
+        files, runs = self.files, walk.queues
         dispatcher = Dispatcher(files)
-        self._rebuild_missing(walk, dispatcher)
-        if self.abort is not None or walk.start < walk.end.physical_offset:
-            dispatcher.rewind_index(walk.start)
-        runs = self.log.scan(walk.requests_end, walk.end.physical_offset, verify_body_crc=False)
-        dispatcher.dispatch(itertools.chain(walk.requests, map(request_of, runs)))
+        if self.all_queues or self.all_index:  # a rebuild that is killed begins anew
+            files.disk.replace(files.paths.rebuild, b"", via=files.paths.temporary("rebuild"))
+        remade = self.below.remade | runs.remade | self.below.doubtful
+        if self.all_queues:
+            remade |= {(topic, queue_id) for topic, queue_ids in files.queue_names().items() for queue_id in queue_ids}
+        for topic, queue_id in sorted(remade):
+            queue = files.queue(topic, queue_id)
+            queue.truncate(0)
+            files.mark_written(topic, queue_id, queue)
+        self._rewind_index(walk, dispatcher)
+        if walk.start > self.log.min_offset and (self.all_queues or self.all_index or self.below.doubtful):
+            keys = None if self.all_queues else self.below.doubtful
+            dispatcher.rebuild(self.below, walk.start, keys, queues=self.all_queues or bool(keys), index=self.all_index)
+        self.report.notes += [
+            f"{t}/{q}: units were missing: rebuilt from the log" for t, q in sorted(self.below.doubtful - self.lost)
+        ]
+        rest = map(request_of, self.log.scan(walk.requests_end, walk.end.physical_offset, verify_body_crc=False))
+        dispatcher.dispatch(map(runs.apply, itertools.chain(walk.requests, rest)))
         names = files.queue_names()
-        for topic, queue_id in walk.next_offsets:
+        for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
             queue = files.queue(topic, queue_id)
             if not files.disk.is_folder(queue.files.directory):
                 continue  # of records that did not count after all: there is nothing to sync
@@ -399,20 +497,20 @@ class _Recovery:
         if zeroed:
             self.report.notes.append(f"{zeroed} queues had units behind the log's end: zeroed")
 
-    def _rebuild_missing(self, walk: Walk, dispatcher: Dispatcher) -> None:
-        """Queues that the walk met in the middle and whose earlier units are gone."""
-        if walk.start == self.log.min_offset:
+    def _rewind_index(self, walk: Walk, dispatcher: Dispatcher) -> None:
+        """The index as if nothing from the walk's start on, or nothing at all, had been put."""
+        index = self.files.index
+        if index is None:
             return
-        self._rebuild_lost(walk, dispatcher)
-        for (topic, queue_id), first in walk.first_offsets.items():
-            queue = self.files.queue(topic, queue_id)
-            if first > queue.first_file_queue_offset and queue.end(hint=first, limit=walk.start) < first:
-                dispatcher.rebuild_queue(topic, queue_id, walk.start)
-                self.report.notes.append(f"{topic}/{queue_id}: units below {first} were missing: rebuilt from the log")
+        if self.all_index:
+            index.unlink_all()
+        elif self.abort is not None or walk.start < walk.end.physical_offset:
+            dispatcher.rewind_index(walk.start)
 
     def _truncate_queue(self, topic: str, queue_id: int, walk: Walk) -> bool:
         queue = self.files.queue(topic, queue_id)
-        end = walk.next_offsets.get((topic, queue_id))
+        key = (topic, queue_id)
+        end = walk.queues.next_offsets.get(key, self.below.next_offsets.get(key))
         if end is None:
             end = proven_queue_end(self.files, topic, queue_id, walk.end.physical_offset, crc=False)
         before = len(queue.dirty), queue.files.offsets.copy()
@@ -546,21 +644,20 @@ class _Recovery:
             for queue_id in sorted(set(range(first, last + 1)) - set(there.get(topic, ())))
         ]
 
-    def _rebuild_lost(self, walk: Walk, dispatcher: Dispatcher) -> None:
-        """Queues whose folders are gone are made again from the log below the walk's start."""
+    def _lost_by_accident(self) -> set[tuple[str, int]]:
+        """Queues whose folders are gone, and that no broker can have deleted: they are made again from the log."""
         lost = self._lost_queues()
         if not lost:
-            return
+            return set()
         names = _listed(lost)
-        broker = self.abort not in (None, self.files.abort_token) or self._checkpoint_is_ours() is False
-        if broker:
+        if self.abort not in (None, self.files.abort_token) or self._checkpoint_is_ours() is False:
             self.report.notes.append(
                 f"{names}: the queues had messages, and have no folder now. A broker was at work since, so it may have "
                 "deleted the topic and made it again; the queues were not rebuilt"
             )
-            return
-        dispatcher.rebuild_queues(lost, walk.start)
+            return set()
         self.report.notes.append(f"{names}: the queues' folders were missing: rebuilt from the log")
+        return set(lost)
 
     def _publish(self, end: LogEnd, journal: BatchJournal) -> LogWriter:
         files = self.files
@@ -602,6 +699,8 @@ class _Recovery:
             writer.move_clean(closing=self.abort is None)
         if self.abort is not None:
             writer.ensure_abort()
+        if self._rebuild_begun():
+            files.disk.unlink(files.paths.rebuild)
         return writer
 
     def _writer(self, end: LogEnd) -> LogWriter:

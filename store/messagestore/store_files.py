@@ -23,6 +23,7 @@ from messagestore.consume_queue import ConsumeQueue, list_queues, queue_director
 from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.hosts import pack_host
 from messagestore.index_file import IndexService
+from messagestore.light_messages import first_light_message
 from messagestore.mapped_file import Disk, FilePool
 from messagestore.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.record import crc32
@@ -69,6 +70,7 @@ class Paths:
         """The journal of format 1."""
         self.writer_lock = os.path.join(self.spark, "writer.lock")
         self.staging = os.path.join(self.spark, "staging")
+        self.rebuild = os.path.join(self.spark, "rebuild")
         self.cut = os.path.join(self.spark, "cut")
 
     def temporary(self, name: str) -> str:
@@ -511,6 +513,25 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     if light:
         raise NotAStoreError(
             f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written",
+            path=paths.root,
+        )
+    if not disk.is_folder(paths.consume_queue):
+        _refuse_light_messages(disk, paths)
+
+
+def _refuse_light_messages(disk: Disk, paths: Paths) -> None:
+    """The folder of all queues is gone, or was never made: only records tell of light queues."""
+    pool = FilePool(disk, 8)
+    try:
+        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+        log.load()
+        found = first_light_message(log) if log.files.offsets else None
+    finally:
+        pool.clear()
+    if found is not None:
+        raise NotAStoreError(
+            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq), "
+            f"and no folder consumequeue; only simple queues can be written, so let a broker make the queues again",
             path=paths.root,
         )
 

@@ -25,7 +25,7 @@ from messagestore.dispatch import DispatchRequest, request_of
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.layout import BLANK, PROPERTY_CRC_SIZE
 from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC, topic_fault
+from messagestore.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.recovery_walk import bad_chunk
 from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
@@ -296,5 +296,5 @@ def _ranges(batch: BatchRecord) -> Iterator[tuple[str, int, int, int]]:
     for topic, runs in batch.ranges.items():
         for queue_id, first, count in runs:
             values = (queue_id, first, count)
-            if topic_fault(topic) is None and all(type(v) is int and v >= 0 for v in values) and count <= most:
+            if stored_topic_fault(topic) is None and all(type(v) is int and v >= 0 for v in values) and count <= most:
                 yield topic, queue_id, first, count

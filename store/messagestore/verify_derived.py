@@ -18,7 +18,7 @@ from messagestore.consume_queue import CONSUME_QUEUE_FOLDER, UNIT_DTYPE, Consume
 from messagestore.dispatch import DispatchRequest
 from messagestore.errors import StoreError
 from messagestore.layout import UNIT
-from messagestore.message import BATCH_TOPIC, SCHEDULE_TOPIC, topic_fault
+from messagestore.message import BATCH_TOPIC, SCHEDULE_TOPIC, stored_topic_fault
 from messagestore.store_files import StoreFiles
 from messagestore.verify_report import Finding, VerifyReport
 
@@ -40,12 +40,16 @@ class _Seen:
         Number of its first record, and the one its next record must have.
     gap : int
         How many stretches of the log could not be read when it was met last.
+    begin, last : int
+        Physical offsets of the first record since the queue started, and of the last one.
     faults : list of Finding
         Kept until the end: when the queue starts again, what came before is gone by right.
     """
 
     first: int | None = None
     next: int = 0
+    begin: int = 0
+    last: int = 0
     gap: int = 0
     fault_count: int = 0
     faults: list[Finding] = field(default_factory=list)
@@ -96,17 +100,12 @@ class QueueCheck:
 
     def take(self, request: DispatchRequest) -> None:
         """Each record has its unit, with the next number of its queue."""
-        spans: dict[tuple[str, int], list[NDArray[np.int64]]] = {}
-        ends = np.cumsum(request.run_counts).tolist()
-        queue_ids, counts = request.run_queue_ids.tolist(), request.run_counts.tolist()
-        for topic, queue_id, count, end in zip(request.run_topics, queue_ids, counts, ends, strict=True):
-            spans.setdefault((topic, queue_id), []).append(np.arange(end - count, end))
-        for (topic, queue_id), parts in spans.items():
-            self._take_queue(topic, queue_id, request, np.concatenate(parts))
+        for (topic, queue_id), rows in request.rows_by_queue().items():
+            self._take_queue(topic, queue_id, request, rows)
 
     def _take_queue(self, topic: str, queue_id: int, request: DispatchRequest, rows: NDArray[np.int64]) -> None:
         at = int(request.physical_offsets[rows[0]])
-        if topic_fault(topic) is not None or queue_id < 0:
+        if stored_topic_fault(topic) is not None or queue_id < 0:
             found = f"topic {topic[:80]!r}, queue {queue_id}"
             self.report.find(self._log_path(at), at, "a legal topic and queue id", found)
             return
@@ -129,12 +128,15 @@ class QueueCheck:
         name = f"{topic}/{queue_id}"
         found, same = self._compare(topic, queue, first, units)
         skipped = 0
+        seen.last = int(units["physical_offset"][-1])
         if seen.first is None:
             seen.first = seen.next = first
+            seen.begin = int(units["physical_offset"][0])
         elif first != seen.next and not (self.gap > seen.gap and first > seen.next):
             if first < seen.next and same[0]:
                 self.report.note(f"{name}: its numbers start again at {first}: the topic was deleted and made again")
                 seen.faults, seen.fault_count, seen.first = [], 0, first
+                seen.begin = int(units["physical_offset"][0])
             else:
                 at = int(units["physical_offset"][0])
                 self._fault(seen, Finding(self._log_path(at), at, f"queue offset {seen.next} of {name}", str(first)))
@@ -206,12 +208,27 @@ class QueueCheck:
             for queue_id in queue_ids:
                 self._check_units(topic, queue_id, None if all_units else self.limit, zeros_behind)
         for (topic, queue_id), seen in self.seen.items():
+            if seen.fault_count and self._is_deleted(topic, queue_id, seen):
+                self.report.note(
+                    f"{topic}/{queue_id}: its records up to {seen.last} have no queue: the topic was deleted and made "
+                    "again, and this queue was not used since"
+                )
+                continue
             self.report.add(*seen.faults)
             more = seen.fault_count - len(seen.faults)
             if more:
                 self.report.finding_count += more
                 self.report.note(f"{topic}/{queue_id}: {more} more findings of the same kind")
         self._check_names()
+
+    def _is_deleted(self, topic: str, queue_id: int, seen: _Seen) -> bool:
+        """Whether a queue has no file, and all its records lie before those of the queues that its topic has now."""
+        queue = self.queue(topic, queue_id)
+        if queue is None or queue.files.offsets:
+            return False
+        others = [self.seen.get((topic, other)) for other in self.names.get(topic, ()) if other != queue_id]
+        begins = [other.begin for other in others if other is not None and other.first is not None]
+        return bool(begins) and seen.last < min(begins)
 
     def _check_units(self, topic: str, queue_id: int, limit: int | None, zeros_behind: bool) -> None:
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)

@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import itertools
 import os
+import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -152,28 +153,48 @@ class Broker:
         """From now on it writes."""
         (self.root / "abort").write_text(BROKER_PID)
 
-    def put(self, topic: str, body: bytes, queue_id: int = 0, *, unit: bool = True, store_ms: int | None = None) -> int:
-        """Append one message, and its unit; where it is."""
-        number = self.next.get((topic, queue_id), 0)
-        data = self.encoded(topic, body, queue_id, number, store_ms)
+    def put(
+        self,
+        topic: str,
+        body: bytes,
+        queue_id: int = 0,
+        *,
+        unit: bool = True,
+        store_ms: int | None = None,
+        sys_flag: int = 0,
+        **fields: Any,
+    ) -> int:
+        """Append one message, and its unit; where it is. PREPARED and ROLLBACK have number 0, and no unit."""
+        half = sys_flag & 0xC in (0x4, 0xC)
+        number = 0 if half else self.next.get((topic, queue_id), 0)
+        fields["sys_flag"] = sys_flag
+        data = self.encoded(topic, body, queue_id, number, store_ms, **fields)
         size = self.config.mapped_file_size_commit_log
         left = size - self.end % size
         if len(data) + 8 > left:
             overwrite(self.root, self.end, struct.pack(">iI", left, reference.BLANK))
             self.end += left
-            data = self.encoded(topic, body, queue_id, number, store_ms)
+            data = self.encoded(topic, body, queue_id, number, store_ms, **fields)
         path = self.root / "commitlog" / f"{self.end // size * size:020d}"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(bytes(size))
         overwrite(self.root, self.end, data)
-        if unit:
-            self.unit(topic, queue_id, number, self.end, len(data))
-        self.next[(topic, queue_id)] = number + 1
+        if not half:
+            if unit:
+                self.unit(topic, queue_id, number, self.end, len(data))
+            self.next[(topic, queue_id)] = number + 1
         self.end += len(data)
         return self.end - len(data)
 
-    def encoded(self, topic: str, body: bytes, queue_id: int, number: int, store_ms: int | None) -> bytes:
+    def delete_topic(self, topic: str) -> None:
+        """Its queues go; its records stay in the log, and its numbers begin at 0 again."""
+        shutil.rmtree(self.root / "consumequeue" / topic)
+        self.next = {key: number for key, number in self.next.items() if key[0] != topic}
+
+    def encoded(
+        self, topic: str, body: bytes, queue_id: int, number: int, store_ms: int | None, **fields: Any
+    ) -> bytes:
         now = self.now_ms if store_ms is None else store_ms
         return reference.encode(
             topic=topic,
@@ -183,6 +204,7 @@ class Broker:
             physical_offset=self.end,
             store_ms=now,
             born_ms=now,
+            **fields,
         )
 
     def unit(self, topic: str, queue_id: int, number: int, physical_offset: int, size: int) -> None:

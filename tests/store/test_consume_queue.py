@@ -537,14 +537,26 @@ def test_thousands_of_queues_share_sixteen_descriptors(tmp_path: Path):
 
 
 def test_the_folders_tell_the_queues(tmp_path: Path):
-    """Names become paths: only legal topics and plain numbers count, links and files do not."""
+    """Names become paths: what a broker's folders can be called, and plain numbers, count; links and files do not."""
     top = tmp_path / "consumequeue"
-    for name in ("T/0", "T/10", "T/2", "T/01", "T/x", "T/-1", "T/2147483648", "%RETRY%g/0", "bad topic/0", "empty"):
+    for name in (
+        "T/0",
+        "T/10",
+        "T/2",
+        "T/01",
+        "T/x",
+        "T/-1",
+        "T/2147483648",
+        "%RETRY%g+t/0",
+        "L" * 200 + "/0",
+        "bad topic/x",
+        "empty",
+    ):
         (top / name).mkdir(parents=True)
     (top / "T" / "3").write_bytes(b"")
     (top / "T" / "4").symlink_to(tmp_path)
     (top / "CURRENT").write_bytes(b"")
-    assert list_queues(Disk(), str(tmp_path)) == ({"T": [0, 2, 10], "%RETRY%g": [0]}, ["bad topic"])
+    assert list_queues(Disk(), str(tmp_path)) == ({"T": [0, 2, 10], "%RETRY%g+t": [0], "L" * 200: [0]}, ["bad topic"])
     assert list_queues(Disk(), str(tmp_path / "nowhere")) == ({}, [])
     assert queue_directory("/s", "T", 3) == "/s/consumequeue/T/3"
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore import BatchRequest, Message, MessageStore, dispatch, record, record_scan
+from messagestore import BatchRequest, Message, MessageStore, dispatch_request, record, record_scan
 from messagestore.commit_log import Scanned
-from messagestore.dispatch import request_of
+from messagestore.dispatch import DispatchRequest, request_of
 from messagestore.hosts import pack_host
 from messagestore.javahash import index_hash, java_hash
 from messagestore.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
@@ -85,7 +85,7 @@ def test_a_deleted_segment_poisons(tmp_path: Path) -> None:
     store.close()
 
 
-def scanned(tmp_path: Path, messages: list[tuple[Message, int]]) -> object:
+def scanned(tmp_path: Path, messages: list[tuple[Message, int]], numbers: list[int] | None = None) -> DispatchRequest:
     """Records of messages, as read back from a log."""
     host = pack_host("127.0.0.1:10911")
     with MessageStore.open(tmp_path / "s", SMALL) as store:
@@ -95,7 +95,11 @@ def scanned(tmp_path: Path, messages: list[tuple[Message, int]]) -> object:
             plain = Message(message.topic, message.body, sys_flag=sys_flag)
             data = record.encode_message(plain, queue_id=0, store_host=host, limits=SMALL, extra_properties=pairs)
             record.stamp_record(
-                data, queue_offset=number, physical_offset=position, store_timestamp_ms=1_000_000, property_crc=False
+                data,
+                queue_offset=numbers[number] if numbers else number,
+                physical_offset=position,
+                store_timestamp_ms=1_000_000,
+                property_crc=False,
             )
             store.writer.log.write(position, data)
             position += len(data)
@@ -109,14 +113,23 @@ def test_delayed_messages_carry_their_due_time(tmp_path: Path) -> None:
     levels = {"3": 10_000, "1": 1_000, "18": 7_200_000, "99": 1_000}
     messages = [(Message(SCHEDULE_TOPIC, b"x", properties={"DELAY": level}), 0) for level in levels]
     request = scanned(tmp_path, messages)
-    assert request.tags_codes.tolist() == [1_000_000 + delay for delay in levels.values()]  # type: ignore[attr-defined]
+    assert request.tags_codes.tolist() == [1_000_000 + delay for delay in levels.values()]
 
 
 def test_half_messages_get_no_unit(tmp_path: Path) -> None:
-    """PREPARED and ROLLBACK records of old brokers are in no queue."""
-    flags = [0, SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK, 0]
-    request = scanned(tmp_path, [(Message("t", b"%d" % i), flag) for i, flag in enumerate(flags)])
-    assert request.queue_offsets.tolist() == [0, 3]  # type: ignore[attr-defined]
+    """PREPARED and ROLLBACK records have number 0 and are in no queue; PREPARED is indexed, as in RocketMQ. An earlier
+    revision of this project numbered them like all others: such a number counts."""
+    prepared, rollback = SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
+    keys = {"KEYS": "k"}
+    messages = [(Message("t", b"%d" % i, properties=keys), f) for i, f in enumerate([0, prepared, rollback, 0])]
+    old = scanned(tmp_path, messages)
+    assert old.has_unit is None
+    assert old.key_counts.tolist() == [1, 1, 1, 1]
+    request = scanned(tmp_path, messages, [0, 0, 0, 1])
+    assert request.has_unit.tolist() == [True, False, False, True]
+    assert request.key_counts.tolist() == [1, 1, 0, 1]
+    assert request.rows_by_queue()[("t", 0)].tolist() == [0, 3]
+    assert len(request.key_hashes) == 3
 
 
 def foreign_record(topic: str, queue_id: int, properties: bytes, number: int) -> bytes:
@@ -151,7 +164,7 @@ def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int,
     data = np.frombuffer(b"".join(records), np.uint8)
     starts = np.cumsum([0, *map(len, records[:-1])])
     run = Scanned(4096, data, starts, record_scan.heads(data, starts))
-    few, many = request_of(run), dispatch._request_of_many(run, run.starts, run.heads)
+    few, many = request_of(run), dispatch_request._request_of_many(run)
     for name, value in vars(few).items():
         other = getattr(many, name)
         assert np.array_equal(value, other), name

@@ -598,7 +598,7 @@ def test_strangers_in_the_queue_folder_are_named(tmp_path: Path) -> None:
     """A file, and a folder that is no topic's."""
     root = filled(tmp_path / "store", 10)
     (root / "consumequeue" / "readme.txt").write_text("x")
-    (root / "consumequeue" / "a topic" / "0").mkdir(parents=True)
+    (root / "consumequeue" / "a topic").mkdir(parents=True)
     report = checked(root)
     assert sorted(finding.path for finding in report.findings) == [
         str(root / "consumequeue" / "a topic"),

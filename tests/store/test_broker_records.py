@@ -1,0 +1,246 @@
+"""A broker's log is taken over whole: whatever its records are, and whichever derived files are gone. (The real broker's are
+in tests/interop/test_broker_logs.py.)"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crash.harness import die
+from crash.imitate import Broker, flip, overwrite, seen, units, walk
+from crash.simdisk import KillDisk, Killed
+from messagestore import CorruptionError, Message, MessageStore, StorePoisonedError
+from messagestore.verify import verify
+from small import SMALL
+
+PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
+LONG = "L" * 200
+Fill = Callable[[Broker], None]
+
+
+def long_topics(broker: Broker) -> None:
+    for number in range(9):
+        broker.put((LONG, "t", "%RETRY%group+t")[number % 3], b"%d/" % number)
+
+
+def made_again_twice(broker: Broker) -> None:
+    for run in range(3):
+        for number in range(5):
+            broker.put("d", b"%d-%d/" % (run, number))
+        for number in range(4):
+            broker.put("other", b"o%d-%d/" % (run, number))
+        if run < 2:
+            broker.delete_topic("d")
+
+
+def transactions(broker: Broker) -> None:
+    for number in range(400):  # several segments, and several looks
+        broker.put("t", b"%d/" % number, number % 2, sys_flag=(0, PREPARED, ROLLBACK, COMMIT)[number % 4])
+
+
+FILLS: dict[str, Fill] = {f.__name__: f for f in (long_topics, made_again_twice, transactions)}
+MISSING = {"nothing": (), "queues": ("consumequeue",), "index": ("index",), "both": ("consumequeue", "index")}
+
+
+def left_by_a_broker(root: Path, fill: Fill, *, closes: bool, missing: tuple[str, ...] = ()) -> list[dict]:
+    """A store that a broker filled; its records."""
+    broker = Broker(root, SMALL)
+    fill(broker)
+    if closes:
+        broker.close()
+    for name in missing:
+        shutil.rmtree(root / name, ignore_errors=True)
+    return walk(root)[0]
+
+
+def last_runs(records: list[dict]) -> dict[tuple[str, int], list[str]]:
+    """What the queues hold: of each, the records since its numbers began last."""
+    found: dict[tuple[str, int], list[str]] = {}
+    for record in records:
+        if record["sys_flag"] & 0xC in (0, COMMIT):
+            key = (record["topic"], record["queue_id"])
+            if not record["queue_offset"]:
+                found[key] = []
+            found[key].append(record["body"].decode())
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "killed"])
+@pytest.mark.parametrize("fill", FILLS)
+def test_no_record_of_a_broker_is_cut(root: Path, fill: str, closes: bool, missing: str) -> None:
+    """Topics of 200 bytes, a topic that was made again twice, PREPARED and ROLLBACK: all of it stays, each queue holds its
+    last run, and what is put next follows."""
+    records = left_by_a_broker(root, FILLS[fill], closes=closes, missing=MISSING[missing])
+    with MessageStore.open(root, SMALL) as store:
+        report = store.report
+        assert report is not None
+        assert (report.cut, report.zeroed_bytes, report.cut_messages) == (None, 0, 0)
+        assert walk(root)[0] == records
+        assert seen(root, SMALL) == last_runs(records)
+        topic, queue_id = records[0]["topic"], records[0]["queue_id"]
+        expected = len(last_runs(records)[(topic, queue_id)])
+        if topic != LONG:
+            assert store.put_message(Message("other", b"ours", queue_id=queue_id)).physical_offset
+            assert store.max_offset(topic, queue_id) == expected
+    report = verify(root, SMALL)
+    assert report.ok, report.findings[:3]
+
+
+def test_queues_below_the_start_of_the_walk_are_made_again(root: Path) -> None:
+    """A broker was killed, its checkpoint lets recovery start late in the log, and all queues are gone: topics whose records
+    lie below that start come back, too."""
+    broker = Broker(root, SMALL)
+    for number in range(20):
+        broker.now_ms += 10_000
+        broker.put("early", b"e%d/" % number + b"x" * 900)
+    for number in range(40):
+        broker.now_ms += 10_000
+        broker.put("late", b"l%d/" % number + b"x" * 900)
+    broker.checkpoint(broker.now_ms - 5000)
+    shutil.rmtree(root / "consumequeue")
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None
+        assert store.report.start > 0
+        assert any("rebuilt" in note for note in store.report.notes)
+        assert store.max_offset("early", 0) == 20
+        assert store.max_offset("late", 0) == 40
+    report = verify(root, SMALL)
+    assert report.ok, report.findings[:3]
+
+
+def test_a_queue_that_is_gone_is_made_again_from_the_first_segment(root: Path) -> None:
+    """The same with one queue's folder gone; its last run only, where its topic had been made again."""
+    broker = Broker(root, SMALL)
+    for run in range(2):
+        for number in range(12):
+            broker.now_ms += 10_000
+            broker.put("t", b"%d-%d/" % (run, number) + b"x" * 900)
+            broker.put("u", b"u%d-%d/" % (run, number) + b"x" * 900)
+        if not run:
+            broker.delete_topic("t")
+    broker.checkpoint(broker.now_ms - 5000)
+    broker.put("t", b"last/")
+    shutil.rmtree(root / "consumequeue" / "t" / "0")
+    records = walk(root)[0]
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None
+        assert store.report.start > 0
+    assert seen(root, SMALL) == last_runs(records)
+    assert verify(root, SMALL).ok
+
+
+def test_a_deleted_index_of_a_broker_is_made_again(root: Path) -> None:
+    """Closed, and the folder `index` removed: what verify advises is true."""
+    broker = Broker(root, SMALL)
+    for number in range(30):
+        broker.put("t", b"%d/" % number, properties=[("KEYS", f"k{number}")])
+    broker.put("t", b"half/", sys_flag=PREPARED, properties=[("KEYS", "half")])
+    broker.close()
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None
+        assert store.report.notes == ["index: the files were missing; rebuilt from the log"]
+    assert (root / "index").is_dir()
+    report = verify(root, SMALL)
+    assert (report.ok, report.key_count) == (True, 31)
+    with MessageStore.open_read_only(root, SMALL) as store:
+        assert [m.body for m in store.query_message("t", "half")] == [b"half/"]
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "killed"])
+def test_a_rebuild_that_is_killed_begins_anew(root: Path, tmp_path: Path, closes: bool) -> None:
+    """All queues of several segments are made again, and the process dies at each operation: whoever opens the store next
+    makes all of them, and nobody takes a part for the whole."""
+
+    def fill(broker: Broker) -> None:
+        for number in range(60):
+            broker.now_ms += 10_000
+            broker.put(f"t{number // 20}", b"%d/" % number + b"x" * 700, number % 2)
+
+    records = left_by_a_broker(root, fill, closes=closes, missing=("consumequeue",))
+    if not closes:
+        newest = records[-1]["store_timestamp_ms"]
+        Broker(root, SMALL).checkpoint(newest - 5000)
+    at = 0
+    while True:
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(root, copy)
+        disk = KillDisk(at)
+        try:
+            MessageStore.open(copy, SMALL, disk=disk)
+        except (Killed, StorePoisonedError):
+            pass
+        die(copy)
+        with MessageStore.open(copy, SMALL):
+            pass
+        assert seen(copy, SMALL) == last_runs(records), disk.killed_in
+        assert not (copy / "spark" / "rebuild").exists()
+        if not disk.dead:
+            break
+        at += 7
+    assert at > 50
+
+
+def test_a_damaged_record_of_a_closed_log_is_named_not_cut(root: Path) -> None:
+    """The queues, which would tell where the log ends, are gone, and a record in the middle is damaged: nothing in a log
+    that was closed is torn."""
+    records = left_by_a_broker(root, long_topics, closes=True, missing=("consumequeue",))
+    flip(root, records[4]["physical_offset"] + 90)
+    before = walk(root)
+    with pytest.raises(CorruptionError, match="the store was closed") as error:
+        MessageStore.open(root, SMALL)
+    assert error.value.physical_offset == records[4]["physical_offset"]
+    assert walk(root) == before
+    assert not (root / "consumequeue").exists()
+
+
+def test_a_damaged_number_in_our_own_log_is_damage(tmp_path: Path) -> None:
+    """Behind the clean end the numbers of our own records follow one another: one that does not is named, and neither it
+    nor what follows is cut."""
+    root = tmp_path / "store"
+    store = MessageStore.open(root, SMALL)
+    places = [store.put_message(Message("t", b"%d/" % n, queue_id=0)).physical_offset for n in range(5)]
+    die(root)
+    overwrite(root, places[2] + 20, (77).to_bytes(8, "big"))
+    with pytest.raises(CorruptionError, match="queue offset 2 of t/0") as error:
+        MessageStore.open(root, SMALL)
+    assert error.value.physical_offset == places[2]
+
+
+def test_a_damaged_number_in_a_broker_s_log_costs_one_message(root: Path) -> None:
+    """RocketMQ gives such a record the next unit: those that follow are where they were."""
+    broker = Broker(root, SMALL)
+    places = [broker.put("t", b"%d/" % n) for n in range(6)]
+    before = units(root, "t", 0)
+    shutil.rmtree(root / "consumequeue")
+    overwrite(root, places[2] + 20, (77).to_bytes(8, "big"))
+    with MessageStore.open(root, SMALL) as store:
+        assert [m.body for m in store.get_message("t", 0, 3).messages] == [b"3/", b"4/", b"5/"]
+        with pytest.raises(CorruptionError, match="message 77"):
+            list(store.read("t", 0, 2))
+    assert units(root, "t", 0) == before
+
+
+def test_what_is_cut_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes, messages and queues, in one line of the report and of the log."""
+    broker = Broker(root, SMALL)
+    places = [broker.put("t", b"%d/" % n, n % 2) for n in range(9)]
+    flip(root, places[4] + 89)
+    with caplog.at_level(logging.WARNING), MessageStore.open(root, SMALL) as store:
+        report = store.report
+    assert report is not None
+    assert (report.end, report.cut_messages, report.cut_queues) == (places[4], 5, 2)
+    assert report.cut is not None
+    assert report.cut.startswith(f"{report.zeroed_bytes} bytes behind {places[4]}: 5 messages of 2 queues (body_crc)")
+    assert [r.getMessage() for r in caplog.records] == [f"{root}: cut off {report.cut}"]
