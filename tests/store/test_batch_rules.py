@@ -16,6 +16,7 @@ from messagestore import (
     MessageStore,
     QueryConflictError,
     VersionRegressionError,
+    batch_rules,
 )
 from messagestore.batch_record import read_batch
 from messagestore.store_files import Paths
@@ -287,3 +288,32 @@ def test_a_query_takes_up_batches_without_a_query(root: Path) -> None:
         assert append(store, 2, "q1") == "appended"
         with pytest.raises(QueryConflictError, match="are of query q1"):
             append(store, 3, "q2")
+
+
+def test_what_an_earlier_release_let_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did not look at query ids: an app may have batches of two queries. The one that wrote last goes on."""
+    with MessageStore.open(root, SMALL) as store:
+        append(store, 0)
+        append(store, 1)
+        with monkeypatch.context() as patches:
+            patches.setattr(batch_rules, "_replaced_by", lambda *_: ())
+            append(store, 2, "q2")
+    with MessageStore.open(root, SMALL) as store:
+        for version in (0, 1, 2):
+            assert append(store, version, "q2") == "known"
+        assert append(store, 3, "q2") == "appended"
+        with pytest.raises(QueryConflictError, match="are of query q2"):
+            append(store, 4)
+
+
+def test_a_takeover_leaves_other_apps_alone(root: Path) -> None:
+    """A takeover of one app leaves the others alone."""
+    with MessageStore.open(root, SMALL) as store:
+        append(store, 0)
+        for app in ("other", "app2"):
+            rows = columns(bodies(4))
+            assert store.append_batch(rows, BatchRequest(app, 0, "spark", "q1")).status == "appended"
+        append(store, 0, "q2", rows=bodies(4, start=50), on_new_query="continue")
+        for app in ("other", "app2"):
+            assert store.append_batch(columns(bodies(4)), BatchRequest(app, 0, "spark", "q1")).status == "known"
+            assert store.append_batch(columns(bodies(4)), BatchRequest(app, 1, "spark", "q1")).status == "appended"
