@@ -16,6 +16,7 @@ from messagestore.spi import (
     probe_attached,
     probe_java,
     probe_writer,
+    read_batch,
 )
 from pyspark_messagestore import cli_output as out
 
@@ -35,6 +36,7 @@ def status_of(view: StoreView) -> dict[str, Any]:
         "root": paths.root,
         "storeId": view.store_id or None,
         **standing,
+        "unproven": _unproven(view),
         "commitLog": {
             "segments": len(files.commit_log.files.offsets),
             "segmentSize": files.commit_log.segment_size,
@@ -153,7 +155,12 @@ def _topics(view: StoreView, queues: dict[tuple[str, int], tuple[int, int, int]]
 
 def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] | None:
     try:
-        batches = list(batches_from(view.files, end - 1, end)) if end else []
+        if view.tail is None:
+            batches = list(batches_from(view.files, end - 1, end)) if end else []
+        else:  # the queue's own units were not synced
+            units = view.units(BATCH_TOPIC, 0, max(0, end - 1), end)
+            found = read_batch(view.files.commit_log, int(units["physical_offset"][0])) if len(units) else None
+            batches = [] if found is None else [found]
     except CorruptionError as error:
         faults.append(str(error))
         return None
@@ -166,6 +173,14 @@ def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] 
             "rows": batch.row_count,
         }
     return None
+
+
+def _unproven(view: StoreView) -> dict[str, Any] | None:
+    """What a reader does not show of a store that no writer has recovered since the machine was started."""
+    tail = view.tail
+    if tail is None or tail.complete:
+        return None
+    return {"records": tail.hidden_count, "begin": tail.end, "end": tail.hidden_end, "more": tail.limited}
 
 
 def _disk_size(folder: str) -> int:
@@ -247,6 +262,10 @@ def status_lines(found: dict[str, Any]) -> None:
         ("index", f"{out.count_words(index['files'], 'file')}, {out.size_words(index['bytesOnDisk'])} on disk"),
         ("messages", f"{found['messages']:,} in {out.count_words(len(found['topics']), 'topic')}"),
     ]
+    hidden = found["unproven"]
+    if hidden is not None:
+        count = out.count_words(hidden["records"], "record") + (" and more" if hidden["more"] else "")
+        rows.append(("not shown", f"{count} behind {hidden['begin']}, not proven to stay: run `messagestore recover`"))
     last = found["lastBatch"]
     if last is not None:
         about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"

@@ -216,6 +216,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SOURCE,
+        "failOnUnproven",
+        _BOOLEAN,
+        "false",
+        "After the machine was started again, and before a writer has opened the store, a reader shows what is proven "
+        "to be on the disk. `true`: when there is more, that is an error, not a warning.",
+    ),
+    Option(
+        SOURCE,
         "consumerGroup",
         _GROUP,
         None,
@@ -362,7 +370,12 @@ class SourceOptions:
     max_offsets_per_trigger: int | None
     min_partitions: int | None
     fail_on_data_loss: bool
+    fail_on_unproven: bool
     consumer_group: str | None
+
+    def config(self) -> StoreConfig:
+        """The settings the store is read with."""
+        return StoreConfig(fail_on_unproven=self.fail_on_unproven)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from messagestore import ConfigError, NotAStoreError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
-from messagestore.spi import FILLER_UNIT_SIZE, QueueEnds, StoreView, Visible
+from messagestore.spi import FILLER_UNIT_SIZE, UNIT_DTYPE, ProvenTail, QueueEnds, StoreView, Visible
 from pyspark_messagestore.offsets import LastRecord, Queues, Range, StreamOffset, limited, pieces
 from pyspark_messagestore.options import EARLIEST, EVERY_QUEUE, LATEST, SourceOptions
 from pyspark_messagestore.progress import GroupProgress
@@ -61,17 +62,39 @@ class RangesPartition(InputPartition):
     ranges : list of (topic, queue id, start, end)
     last : (position, size, crc) | None
         The last record that was planned: a task knows the log by it.
+    tail : (start, end, {(topic, queue id): (first queue offset, units)}) | None
+        Of a store that no writer has recovered since the machine was started: what the driver has proven
+        (`ProvenTail`), as far as these ranges need it.
     """
 
     store_id: str
     ranges: list[tuple[str, int, int, int]]
     last: tuple[int, int, int] | None = None
+    tail: tuple[int, int, dict[tuple[str, int], tuple[int, bytes]]] | None = None
 
-    def __init__(self, store_id: str, ranges: list[Range], last: LastRecord | None = None) -> None:
+    def __init__(
+        self, store_id: str, ranges: list[Range], last: LastRecord | None = None, tail: ProvenTail | None = None
+    ) -> None:
         super().__init__(None)
+        if tail is not None:
+            parts = {}
+            for part in ranges:
+                key = (part.topic, part.queue_id)
+                if key in tail.units and part.end > tail.units[key][0]:
+                    first = max(part.start, tail.units[key][0])
+                    parts[key] = first, tail.read(key, first, part.end).tobytes()
+            self.tail = tail.start, tail.end, parts
         self.store_id = store_id
         self.ranges = [(r.topic, r.queue_id, r.start, r.end) for r in ranges]
         self.last = None if last is None else (last.position, last.size, last.crc)
+
+    def proven_tail(self) -> ProvenTail | None:
+        """As the view wants it."""
+        if self.tail is None:
+            return None
+        start, end, parts = self.tail
+        units = {key: (first, np.frombuffer(data, UNIT_DTYPE)) for key, (first, data) in parts.items()}
+        return ProvenTail(start, end, units)
 
 
 def read_ranges(options: SourceOptions, partition: InputPartition, projection: Projection) -> Iterator[pa.RecordBatch]:
@@ -90,7 +113,7 @@ def read_ranges(options: SourceOptions, partition: InputPartition, projection: P
         return
     path = options.path
     try:
-        view = StoreView(path)
+        view = StoreView(path, tail=partition.proven_tail())
     except NotAStoreError:
         raise _elsewhere(path, partition.store_id, "no store") from None
     try:
@@ -173,7 +196,7 @@ class Follower:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self.view = StoreView(options.path)
+        self.view = StoreView(options.path, options.config())
         self.checked = False
         self._queues = QueueEnds(self.view, options.subscribe)
         self._ends: Queues = {}
@@ -221,7 +244,7 @@ class Follower:
 
     def _reopen(self) -> None:
         """Another folder is at the path: open what is there, which must be this store, and check everything again."""
-        view = StoreView(self.options.path)
+        view = StoreView(self.options.path, self.options.config())
         if self.view.store_id and view.store_id != self.view.store_id:
             view.close()
             raise StoreWentBackwardsError(
@@ -495,7 +518,8 @@ class Follower:
         most = min(heaviest, max(SMALL_WEIGHT, _SLACK * total / len(os.sched_getaffinity(0))))
         if self.options.min_partitions is not None:
             most = min(most, total / min(rows, self.options.min_partitions))
-        return [RangesPartition(self.view.store_id, part, last) for part in pieces(ranges, most, weights)]
+        parts = pieces(ranges, most, weights)
+        return [RangesPartition(self.view.store_id, part, last, self.view.tail) for part in parts]
 
     def _weights(self, ranges: list[Range]) -> dict[tuple[str, int], float]:
         """What one message of each range costs, by the sizes in some units; no record is read."""

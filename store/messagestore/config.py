@@ -74,6 +74,8 @@ class StoreConfig:
     lock_timeout: str = "30s"
     file_mode: str = ""
     journal_retention: int = 10_000
+    proven_tail_size: int = 1024 * 1024 * 1024
+    fail_on_unproven: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -98,6 +100,7 @@ class StoreConfig:
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)
         self._check_range("listen_port", 0, 65535)
         self._check_range("journal_retention", 1, 1_000_000)
+        self._check_range("proven_tail_size", 0, 1 << 40)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             self._refuse("flush_disk_type", f"{SYNC_FLUSH} or {ASYNC_FLUSH}")
         try:

@@ -162,6 +162,10 @@ class StoreWentBackwardsError(StoreError, RuntimeError):
     """The log no longer holds what a reader has already read: it was cut, restored or made again."""
 
 
+class NotRecoveredError(StoreError, RuntimeError):
+    """No writer has recovered the store since the machine was started, and it holds more than a reader can prove."""
+
+
 class BatchConflictError(StoreError, RuntimeError):
     """A batch that the store already holds came again with other rows, or for another topic."""
 

@@ -11,7 +11,7 @@ from messagestore.batch_search import batches_from
 from messagestore.catching_up import journal_of
 from messagestore.commit_log import CommitLog
 from messagestore.config import duration_s
-from messagestore.consume_queue import list_queues
+from messagestore.consume_queue import UNIT_DTYPE, list_queues
 from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.javahash import java_hashes, queue_of_hash
 from messagestore.layout import FILLER_UNIT_SIZE
@@ -19,6 +19,7 @@ from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
+from messagestore.proven_tail import ProvenTail
 from messagestore.queue_ends import QueueEnds
 from messagestore.record import decode_message
 from messagestore.record_columns import COLUMNS, EncodedRecords, encode
@@ -50,6 +51,7 @@ __all__ = [
     "SKIPPED",
     "SOURCE_SPARK",
     "SOURCE_USER",
+    "UNIT_DTYPE",
     "BatchRecord",
     "ColumnTexts",
     "CommitLog",
@@ -60,6 +62,7 @@ __all__ = [
     "Identity",
     "LogWriter",
     "Paths",
+    "ProvenTail",
     "QueueEnds",
     "StagedChunks",
     "StagedFile",

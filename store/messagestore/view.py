@@ -4,7 +4,8 @@
 to units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the
 queues show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
 
-A V that was written in another boot counts only up to C, until a writer has recovered. Readers never write.
+A V that was written in another boot counts only up to C, and up to the end of the last batch behind it that is proven
+to be on the disk (`proven_tail`), until a writer has recovered. Readers never write.
 
 A view belongs to the folder that was at its path when it was opened. When that folder is renamed, or another one is put
 there, the view raises and never shows the other store. Files that retention deletes are noticed, and what they held is
@@ -34,6 +35,7 @@ from messagestore.errors import (
     CorruptionError,
     MagicError,
     NotAStoreError,
+    NotRecoveredError,
     OffsetOutOfRangeError,
     StoreError,
     StoreWentBackwardsError,
@@ -41,6 +43,7 @@ from messagestore.errors import (
 from messagestore.layout import BLANK, UNIT
 from messagestore.mapped_file import Disk, File
 from messagestore.message import LMQ_PREFIX
+from messagestore.proven_tail import ProvenTail, find_proven_tail, tell
 from messagestore.queue_proof import proven_queue_end
 from messagestore.state import State, boot_hash
 from messagestore.store_files import (
@@ -106,8 +109,11 @@ class StoreView:
     ----------
     root : path
     config : StoreConfig
-        Index slot and entry counts of a store without `spark/store.json`.
+        Index slot and entry counts of a store without `spark/store.json`; `proven_tail_size`, `fail_on_unproven`.
     disk : Disk
+    tail : ProvenTail, optional
+        What was found before of a store that no writer has recovered since the machine was started: it is not looked
+        for again.
 
     Raises
     ------
@@ -122,6 +128,7 @@ class StoreView:
         root: str | os.PathLike[str],
         config: StoreConfig | None = None,
         disk: Disk | None = None,
+        tail: ProvenTail | None = None,
     ) -> None:
         paths = Paths(root)
         disk = disk or Disk()
@@ -138,6 +145,10 @@ class StoreView:
         self.files.load(index=False)
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
+        self.tail: ProvenTail | None = None
+        """What is proven above C, in a store that no writer has recovered since the machine was started."""
+        self._given_tail = tail
+        self._tail_key: tuple[int, int] | None = None
         self._state_inode = -1
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
@@ -165,6 +176,8 @@ class StoreView:
         ------
         CorruptionError
             `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what is there.
+        NotRecoveredError
+            With `failOnUnproven`: there are records that only recovery can show.
         NotAStoreError, StoreWentBackwardsError
             The folder that was opened is not at the path any more: it was renamed, or another one is there.
         """
@@ -180,7 +193,7 @@ class StoreView:
                 self._ends.clear()
                 self._seen, self._closed = None, (-1, None)
             self._state_inode = files.state_file.inode
-        self._closed_end = None
+        self._closed_end, same_boot = None, True
         if not files.store_id or abort != files.abort_token:
             if abort is None and state is not None and self._closed_by_us(state):
                 self._closed_end = state.clean_end
@@ -195,8 +208,10 @@ class StoreView:
                     hint="Run `messagestore recover` on the store: the log has everything.",
                 )
             same_boot = state.boot_hash == boot_hash()
-            visible_end = state.visible_end if same_boot else state.clean_end
+            visible_end = state.visible_end if same_boot else self._proven_end_of(state)
             self.visible = Visible(visible_end, state.counter, state.clean_end, same_boot and not state.recovering)
+        if self.visible.end is None or same_boot:
+            self.tail = self._tail_key = None
         if self.visible != self._seen:
             end = self.visible.end
             if end is None or end > files.commit_log.files.max_offset:
@@ -210,6 +225,22 @@ class StoreView:
                 files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
             )
         return self.visible
+
+    def _proven_end_of(self, state: State) -> int:
+        """How far the log of another boot is proven to be on the disk; looked for once."""
+        files, key = self.files, (state.counter, state.clean_end)
+        if self.tail is None or self._tail_key != key:
+            files.commit_log.load()
+            self._ends.clear()
+            if self._given_tail is not None and self._given_tail.start == state.clean_end:
+                self.tail = self._given_tail
+            else:
+                self.tail = find_proven_tail(files, state, files.config.proven_tail_size)
+                tell(self.tail, files.paths.root)
+            self._tail_key = key
+        if files.config.fail_on_unproven and not self.tail.complete:
+            raise NotRecoveredError(self.tail.words(files.paths.root))
+        return self.tail.end
 
     # ---- the place
 
@@ -351,7 +382,11 @@ class StoreView:
     def topics(self) -> dict[str, list[int]]:
         """Topic -> queue ids of the folders that are there."""
         self.check_place()
-        return self.files.queue_names()
+        found = self.files.queue_names()
+        for topic, queue_id in self.tail.units if self.tail is not None else ():
+            if queue_id not in found.setdefault(topic, []):
+                found[topic] = sorted([*found[topic], queue_id])
+        return found
 
     def queue_ids(self, topic: str) -> list[int]:
         """Queue ids of one topic, from its folders.
@@ -362,7 +397,10 @@ class StoreView:
             The topic's queues are not simple ones.
         """
         check_readable_topic(self.files, topic)
-        return queue_ids_of(self.files.disk, self.files.paths.root, topic)
+        found = queue_ids_of(self.files.disk, self.files.paths.root, topic)
+        if self.tail is not None:
+            found = sorted({*found, *(queue_id for name, queue_id in self.tail.units if name == topic)})
+        return found
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; looked at again when files came or went."""
@@ -394,6 +432,8 @@ class StoreView:
 
     def _max_offset(self, topic: str, queue_id: int) -> int:
         key = (topic, queue_id)
+        if self.tail is not None:
+            return self._end_in_tail(key)
         queue = self._queue(topic, queue_id)
         end = self._visible_end(topic, queue_id, self._ends.get(key, 0))
         while end and end == queue.end_file_queue_offset:  # up to the end of the last file we know: there may be more
@@ -403,6 +443,16 @@ class StoreView:
             end = self._visible_end(topic, queue_id, end)
         self._ends[key] = end
         return end
+
+    def _end_in_tail(self, key: tuple[str, int]) -> int:
+        """Of what is proven, units above C were built from the records; those in the queue's files were not synced."""
+        assert self.tail is not None
+        if key in self.tail.units:
+            return self.tail.queue_end(key)
+        if key not in self._ends:
+            self._queue(*key)
+            self._ends[key] = proven_queue_end(self.files, *key, self.tail.start, crc=False)
+        return self._ends[key]
 
     def _visible_end(self, topic: str, queue_id: int, hint: int) -> int:
         """As `max_offset`, in the files that are known."""
@@ -453,16 +503,19 @@ class StoreView:
 
     def _min_offset(self, topic: str, queue_id: int) -> int:
         self._forget_deleted()
-        begin = self._queue(topic, queue_id).begin(self.files.commit_log.min_offset)
-        return min(begin, self._max_offset(topic, queue_id))
+        return self._search_physical(topic, queue_id, self.files.commit_log.min_offset)
+
+    def _search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
+        found = self._queue(topic, queue_id).search_physical(physical_offset)
+        if self.tail is not None and (topic, queue_id) in self.tail.units:
+            first = self.tail.units[topic, queue_id][0]
+            if found >= first or not self.files.queue(topic, queue_id).files.offsets:
+                found = self.tail.search_physical((topic, queue_id), physical_offset)
+        return min(found, self._max_offset(topic, queue_id))
 
     def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
         """Number of the first message of a queue that lies at a physical offset or above; its max offset when none."""
-
-        def look() -> int:
-            return self._queue(topic, queue_id).search_physical(physical_offset)
-
-        return min(self.healed(look), self.max_offset(topic, queue_id))
+        return self.healed(lambda: self._search_physical(topic, queue_id, physical_offset))
 
     def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Number of the first message of a queue that was stored after a time; its max offset when none was."""
@@ -479,7 +532,18 @@ class StoreView:
 
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         """Units `start..end` of a queue, as far as its files hold them; the caller has asked `max_offset`."""
-        return self.healed(lambda: self.files.queue(topic, queue_id).read(start, end - start))
+        return self.healed(lambda: self._units(topic, queue_id, start, end))
+
+    def _units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
+        key = (topic, queue_id)
+        if self.tail is None or key not in self.tail.units or end <= self.tail.units[key][0]:
+            return self.files.queue(topic, queue_id).read(start, end - start)
+        first = self.tail.units[key][0]
+        above = self.tail.read(key, max(start, first), end)
+        if start >= first:
+            return above
+        below = self.files.queue(topic, queue_id).read(start, first - start)
+        return np.concatenate([below, above]) if len(below) == first - start else below
 
     def record_crc(self, position: int, size: int) -> int | None:
         """CRC-32 of bytes of the log, from the file that is at its path now.

@@ -113,7 +113,7 @@ def judge(crash: Crash, root: Path, *, thorough: bool = False, briefly: bool = F
 def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, thorough: bool) -> None:
     if not crash.power_cut and "spark/state" in disk.tree():
         note_faults(verdict, checker.check(disk.tree(), settled=False), "before recovery")
-    seen = _reader(crash, root, disk, verdict) if thorough and "commitlog/" in disk.tree() else 0
+    seen = _reader(crash, root, disk, verdict) if thorough and "commitlog/" in disk.tree() else None
     config = crash.config
     before, state = disk.tree(), _idle_state(disk, root)
     with MessageStore.open(root, config, disk=disk) as store:
@@ -121,9 +121,9 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
             _nothing_was_in_flight(state, store.report, before, disk, verdict)
         found = checker.check(disk.tree())
         note_faults(verdict, found, "after recovery")
-        kept = note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
-        if seen > kept:
-            verdict.misread.append(f"a reader saw {seen} puts and batches, and recovery kept {kept}")
+        note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
+        if seen is not None:
+            _note_reader(seen, found, crash.promise, verdict)
         if thorough:
             _same_by_reading(store, found.queues, verdict)
         if _replay(store, crash.promise, disk, verdict, set(found.bodies)):
@@ -167,8 +167,8 @@ def _open_again(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> No
         verdict.misread.append(f"opening again changed {changed}")
 
 
-def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> int:
-    """A reader that comes before any writer: how many puts and batches it sees."""
+def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> set[bytes]:
+    """A reader that comes before any writer: it sees a prefix of what was done."""
     before = disk.tree()
     with MessageStore.open_read_only(root, crash.config, disk=disk) as reader:
         bodies: set[bytes] = set()
@@ -176,11 +176,23 @@ def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> int:
             if topic != checker.BATCH_TOPIC:
                 for queue_id in queue_ids:
                     bodies |= set(read_queue(reader, topic, queue_id))
-    kept, faults = prefix_faults(bodies, crash.steps)
-    verdict.misread += [f"reader: {fault}" for fault in faults]
+    verdict.misread += [f"reader: {fault}" for fault in prefix_faults(bodies, crash.steps)[1]]
     if disk.tree() != before:
         verdict.misread.append("a reader changed bytes")
-    return kept
+    return bodies
+
+
+def _note_reader(seen: set[bytes], found: checker.Checked, promise: Promise, verdict: Verdict) -> None:
+    """What a reader saw before recovery is a part of what recovery keeps, with every acknowledged SYNC_FLUSH batch in it.
+
+    A batch of ASYNC_FLUSH that a replay in SYNC_FLUSH made durable is not known to be by its record.
+    """
+    gone = seen - set(found.bodies)
+    verdict.lost += sorted(f"{body[:40]!r}, which a reader saw before recovery" for body in gone)
+    for _, batch, rows in found.batches:
+        promised = batch["flush"] == SYNC_FLUSH and (batch["app"], batch["version"]) in promise.batches
+        if promised and not {row.body for row in rows} <= seen:
+            verdict.lost.append(f"batch {batch['app'], batch['version']}, for a reader that came before recovery")
 
 
 def read_queue(store: object, topic: str, queue_id: int) -> list[bytes]:

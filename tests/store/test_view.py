@@ -13,6 +13,8 @@ import pytest
 
 from crash.harness import die
 from messagestore import (
+    ASYNC_FLUSH,
+    SYNC_FLUSH,
     BatchRequest,
     CorruptionError,
     GetMessageStatus,
@@ -101,19 +103,22 @@ def test_a_killed_writers_units_stay_invisible(tmp_path: Path) -> None:
         assert read_all(reader) == bodies(4)[::2]
 
 
-def test_v_of_another_boot_counts_up_to_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a power cut and before recovery a reader sees what was synced, no more."""
+@pytest.mark.parametrize(("flush", "seen"), [(SYNC_FLUSH, 7), (ASYNC_FLUSH, 2)])
+def test_v_of_another_boot_counts_as_far_as_it_is_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: str, seen: int
+) -> None:
+    """After a power cut and before recovery a reader sees what is proven to be on the disk, no more."""
     root = tmp_path / "s"
     store = MessageStore.open(root, SMALL)
     store.append_batch(columns(bodies(4)), BatchRequest("app", 0))
     store.writer.move_clean()
-    store.append_batch(columns(bodies(10)), BatchRequest("app", 1))
+    store.append_batch(columns(bodies(10)), BatchRequest("app", 1, flush_disk_type=flush))
     die(root)
     with MessageStore.open_read_only(root) as reader:
         assert len(read_all(reader)) == 7
     monkeypatch.setattr("messagestore.view.boot_hash", lambda: 12345)
     with MessageStore.open_read_only(root) as reader:
-        assert len(read_all(reader)) == 2
+        assert len(read_all(reader)) == seen
 
 
 def test_abort_ours_without_state_is_an_error(tmp_path: Path) -> None:
