@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 import sys
 import urllib.parse
 from collections.abc import Iterator
@@ -144,7 +145,7 @@ def _path(root: str) -> str:
     """A folder's path from a path or a file URL."""
     if root.startswith("file:"):
         return urllib.parse.unquote(urllib.parse.urlparse(root).path)
-    if "://" in root:
+    if re.match(r"[A-Za-z][\w+.-]*:", root):
         raise ConfigError(f"{root}: found a URL; a store is a folder of this machine", key="ROOT", value=root)
     return root
 

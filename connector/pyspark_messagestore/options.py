@@ -119,7 +119,7 @@ def _queue_offsets(queues: dict[str, Any]) -> dict[int, int]:
 
 def _store_path(text: str) -> str:
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
-    if not path or "://" in path or "\0" in path:
+    if not path or "\0" in path or path.startswith("~") or re.match(r"[A-Za-z][\w+.-]*:", path):
         raise ValueError
     return os.path.abspath(path)
 
@@ -132,7 +132,10 @@ def _text(text: str) -> str:
 
 _BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false")
 _DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
-_PATH = Kind(_store_path, "a folder of the local (or a mounted) file system")
+_PATH = Kind(
+    _store_path,
+    "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)",
+)
 _TEXT = Kind(_text, "a text that is not empty")
 _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
 _TOPIC = Kind(_put_topic, "a topic: letters, digits, and %|-_ , at most 127")

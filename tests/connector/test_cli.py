@@ -142,6 +142,7 @@ def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
     """file: is taken, anything else refused."""
     assert len(lines(run("get", root.as_uri(), "t"))) == 10
     assert "a store is a folder of this machine" in error("get", "s3://bucket/store", "t", code=2)
+    assert "a store is a folder of this machine" in error("put", "dbfs:/store", "t", "x", code=2)
 
 
 @pytest.mark.parametrize(

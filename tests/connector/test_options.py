@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -66,13 +67,19 @@ def test_paths(path: str) -> None:
     assert sink_options({**WRITE, "path": path}).path == "/data/store"
 
 
+@pytest.mark.parametrize("path", ["store", "./a:b", "a/~b"])
+def test_a_relative_path_is_meant_from_where_spark_runs(path: str) -> None:
+    assert sink_options({**WRITE, "path": path}).path == os.path.abspath(path)
+
+
 def test_the_path_of_a_table() -> None:
     """SQL's CREATE TABLE gives it as `location`."""
     assert source_options({"location": "file:/data/store", "subscribe": "a"}).path == "/data/store"
 
 
-@pytest.mark.parametrize("path", ["hdfs://host/x", "s3a://bucket/x", "", "file:"])
+@pytest.mark.parametrize("path", ["hdfs://host/x", "s3a://bucket/x", "", "file:", "dbfs:/x", "hdfs:/x", "~/x", "~"])
 def test_paths_that_are_no_folder(path: str) -> None:
+    """`dbfs:/x` and `~/x` became folders of these names in the current directory, and nothing was said."""
     assert "option path: found" in refused(sink_options, {**WRITE, "path": path})
 
 
