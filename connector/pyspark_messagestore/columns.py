@@ -107,7 +107,9 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
             continue
         if name.lower() not in ACCEPTED:
             raise ConfigError(
-                f"column {name}: no such column; the sink takes {_KNOWN}; drop it, or put it in one", key=name
+                f"column {name}: no such column; the sink takes {_KNOWN}; drop it, or put its value into the body or "
+                f"the properties",
+                key=name,
             )
         stored, kinds, allowed = ACCEPTED[name.lower()]
         if kind not in kinds:

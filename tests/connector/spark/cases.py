@@ -80,7 +80,9 @@ def wrong_column_type(spark, root):
     write(spark.range(1).selectExpr("id body"), root)
 
 
-@case(r"ConfigError: column price: no such column; the sink takes .*; drop it, or put it in one")
+@case(
+    r"ConfigError: column price: no such column; the sink takes .*; drop it, or put its value into the body or the properties"
+)
 def unknown_column(spark, root):
     write(spark.range(1).selectExpr("'x' body", "1 price"), root)
 
