@@ -31,7 +31,7 @@ from messagestore.batch_search import all_batches, batches_from
 from messagestore.config import ASYNC_FLUSH
 from messagestore.dispatch import Dispatcher, request_of, whole_scan
 from messagestore.errors import CorruptionError
-from messagestore.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING
+from messagestore.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_FILE_SIZE, STATE_RECOVERING
 from messagestore.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
@@ -136,6 +136,8 @@ class _Recovery:
         """Every queue is made again."""
         self.all_index = False
         """The index is made again."""
+        self.without_folder: list[str] = []
+        """Topics of `topics.json` that had no queue when recovery began."""
 
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
@@ -143,6 +145,8 @@ class _Recovery:
             self.report.start = self.report.end = clean.physical_offset
             return self._writer(clean), self.report
         self._check_segments()
+        there = self.files.queue_names()
+        self.without_folder = [topic for topic in (*self.files.topics.names, BATCH_TOPIC) if topic not in there]
         walk = self._walk()
         self._check_proofs(walk)
         tail = tail_behind(self.log, walk.end.physical_offset)
@@ -180,6 +184,8 @@ class _Recovery:
         """The end of a store that a Python writer closed and nobody wrote to since; None when that is not so."""
         state = self.state
         if self.abort is not None or state is None or self._rebuild_begun():
+            return None
+        if self.files.disk.size(self.files.paths.state) != STATE_FILE_SIZE:
             return None
         if (
             not state.clean
@@ -581,9 +587,9 @@ class _Recovery:
         files = self.files
         there = files.queue_names()
         known = {*files.topics.names, BATCH_TOPIC}
+        topics = self.without_folder
         of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
         lost = {(t, q) for t, q in of_batches if t in known and q not in there.get(t, ())}
-        topics = [topic for topic in known if topic not in there]
         if not (lost or topics) or not end:
             return
         rebuilt = Dispatcher(files).rebuild_queues(lost, end, topics)
@@ -644,13 +650,20 @@ class _Recovery:
             for queue_id in sorted(set(range(first, last + 1)) - set(there.get(topic, ())))
         ]
 
+    def _broker_wrote(self) -> bool:
+        """Whether a broker was at work since a Python writer: it leaves another store checkpoint."""
+        files = self.files
+        if self.abort is not None:
+            return self.abort != files.abort_token
+        return self._checkpoint_is_ours() is False and files.disk.exists(files.paths.checkpoint)
+
     def _lost_by_accident(self) -> set[tuple[str, int]]:
         """Queues whose folders are gone, and that no broker can have deleted: they are made again from the log."""
         lost = self._lost_queues()
         if not lost:
             return set()
         names = _listed(lost)
-        if self.abort not in (None, self.files.abort_token) or self._checkpoint_is_ours() is False:
+        if self._broker_wrote():
             self.report.notes.append(
                 f"{names}: the queues had messages, and have no folder now. A broker was at work since, so it may have "
                 "deleted the topic and made it again; the queues were not rebuilt"
@@ -675,7 +688,7 @@ class _Recovery:
             flags=old.flags & STATE_ASYNC if old is not None else 0,
             writer_pid=os.getpid(),
         )
-        if old is None:
+        if old is None or files.disk.size(files.paths.state) != STATE_FILE_SIZE:
             files.state_file.create(files.paths.temporary("state"), state)
         else:
             if end.physical_offset >= old.clean_end:

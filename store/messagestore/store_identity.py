@@ -59,7 +59,7 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, 
     """
     identity = Identity.read(disk, paths.identity)
     journal = BatchJournal.read(disk, paths.journal)
-    copied = Identity.from_fields(journal.identity) if journal.identity else None
+    copied = _copy_of(journal, paths)
     if identity is not None and identity.version == Identity.NEWEST:
         return identity, [], False
     if identity is not None:
@@ -68,6 +68,14 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, 
         note = f"{paths.identity} was missing: made again from {paths.journal}"
         return write_identity(disk, paths, copied), [note], False
     return _made_again(disk, paths, config)
+
+
+def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
+    """The identity that the journal has a copy of; None when it has none."""
+    try:
+        return Identity.from_fields(journal.identity) if journal.identity else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(paths.journal, 0, "a copy of the store's identity", repr(error)) from error
 
 
 def _checked(disk: Disk, paths: Paths, identity: Identity, copied: Identity | None) -> Identity:

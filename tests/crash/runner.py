@@ -60,6 +60,7 @@ MODES = (
     Mode("power", "crash.power", 1, 0.05),
     Mode("kills", "crash.kills", 1, 0.05),
     Mode("flips", "crash.flips", 2, 0.1),
+    Mode("replays", "crash.replays", 2, 0.05),
     Mode("errors", "crash.errors", 2, 0.1),
     Mode("fuzz", "crash.fuzz", 2, 0.1),
     Mode("concurrency", "crash.concurrency", 1, 0.05),

@@ -1,0 +1,84 @@
+"""Bugs planted where a store says which one it is, and which batches it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from crash import replays
+from crash.harness import SMALL, Promise, append_encoded, die, run_steps
+from crash.judge import Verdict
+from crash.memdisk import MemDisk
+from crash.planting import Ground, Mutant, Search, patched, without
+from crash.workloads import batch
+from messagestore import SYNC_FLUSH, MessageStore, batch_search, recovery, store_identity, transaction
+from messagestore.batch_journal import BatchJournal
+from messagestore.batch_record import read_batch
+from messagestore.layout import JOURNAL_HEADER
+from messagestore.record import crc32
+from messagestore.store_files import Identity
+
+
+def replayed(*parts: str) -> Search:
+    """Cases of the mode `replays` whose keys have some of these words."""
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        states = MADE or MADE.update(replays.make_states(ground.root)) or MADE
+        chosen = [case for case in replays.cases(states, ground.root, False) if any(part in case[1] for part in parts)]
+        ground.chance.shuffle(chosen)
+        for _, _, state, damage, must_open in chosen:
+            try:
+                yield replays.look(state, ground.root, damage, must_open, may_cut=state.name == "async")[1]
+            except (ArithmeticError, LookupError, TypeError) as error:
+                yield Verdict(misread=[repr(error)])
+
+    return search
+
+
+def small_journal(ground: Ground) -> Iterator[Verdict]:
+    """An app that has not written for long: its last batch is still known."""
+    config, verdict = SMALL.replace(journal_retention=2), Verdict()
+    disk = MemDisk(ground.root)
+    steps = [("open",), batch(0, 2, app="old"), *(batch(version, 2) for version in range(4)), ("close",)]
+    run_steps(ground.root, steps, disk, Promise(), config)
+    die(ground.root)
+    with MessageStore.open(ground.root, config, disk=disk) as store:
+        if append_encoded(store, "old", 0, 2, SYNC_FLUSH) != "known":
+            verdict.duplicated.append("the last batch of an old app was appended again")
+    die(ground.root)
+    yield verdict
+
+
+def without_checksums(real: Any) -> Any:
+    """The bytes are believed as they are."""
+
+    def from_bytes(data: bytes, path: str = "") -> BatchJournal:
+        body = data[JOURNAL_HEADER.size :]
+        at = JOURNAL_HEADER.offset("body_crc")
+        head = data[:at] + crc32(body).to_bytes(4, "big") + data[at + 4 : JOURNAL_HEADER.offset("crc")]
+        return real(head + crc32(head).to_bytes(4, "big") + body, path)  # type: ignore[no-any-return]
+
+    return from_bytes
+
+
+def newest_only(journal: BatchJournal, retention: int) -> None:
+    journal._tidy()
+    journal._keep(np.arange(max(0, len(journal) - retention), len(journal)))
+
+
+MADE: dict[str, replays.State] = {}
+"""The states, made by the code without a bug."""
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("a BATCH record that cannot be read counts as gone", without(transaction, "is_gone", True), "replays", replayed("the last BATCH record")),
+    Mutant("a BATCH record that a unit names and that cannot be read is passed over", lambda: mock.patch.object(batch_search, "known_batch", read_batch), "replays", replayed(", no journal")),
+    Mutant("the checksums of the journal are not compared", patched(BatchJournal, "from_bytes", without_checksums), "replays", replayed("spark/journal:")),
+    Mutant("a journal that is missing or damaged is an empty one", without(recovery, "all_batches", []), "replays", replayed("spark/journal")),
+    Mutant("the batches of a copy are not looked for", without(store_identity, "all_batches", []), "replays", replayed("spark:missing")),
+    Mutant("the batches of an ancestor are another store's", lambda: mock.patch.object(Identity, "known_ids", property(lambda identity: frozenset((identity.store_id,)))), "replays", replayed("spark:missing")),
+    Mutant("a queue without a folder counts as deleted", without(recovery._Recovery, "_lost_queues", []), "replays", replayed("consumequeue/single:missing")),
+    Mutant("the journal forgets an app's last version", lambda: mock.patch.object(BatchJournal, "trim", newest_only), "a small journal", small_journal),
+)  # fmt: skip

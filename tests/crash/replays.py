@@ -1,0 +1,284 @@
+"""The mode `replays` of `make crash`: small files are damaged, lost or swapped, and then Spark sends its batches again.
+
+    store    closed; killed behind the clean end; killed in ASYNC_FLUSH; the small files as format 1 had them
+    damage   bits of spark/journal, spark/store.json, spark/state and of the last BATCH record; small files missing, cut,
+             or as they were a session ago; topics, queues and whole folders missing, alone and together; a byte-equal
+             copy without spark/
+
+After each the next process opens the store, gets every batch again, and one more. It may refuse, and then it changes no
+byte of RocketMQ's files. Else every batch is known, the new one is appended, and each row is there once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from crash import checker
+from crash.checker_records import journal_of
+from crash.counts import Counts, again
+from crash.faults import quiet_threads
+from crash.flips import TINY, Damage, flip
+from crash.harness import Promise, Step, append_encoded, die, payload, run_steps, scratch_folder
+from crash.judge import Verdict, note_content, note_faults
+from crash.memdisk import MemDisk, Tree
+from crash.power_cut import Folder
+from crash.workloads import batch, put
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError
+
+APP = "app-1"
+_SMALL_FILES = ("spark/journal", "spark/store.json", "spark/state", "checkpoint", "config/topics.json")
+_FLIPPED = ("spark/journal", "spark/journal.json", "spark/store.json", "spark/state")
+_BATCH_QUEUE = "consumequeue/" + checker.BATCH_TOPIC
+_TOPIC = "consumequeue/topic-" + APP
+_QUICK_STEP = 5
+"""The quick profile flips a bit of every so many bytes."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A store as some process left it.
+
+    Parameters
+    ----------
+    name : str
+    config : StoreConfig
+    content : Folder
+    older : Tree
+        The files as they were at the end of the session before.
+    promise : Promise
+        What is in it.
+    """
+
+    name: str
+    config: StoreConfig
+    content: Folder
+    older: Tree
+    promise: Promise
+
+
+def make_states(root: Path) -> dict[str, State]:
+    """Two sessions; the second one is closed, or killed."""
+    first: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), ("close",)]
+    second: list[Step] = [("open",), batch(1, 2), put(1, 1), batch(2, 3)]
+    states = {
+        "closed": _state("closed", root, TINY, first, [*second, ("close",)]),
+        "killed": _state("killed", root, TINY, first, second),
+    }
+    unsynced = TINY.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=3_600_000)
+    later: list[Step] = [("open",), batch(1, 2, ASYNC_FLUSH), put(1, 1), batch(2, 3, ASYNC_FLUSH)]
+    states["async"] = _state("async", root, unsynced, first, later)
+    states["format 1"] = _as_format_1(root, states["closed"])
+    return states
+
+
+def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second: list[Step]) -> State:
+    promise = Promise()
+    disk = MemDisk(root)
+    run_steps(root, first, disk, promise, config)
+    die(root)
+    older = disk.tree()
+    run_steps(root, second, disk, promise, config)
+    disk = MemDisk(root, disk.content())  # of a session that is not closed: as a kill leaves it
+    die(root)
+    found = checker.check(disk.tree(), settled=False)
+    if found.faults or len(found.bodies) != 12:
+        raise AssertionError(f"{name}: {len(found.bodies)} messages, {found.faults}")
+    promise.batches = set(promise.maybe_batches)
+    promise.puts = list(promise.maybe_puts)
+    return State(name, config, disk.content(), older, promise)
+
+
+def _as_format_1(root: Path, state: State) -> State:
+    """The small files as commit e68e155 wrote them."""
+    disk = MemDisk(root, state.content)
+    tree = disk.tree()
+    fields = json.loads(tree["spark/store.json"])
+    old = {name: value for name, value in fields.items() if name not in ("crc", "ancestors")} | {"formatVersion": 1}
+    disk.put_file("spark/store.json", (json.dumps(old, indent=2) + "\n").encode())
+    journal = journal_of(tree["spark/journal"])
+    assert journal is not None
+    apps = {app: [row[:7] for row in rows] for app, rows in journal["apps"].items()}
+    names = {
+        "formatVersion": 1,
+        "covered": journal["covered"],
+        "checkpointCrc": journal["checkpoint_crc"],
+        "apps": apps,
+    }
+    disk.remove_tree("spark/journal")
+    disk.put_file("spark/journal.json", json.dumps(names, separators=(",", ":")).encode())
+    die(root)
+    return replace(state, name="format 1", content=disk.content())
+
+
+# ---- damage
+
+
+def missing(*paths: str) -> Damage:
+    def damage(disk: MemDisk) -> None:
+        for path in paths:
+            there = disk.tree()
+            if path in there or path + "/" in there:
+                disk.remove_tree(path)
+
+    return damage
+
+
+def both(first: Damage, second: Damage) -> Damage:
+    def damage(disk: MemDisk) -> None:
+        first(disk)
+        second(disk)
+
+    return damage
+
+
+def as_before(older: Tree, *paths: str) -> Damage:
+    """Files of the session before, restored by mistake."""
+
+    def damage(disk: MemDisk) -> None:
+        for path in paths:
+            disk.put_file(path, older[path])
+
+    return damage
+
+
+def cut(path: str, size: int) -> Damage:
+    def damage(disk: MemDisk) -> None:
+        del disk.node(path)[size:]
+
+    return damage
+
+
+Case = tuple[str, str, State, Damage, bool]
+"""Kind, key, store, damage, and whether the next writer must open it."""
+_TAIL = "bits of the last BATCH record"
+
+
+def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
+    """All of it. Where everything that is needed can be had from the log, refusing the store is a fault."""
+    for name, state in states.items():
+        tree = MemDisk(root, state.content).tree()
+        small = [path for path in (*_SMALL_FILES, "spark/journal.json") if path in tree]
+        yield "small files lost", f"{name}:nothing", state, lambda disk: None, True
+        for path in small:
+            if path in state.older:
+                yield "small files swapped", f"{name}:{path}:older", state, as_before(state.older, path), False
+            for size in (0, 1, len(tree[path]) // 2, len(tree[path]) - 1):
+                yield "small files cut", f"{name}:{path}:{size} bytes", state, cut(path, size), False
+        lost = [*small[:-1], _BATCH_QUEUE, _TOPIC, f"{_TOPIC}/1", "consumequeue/single", "consumequeue", "index"]
+        if name == "format 1":  # nothing but the log says that this queue was there
+            lost.remove(f"{_TOPIC}/1")
+        for some in itertools.chain(([path] for path in lost), itertools.combinations(lost, 2)):
+            # Without `state` nobody knows up to where an ASYNC log was synced; a queue is refused when it is used.
+            must = "spark/state" not in some or state.name == "closed"
+            must &= f"{_TOPIC}/1" not in some
+            must &= "config/topics.json" not in some
+            yield "small files lost", f"{name}:{'+'.join(some)}:missing", state, missing(*some), must
+        for more in (  # not with the BATCH queue alone: then it looks like a store that we never wrote
+            (),
+            (_TOPIC,),
+            ("consumequeue",),
+            ("index",),
+            ("consumequeue", "index", "checkpoint"),
+        ):
+            yield "copies", f"{name}:{'+'.join(('spark', *more))}:missing", state, missing("spark", *more), True
+        step = _QUICK_STEP if quick else 1
+        for path in _FLIPPED:
+            size = len(tree.get(path, b"").rstrip(b"\0"))
+            slots = (*range(64), *range(512, 576)) if path == "spark/state" else range(size)
+            for position in slots[::step]:
+                for bit in (position // step % 8,) if quick else range(8):
+                    must = path == "spark/journal" or (path == "spark/journal.json" and name == "format 1")
+                    key = f"{name}:{path}:{position}.{bit}"
+                    yield "bits of small files", key, state, flip(path, position, bit), must
+        segment = max(path for path in tree if path.startswith("commitlog/0") and b'{"messagestore"' in tree[path])
+        start = tree[segment].rfind(b'{"messagestore"') - 88
+        end = start + int.from_bytes(tree[segment][start : start + 4], "big")
+        for position in range(start, end, 8 * step):
+            key = f"{name}:the last BATCH record:{position - start}, no journal"
+            yield _TAIL, key, state, both(missing("spark/journal"), flip(segment, position, 0)), False
+        for position in range(start, end, step):
+            for bit in (position // step % 8,) if quick else range(8):
+                key = f"{name}:the last BATCH record:{position - start}.{bit}"
+                yield _TAIL, key, state, flip(segment, position, bit), False
+
+
+# ---- looked at
+
+
+def look(state: State, root: Path, damage: Damage, must_open: bool, *, may_cut: bool = False) -> tuple[str, Verdict]:
+    """Damage a copy, open it, send every batch again, and one more; in a word, and what is wrong.
+
+    Parameters
+    ----------
+    state, root, damage : State, Path, callable
+    must_open : bool
+    may_cut : bool
+        The damage is where an unsynced ASYNC_FLUSH batch may be torn: then it is cut, and its replay is appended.
+    """
+    verdict = Verdict()
+    disk = MemDisk(root, state.content)
+    damage(disk)
+    promise = replace(state.promise, rows={**state.promise.rows}, maybe_batches={*state.promise.maybe_batches})
+    appended = 0
+    try:
+        with MessageStore.open(root, state.config, disk=disk) as store:
+            for app, version in sorted(state.promise.rows):
+                status = append_encoded(store, app, version, state.promise.rows[(app, version)], SYNC_FLUSH)
+                if status != "known" and not may_cut:
+                    verdict.duplicated.append(f"batch {(app, version)} was {status} again")
+            for app in sorted({app for app, _ in state.promise.rows}):
+                version = 1 + max(version for name, version in state.promise.rows if name == app)
+                promise.rows[(app, version)] = 2
+                promise.maybe_batches.add((app, version))
+                append_encoded(store, app, version, 2, SYNC_FLUSH)
+                appended += 1
+    except (StoreError, OSError) as error:
+        die(root)
+        return _refused(disk, must_open, state.promise, verdict, error)
+    die(root)
+    found = checker.check(disk.tree())
+    note_faults(verdict, found, "after the replay")
+    note_content(verdict, found.bodies, found.queues, promise, (), everything=True)
+    return "known", verdict
+
+
+def _refused(
+    disk: MemDisk, must_open: bool, promise: Promise, verdict: Verdict, error: Exception
+) -> tuple[str, Verdict]:
+    """Whatever was done before the store or a batch was refused has lost and doubled nothing."""
+    if must_open:
+        verdict.misread.append(f"refused: {type(error).__name__}: {error}")
+    log = b"".join(data for path, data in sorted(disk.tree().items()) if path.startswith("commitlog/"))
+    bodies = [payload(app, version, row) for (app, version), rows in promise.rows.items() for row in range(rows)]
+    for body in [*bodies, *(text.encode() for text in promise.puts)]:
+        count = log.count(body)
+        verdict.duplicated += [repr(body)] * (count > 1)
+        verdict.lost += [repr(body)] * (count < 1)
+    return "refused", verdict
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """All cases; in the quick profile a bit of every fifth byte."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    with scratch_folder() as folder, quiet_threads():
+        root = folder / "store"
+        states = make_states(root)
+        for number, (kind, key, state, damage, must_open) in enumerate(cases(states, root, quick and not case)):
+            if key != case if case else number % part[1] != part[0]:
+                continue
+            if not quick and time.monotonic() > until_s:
+                break
+            try:
+                unsynced = state.name == "async" and kind == _TAIL
+                _, verdict = look(state, root, damage, must_open, may_cut=unsynced)
+            except (AssertionError, ArithmeticError, LookupError, ValueError, MemoryError, TypeError) as error:
+                verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+            counts.take(kind, verdict, key, again("replays", seed, key))
+            if case:
+                break
+    return counts
