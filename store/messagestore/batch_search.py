@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from messagestore import record_scan
-from messagestore.batch_record import BatchRecord, known_batch, read_batch
+from messagestore.batch_record import BODY_BEGIN, BatchRecord, known_batch, read_batch
 from messagestore.commit_log import CommitLog, Scanned
 from messagestore.config import SYNC_FLUSH
 from messagestore.errors import CorruptionError
@@ -21,6 +21,7 @@ from messagestore.record import decode_message
 from messagestore.store_files import StoreFiles
 
 _TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
+_BEGIN = np.frombuffer(BODY_BEGIN, np.uint8)
 
 
 def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
@@ -84,11 +85,24 @@ def batches_of_log(log: CommitLog, start: int, end: int) -> Iterator[BatchRecord
 
 
 def _of_batch_topic(run: Scanned) -> list[int]:
-    """Where the records of the BATCH topic begin in a run."""
+    """Where the records of the BATCH topic begin in a run.
+
+    Raises
+    ------
+    CorruptionError
+        A record has the body of a BATCH record, and its CRC says that its topic is damaged.
+    """
     _, where = record_scan.parts(run.data, run.starts, run.heads)
+    named = np.zeros(len(run.starts), np.bool_)
     rows = np.flatnonzero(where.topic_ends - where.topic_starts == len(_TOPIC))
     topics = run.data[where.topic_starts[rows, None] + np.arange(len(_TOPIC))]
-    starts: list[int] = run.starts[rows[(topics == _TOPIC).all(axis=1)]].tolist()
+    named[rows] = (topics == _TOPIC).all(axis=1)
+    rows = np.flatnonzero((where.body_ends - where.body_starts > len(_BEGIN)) & ~named)
+    bodies = run.data[where.body_starts[rows, None] + np.arange(len(_BEGIN))]
+    for row in rows[(bodies == _BEGIN).all(axis=1)].tolist():  # else a message of a user's that looks like one
+        start = int(run.starts[row])
+        decode_message(run.data.data, start, physical_offset=run.physical_offset + start)
+    starts: list[int] = run.starts[named].tolist()
     return starts
 
 

@@ -136,8 +136,8 @@ class _Recovery:
         """Every queue is made again."""
         self.all_index = False
         """The index is made again."""
-        self.without_folder: list[str] = []
-        """Topics of `topics.json` that had no queue when recovery began."""
+        self.without_folder = self._topics_without_folder() if self.journal.queues is None else []
+        """Topics of `topics.json` that had no queue when recovery began; where the journal does not list the queues."""
 
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
@@ -145,8 +145,6 @@ class _Recovery:
             self.report.start = self.report.end = clean.physical_offset
             return self._writer(clean), self.report
         self._check_segments()
-        there = self.files.queue_names()
-        self.without_folder = [topic for topic in (*self.files.topics.names, BATCH_TOPIC) if topic not in there]
         walk = self._walk()
         self._check_proofs(walk)
         tail = tail_behind(self.log, walk.end.physical_offset)
@@ -636,6 +634,10 @@ class _Recovery:
         """
         there = set(self.files.disk.names(self.files.paths.consume_queue))
         return any(topic not in there for topic in self.journal.queues or ())
+
+    def _topics_without_folder(self) -> list[str]:
+        there = self.files.queue_names()
+        return [topic for topic in (*self.files.topics.names, BATCH_TOPIC) if topic not in there]
 
     def _lost_queues(self) -> list[tuple[str, int]]:
         """Queues that had units at the last clean end, of topics that nobody deleted, and that have no folder."""

@@ -173,6 +173,8 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
         if name == "format 1":  # nothing but the log says that this queue was there
             lost.remove(f"{_TOPIC}/1")
         for some in itertools.chain(([path] for path in lost), itertools.combinations(lost, 2)):
+            if "config/topics.json" in some and any(path.startswith("consumequeue") for path in some):
+                continue  # so a broker deletes a topic
             # Without `state` nobody knows up to where an ASYNC log was synced; a queue is refused when it is used.
             must = "spark/state" not in some or state.name == "closed"
             must &= f"{_TOPIC}/1" not in some
