@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -100,12 +99,12 @@ def test_every_text_ends_with_one_newline(texts: dict[str, str]) -> None:
 
 def test_store_properties_is_the_defaults() -> None:
     """`conf/store.properties` names every setting once, with the value it has anyway."""
-    from messagestore.config import StoreConfig, java_key
+    from messagestore.config import StoreConfig, java_key, settings
 
     path = ROOT / "conf" / "store.properties"
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     keys = [line.partition("=")[0] for line in lines]
-    assert sorted(keys) == sorted(java_key(field.name) for field in fields(StoreConfig))
+    assert sorted(keys) == sorted(java_key(field.name) for field in settings())
     assert StoreConfig.load(path) == StoreConfig()
 
 

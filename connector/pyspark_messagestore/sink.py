@@ -59,6 +59,7 @@ from messagestore.spi import (
     make_staging,
     no_history,
     probe_java,
+    refuse_to_write,
     remove,
     store_host_of,
     sweep,
@@ -146,7 +147,9 @@ class Sink:
         StoreLockedError
             A broker holds the store.
         NotAStoreError
-            The path holds something else.
+            The path holds something else, or a store of a form that cannot be written.
+        ConfigError
+            A setting of the store's broker forbids to write.
         LostBatchesError
             There is no store, and the batch is not the first one of its app.
         """
@@ -161,6 +164,7 @@ class Sink:
                 holder=holder.words,
             )
         check_root(Disk(), paths)
+        refuse_to_write(Disk(), paths, config)
         identity = Identity.read(Disk(), paths.identity)
         if identity is None and looks_like_store(Disk(), paths):  # a broker's
             with attached_store(paths.root, config).writing("making the store"):

@@ -43,7 +43,7 @@ from messagestore.store_files import (
     StoreFiles,
     make_own_folders,
     make_root,
-    refuse_foreign_forms,
+    refuse_to_write,
     with_fixed,
 )
 from messagestore.store_identity import establish
@@ -167,7 +167,7 @@ class AttachedStore:
                 self._make_way()
         try:
             if self._attachment is None:
-                refuse_foreign_forms(self.disk, self.paths)  # before anything is made
+                refuse_to_write(self.disk, self.paths, self.config)  # before anything is made
                 make_root(self.disk, self.paths)
                 _warn_of_others(self.paths.root)
                 self._attachment = attach(self.paths.root, self.disk)
@@ -202,7 +202,7 @@ class AttachedStore:
         if self.writer is not None:
             self.writer.files.close()
         self.flush = self.writer = None
-        refuse_foreign_forms(self.disk, self.paths)
+        refuse_to_write(self.disk, self.paths, self.config)
         identity, notes, first = establish(self.disk, self.paths, self.config)
         files = StoreFiles(self.paths, self.config, identity, self.disk)
         files.first_writer = first

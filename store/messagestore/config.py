@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
+import logging
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 
+from messagestore.broker_keys import RELEVANT, broker_key
 from messagestore.errors import ConfigError
 from messagestore.layout import CRC_MASK, UNIT
 
@@ -21,6 +24,11 @@ ASYNC_FLUSH = "ASYNC_FLUSH"
 MIN_SEGMENT_SIZE = 4096
 _MAX_SIZE = 1024 * 1024
 """Most bytes of a settings file."""
+
+_log = logging.getLogger(__name__)
+_listed: set[str] = set()
+"""Files of brokers whose foreign settings this process has listed."""
+T = TypeVar("T")
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -39,6 +47,11 @@ def duration_s(key: str, value: object) -> float:
             f"{key}: found {value!r}; allowed is a duration such as 500ms, 30s, 2m, 1h", key=key, value=value
         )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+def _no_setting(default: T) -> T:
+    """A field that is no setting: configurations that differ in it alone are equal."""
+    return field(default=default, repr=False, compare=False, metadata={"setting": False})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +89,17 @@ class StoreConfig:
     journal_retention: int = 10_000
     proven_tail_size: int = 1024 * 1024 * 1024
     fail_on_unproven: bool = False
+    broker_settings: tuple[tuple[str, str], ...] = _no_setting(())
+    """What a broker's own file says about who may write, and how: key and value."""
+    given: frozenset[str] = _no_setting(frozenset())
+    """Fields whose values a file or a mapping gave."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            wanted = {"int": int, "bool": bool, "str": str}[str(field.type)]
+        for each in settings():
+            value = getattr(self, each.name)
+            wanted = {"int": int, "bool": bool, "str": str}[str(each.type)]
             if type(value) is not wanted:
-                self._refuse(field.name, f"a value of type {field.type}")
+                self._refuse(each.name, f"a value of type {each.type}")
         for name in ("mapped_file_size_commit_log",):
             self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
         # Room for two units at least: RocketMQ's own recovery never ends where a queue file of one unit is full.
@@ -147,27 +164,34 @@ class StoreConfig:
     @classmethod
     def from_mapping(cls, mapping: dict[str, object]) -> StoreConfig:
         """From RocketMQ's key names (any case); values may be text, as in a properties file."""
-        known = {java_key(f.name).lower(): f for f in fields(cls)}
+        known = {java_key(f.name).lower(): f for f in settings()}
         values: dict[str, object] = {}
         for key, value in mapping.items():
-            field = known.get(key.lower())
-            if field is None:
-                keys = [java_key(f.name) for f in fields(cls)]
+            each = known.get(key.lower())
+            if each is None:
+                keys = [java_key(f.name) for f in settings()]
                 near = difflib.get_close_matches(key, keys, 1)
                 hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(keys)}"
                 raise ConfigError(f"{key}: no such setting; {hint}", key=key, value=value)
-            values[field.name] = _typed(java_key(field.name), str(field.type), value)
+            values[each.name] = _typed(java_key(each.name), str(each.type), value)
+        values["given"] = frozenset(values)
         return cls(**values)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path) -> StoreConfig:
-        """From a `store.properties` file (`key=value` lines, `#` comments).
+        """From a `store.properties` file (`key=value` lines, `#` comments), or a broker's own file.
+
+        A file with a key that only RocketMQ knows is a broker's. What a store does not have is passed over then, and
+        listed once in the log; `broker_settings` keeps what a writer must know. In any other file such keys are
+        refused.
 
         An error names the line and what is expected there, and shows nothing of a file that is none: whoever may give
         the path may not be allowed to read the file.
         """
-        known = [java_key(field.name) for field in fields(cls)]
+        own = {java_key(each.name).lower(): java_key(each.name) for each in settings()}
         mapping: dict[str, object] = {}
+        foreign: dict[str, str] = {}
+        unknown: list[tuple[int, str]] = []
         for number, line in enumerate(_text_of(path).splitlines(), 1):
             text = line.strip()
             if not text or text.startswith(("#", "!")):
@@ -175,16 +199,52 @@ class StoreConfig:
             key, equals, value = (part.strip() for part in text.partition("="))
             if not equals:
                 raise ConfigError(f"{path}: line {number}: found no `=`; a line is key=value", key=f"line {number}")
-            if key.lower() not in [name.lower() for name in known]:
-                near = difflib.get_close_matches(key, known, 1)
+            brokers = broker_key(key)
+            if key.lower() in own:
+                mapping[key] = value
+            elif brokers is not None:
+                foreign[brokers] = value
+            else:
+                unknown.append((number, key))
+        for number, key in unknown:
+            near = difflib.get_close_matches(key, own.values(), 1)
+            if near or not foreign:
                 found = (
                     f"{key}: no such setting; did you mean {near[0]}?"
                     if near
-                    else (f"found a key that is no setting; known settings: {', '.join(known)}")
+                    else f"found a key that is no setting; known settings: {', '.join(own.values())}"
                 )
                 raise ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
-            mapping[key] = value
-        return cls.from_mapping(mapping)
+        config = cls.from_mapping(mapping)
+        if not foreign:
+            return config
+        _list_once(str(path), sorted(foreign), [number for number, _ in unknown])
+        kept = tuple((key, foreign[key]) for key in RELEVANT if key in foreign)
+        return config.replace(broker_settings=kept, given=frozenset(each.name for each in settings()))
+
+    def is_given(self, name: str) -> bool:
+        """Whether somebody chose the value of a field: a broker's file chooses RocketMQ's default by leaving it out."""
+        return name in self.given or getattr(self, name) != getattr(StoreConfig(), name)
+
+
+def settings() -> list[dataclasses.Field[object]]:
+    """The fields of `StoreConfig` that are settings."""
+    return [each for each in fields(StoreConfig) if each.metadata.get("setting", True)]
+
+
+def _list_once(path: str, keys: list[str], lines: list[int]) -> None:
+    """Say which settings of a broker's file were passed over; once a process."""
+    if path in _listed:
+        return
+    _listed.add(path)
+    more = f"; lines that RocketMQ 5.3 does not know: {', '.join(map(str, lines))}" if lines else ""
+    _log.warning(
+        "%s: a RocketMQ broker's file; %d settings in it are none of a store and were passed over: %s%s",
+        path,
+        len(keys),
+        ", ".join(keys),
+        more,
+    )
 
 
 def _text_of(path: str | Path) -> str:

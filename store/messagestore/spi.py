@@ -34,6 +34,7 @@ from messagestore.store_files import (
     check_root,
     looks_like_store,
     make_staging,
+    refuse_to_write,
     store_host_of,
 )
 from messagestore.topics import Topics
@@ -101,6 +102,7 @@ __all__ = [
     "put_topic_fault",
     "queue_of_hash",
     "read_batch",
+    "refuse_to_write",
     "remove",
     "store_host_of",
     "sweep",

@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from messagestore.broker_keys import why_not_written
 from messagestore.commit_log import CommitLog
-from messagestore.config import StoreConfig
+from messagestore.config import StoreConfig, java_key
 from messagestore.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.hosts import pack_host
@@ -495,6 +496,72 @@ def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
     disk.replace(paths.identity, identity.to_json(), via=paths.temporary("store.json"))
     disk.fsync_dir(paths.root)
     return replace(identity, version=FORMAT_VERSION)
+
+
+def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
+    """Refuse what must not be written to, before anything is made or locked.
+
+    Raises
+    ------
+    ConfigError
+        A setting of the broker's forbids it, or the sizes of a broker's files cannot be known.
+    NotAStoreError
+        The store has a form that cannot be written.
+    """
+    refuse_broker_settings(paths, config)
+    refuse_foreign_forms(disk, paths)
+    refuse_to_guess_sizes(disk, paths, config)
+
+
+def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store whose broker wants other bytes or offsets, or whose log is written by others.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found = dict(config.broker_settings)
+    refused = why_not_written(found)
+    if refused is None and found.get("forceVerifyPropCRC", "").lower() == "true" and not config.enabled_append_prop_crc:
+        refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC; set enabledAppendPropCRC=true"
+    path = found.get("storePathCommitLog")
+    of_this_store = os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
+    if path and of_this_store and os.path.realpath(path) != os.path.realpath(paths.commit_log):
+        link = f"make {paths.commit_log} a symbolic link to that folder"
+        refused = refused or (
+            "storePathCommitLog",
+            f"its log is elsewhere, and a second one would be made here; {link}",
+        )
+    if refused is not None:
+        key, reason = refused
+        raise ConfigError(
+            f"{paths.root}: cannot be written with {key}={found[key]}: {reason}", key=key, value=found[key]
+        )
+
+
+def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store that a broker made and that has no files yet which say how large they are.
+
+    Raises
+    ------
+    ConfigError
+        A broker does not start with files of another size.
+    """
+    ours = disk.exists(paths.identity) or disk.exists(paths.journal)
+    if ours or not disk.names(paths.root) or is_free(disk, paths) or disk.names(paths.commit_log):
+        return
+    missing = ["mapped_file_size_commit_log"]
+    if not any(queue_ids for queue_ids in list_queues(disk, paths.root)[0].values()):
+        missing.append("mapped_file_size_consume_queue")
+    missing = [java_key(name) for name in missing if not config.is_given(name)]
+    if missing:
+        keys = " and ".join(missing)
+        raise ConfigError(
+            f"{paths.root}: a broker made this store, and no file in it says how large its files are to be; with other "
+            f"sizes the broker does not start. Give the broker's own file (broker.conf) as storeConfig or "
+            f"--store-config, or a file with {keys}",
+            key=missing[0],
+        )
 
 
 def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:

@@ -29,7 +29,17 @@ from crash.counts import Counts
 from crash.harness import SMALL, Promise
 from crash.imitate import Broker, commit
 from crash.judge import Verdict, differing, note_content, note_faults
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, NotAStoreError, StoreLockedError, writer_lock
+from messagestore import (
+    ASYNC_FLUSH,
+    SYNC_FLUSH,
+    ConfigError,
+    Message,
+    MessageStore,
+    NotAStoreError,
+    StoreConfig,
+    StoreLockedError,
+    writer_lock,
+)
 from messagestore.attached_store import AttachedStore, attached_store
 from messagestore.mapped_file import Disk
 from messagestore.state import StateFile
@@ -37,6 +47,11 @@ from processes import starting_broker
 
 WRITERS, BROKERS = 3, 8
 _ROWS = 6
+FORBIDDING = (
+    "brokerRole=SLAVE", "duplicationEnable=true", "enableDLegerCommitLog=true", "enableControllerMode=true",
+    "storeType=defaultRocksDB", "rocksdbCQDoubleWriteEnable=true", "forceVerifyPropCRC=true",
+    "storePathCommitLog=/nowhere/commitlog",
+)  # fmt: skip
 _SIZES = SMALL.replace(mapped_file_size_commit_log=64 * 1024, lock_timeout="30s", attach_timeout="150ms")
 
 
@@ -225,21 +240,29 @@ def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Stores of a form that cannot be written."""
+    """Stores of a form that cannot be written, and settings of brokers that forbid it."""
     verdict = Verdict()
-    for form in ("consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0"):
-        target = root / form.replace("/", "-")
-        (target / form).parent.mkdir(parents=True)
-        (target / form).write_bytes(b"x")
+    forms = ("consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0")
+    stores = {form: (form, SMALL) for form in forms}
+    stores["a broker's store without messages"] = ("config/topics.json", StoreConfig())
+    conf = root.with_name("broker.conf")
+    for line in FORBIDDING:
+        conf.write_text(f"brokerName=b\nmappedFileSizeCommitLog={SMALL.mapped_file_size_commit_log}\n{line}\n")
+        with mock.patch("messagestore.config._log"):
+            stores[line] = ("config/topics.json", StoreConfig.load(conf))
+    for number, (name, (path, config)) in enumerate(stores.items()):
+        target = root / str(number)
+        (target / path).parent.mkdir(parents=True)
+        (target / path).write_bytes(b"{}")
         (target / "commitlog").mkdir()
-        before = sorted(target.rglob("*"))
+        before = set(target.rglob("*"))
         try:
-            MessageStore.open(target, SMALL).close()
-            verdict.misread.append(f"{form}: was not refused")
-        except NotAStoreError:
-            made = sorted(str(path) for path in set(target.rglob("*")) - set(before))
-            verdict.misread += [f"{form}: the writer that was refused made {path}" for path in made]
-        counts.cases["writers refused by a store's form"] += 1
+            MessageStore.open(target, config).close()
+            verdict.misread.append(f"{name}: was not refused")
+        except (NotAStoreError, ConfigError):
+            made = sorted(str(path) for path in set(target.rglob("*")) - before)
+            verdict.misread += [f"{name}: the writer that was refused made {path}" for path in made]
+        counts.cases["writers refused by a store's form or settings"] += 1
     return verdict
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 
 from crash import brokers
 from crash.planting import Mutant, many, patched, without
-from messagestore import attached_store
+from messagestore import store_files
 from messagestore.attached_store import AttachedStore
 from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
@@ -37,5 +37,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an append does not look whether a broker waits", without(LogWriter, "check_turn"), "ways", many(brokers.ways)),
     Mutant("a broker gets in before the store is closed", patched(AttachedStore, "_make_way", lets_go_at_once), "ways", many(brokers.ways)),
     Mutant("a lease that the kernel took away is believed", without(Attachment, "overrun", False), "stalls", many(brokers.stalls)),
-    Mutant("a writer that is refused has made its folder", patched(attached_store, "refuse_foreign_forms", only_behind_its_own_folder), "refusals", many(brokers.refusals)),
+    Mutant("a writer that is refused has made its folder", patched(store_files, "refuse_foreign_forms", only_behind_its_own_folder), "refusals", many(brokers.refusals)),
+    Mutant("the sizes of a broker's files are guessed", without(store_files, "refuse_to_guess_sizes"), "refusals", many(brokers.refusals)),
+    Mutant("a broker's settings forbid nothing", without(store_files, "refuse_broker_settings"), "refusals", many(brokers.refusals)),
 )  # fmt: skip

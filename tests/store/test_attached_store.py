@@ -18,6 +18,7 @@ import pytest
 from crash.harness import die, tree_hash
 from messagestore import (
     BatchRequest,
+    ConfigError,
     CorruptionError,
     Message,
     MessageStore,
@@ -424,6 +425,77 @@ def test_a_session_cannot_write_behind_a_lock_file_that_was_replaced(tmp_path: P
     attached_store(root).detach()
     (root / "old").unlink()
     assert verify(root).ok
+
+
+FORBIDDING = [
+    ("brokerRole=SLAVE", "write to the master's store"),
+    ("duplicationEnable=true", "write to a store without it"),
+    ("enableDLegerCommitLog=true", "send the messages to the broker"),
+    ("enableControllerMode=true", "send the messages to the broker"),
+    ("storeType=defaultRocksDB", "send the messages to the broker"),
+    ("rocksdbCQDoubleWriteEnable=true", "turn it off in the broker"),
+    ("forceVerifyPropCRC=true", "set enabledAppendPropCRC=true"),
+    ("storePathCommitLog=/nowhere/commitlog", "symbolic link"),
+]
+
+
+@pytest.mark.parametrize(("line", "remedy"), FORBIDDING, ids=[line for line, _ in FORBIDDING])
+def test_a_brokers_settings_that_forbid_to_write(tmp_path: Path, line: str, remedy: str) -> None:
+    """Refused by name, with what to do; nothing is changed, and nothing made. Reading goes on."""
+    root, conf = filled(tmp_path / "s", 4), tmp_path / "broker.conf"
+    conf.write_text(f"brokerName=b\n{line}\n")
+    config, before = StoreConfig.load(conf), tree_hash(root)
+    for path in (root, tmp_path / "new"):
+        with pytest.raises(ConfigError, match=f"cannot be written with {line}: .*{remedy}") as caught:
+            MessageStore.open(path, config)
+        assert caught.value.key == line.partition("=")[0]
+        with pytest.raises(ConfigError, match="cannot be written with"):
+            append(path, "app", 0, config=config)
+    assert tree_hash(root) == before and not (tmp_path / "new").exists()
+    with MessageStore.open_read_only(root, config) as store:
+        assert len(read_all(store)) == 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "brokerRole=SYNC_MASTER",
+        "brokerRole=async_master\nstoreType=default\nduplicationEnable=false\nenableControllerMode=false",
+        "forceVerifyPropCRC=true\nenabledAppendPropCRC=true",
+        "storePathCommitLog={root}/commitlog",
+        "storePathRootDir={root}\nstorePathCommitLog={root}/commitlog",
+        "storePathRootDir=/another/store\nstorePathCommitLog=/another/log",
+    ],
+)
+def test_a_brokers_settings_that_allow_to_write(tmp_path: Path, lines: str) -> None:
+    """Those of a master; and of another store, when the file is only taken for its sizes."""
+    root, conf = tmp_path / "s", tmp_path / "broker.conf"
+    conf.write_text(f"brokerName=b\nmappedFileSizeCommitLog=65536\n{lines.format(root=root)}\n")
+    with MessageStore.open(root, StoreConfig.load(conf)) as store:
+        assert store.put_message(Message("t", b"x", queue_id=0)).is_ok
+    assert (root / "commitlog" / f"{0:020d}").stat().st_size == 65536
+
+
+def test_the_sizes_of_a_brokers_store_without_messages_are_not_guessed(tmp_path: Path) -> None:
+    """No file says how large a segment is: asked for, and nothing made; the broker's own file answers."""
+    root, conf = tmp_path / "s", tmp_path / "broker.conf"
+    for name in ("commitlog", "consumequeue", "index", "config"):
+        (root / name).mkdir(parents=True)
+    (root / "config" / "topics.json").write_text("{}")
+    before = sorted(root.rglob("*"))
+    for config in (None, StoreConfig(lock_timeout="1s"), StoreConfig(mapped_file_size_commit_log=65536)):
+        with pytest.raises(
+            ConfigError, match=r"a broker made this store.*broker\.conf.*mappedFileSizeCon|mappedFileSizeCom"
+        ):
+            MessageStore.open(root, config)
+    assert sorted(root.rglob("*")) == before
+    conf.write_text("brokerName=b\nmappedFileSizeCommitLog=65536\n")
+    with MessageStore.open(root, StoreConfig.load(conf)) as store:
+        assert store.put_message(Message("t", b"x", queue_id=0)).is_ok
+    assert (root / "commitlog" / f"{0:020d}").stat().st_size == 65536
+    assert (root / "consumequeue" / "t" / "0" / f"{0:020d}").stat().st_size == 6_000_000
+    with MessageStore.open(root) as store:
+        assert read_all(store) == [b"x"]
 
 
 @pytest.mark.parametrize("form", ["consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0"])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
 
-from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key
+from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key, settings
 from messagestore.errors import ConfigError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "store.properties"
@@ -205,6 +205,61 @@ def test_a_file_that_is_no_settings_file_is_not_shown(tmp_path: Path, content: b
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
+BROKER_CONF = """
+# as in RocketMQ's distribution
+brokerClusterName=DefaultCluster
+brokerName=broker-a
+brokerId=0
+deleteWhen=04
+fileReservedTime=48
+brokerRole=ASYNC_MASTER
+flushDiskType=ASYNC_FLUSH
+namesrvAddr=10.0.0.1:9876;10.0.0.2:9876
+innerClientAuthenticationCredentials={"accessKey":"secret"}
+mappedFileSizeConsumeQueueExt=50331648
+mappedFileSizeCommitLog=65536
+autoCreateTopicEnable=true
+"""
+
+
+def test_a_brokers_own_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """What a store has is taken; the rest is listed, once, without values, and passed over."""
+    path = tmp_path / "broker.conf"
+    path.write_text(BROKER_CONF + "addedInRocketMQ6=1\n")
+    config = StoreConfig.load(path)
+    assert config == StoreConfig(flush_disk_type=ASYNC_FLUSH, mapped_file_size_commit_log=65536)
+    assert config.broker_settings == (("brokerRole", "ASYNC_MASTER"),)
+    assert StoreConfig.load(path) == config
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    said = record.getMessage()
+    assert (
+        "10 settings in it are none of a store and were passed over: autoCreateTopicEnable, brokerClusterName" in said
+    )
+    assert "lines that RocketMQ 5.3 does not know: 15" in said
+    assert "secret" not in said and "10.0.0.1" not in said and "addedIn" not in said
+
+
+@pytest.mark.parametrize("line", ["flushDiskTyp=SYNC_FLUSH", "mappedFileSizeCommitlogs=1", "brokerIP=10.0.0.1"])
+def test_a_typing_error_in_a_brokers_file(tmp_path: Path, line: str):
+    """A key that looks like one of ours, and that RocketMQ does not know, is not passed over."""
+    path = tmp_path / "broker.conf"
+    path.write_text(BROKER_CONF + line)
+    with pytest.raises(ConfigError, match=r"line 15: .*: no such setting; did you mean"):
+        StoreConfig.load(path)
+
+
+def test_a_brokers_file_gives_every_setting(tmp_path: Path):
+    """What it leaves out has RocketMQ's default, and that is known; a file of ours gives what is in it."""
+    path = tmp_path / "conf"
+    path.write_text("brokerName=b\n")
+    assert StoreConfig.load(path).is_given("mapped_file_size_commit_log")
+    path.write_text("listenPort=10911\n")
+    config = StoreConfig.load(path)
+    assert config.is_given("listen_port") and not config.is_given("mapped_file_size_commit_log")
+    assert config.replace(mapped_file_size_commit_log=8192).is_given("mapped_file_size_commit_log")
+
+
 def test_an_endless_file_is_not_read_to_its_end():
     """A device that never ends."""
     with pytest.raises(ConfigError, match="found more than 1048576 bytes"):
@@ -215,4 +270,4 @@ def test_the_file_that_is_shipped():
     """conf/store.properties holds every setting, with its default."""
     assert StoreConfig.load(SHIPPED) == StoreConfig()
     text = SHIPPED.read_text(encoding="utf-8")
-    assert [f.name for f in fields(StoreConfig) if java_key(f.name) not in text] == []
+    assert [f.name for f in settings() if java_key(f.name) not in text] == []

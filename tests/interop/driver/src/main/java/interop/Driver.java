@@ -6,10 +6,13 @@ import com.alibaba.fastjson.serializer.SerializerFeature;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.util.Base64;
 import java.util.Map;
 import java.util.Properties;
+import java.util.Set;
+import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.common.compression.CompressionType;
 import org.apache.rocketmq.common.compression.CompressorFactory;
@@ -90,9 +93,25 @@ public final class Driver {
                 return CompressorFactory.getCompressor(type).compress(body, command.getIntValue("level"));
             case "config":
                 return ConfigFiles.act(command);
+            case "keys":
+                return keys(command.getJSONArray("classes").toJavaList(String.class));
             default:
                 throw new IllegalArgumentException("no such command: " + command.getString("op"));
         }
+    }
+
+    /** What a broker takes from its file: a setter of one of its configurations (MixAll.properties2Object). */
+    private static Set<String> keys(Iterable<String> classes) throws Exception {
+        Set<String> found = new TreeSet<>();
+        for (String name : classes) {
+            for (Method method : Class.forName(name).getMethods()) {
+                String set = method.getName();
+                if (set.startsWith("set") && set.length() > 3 && method.getParameterCount() == 1) {
+                    found.add(set.substring(3, 4).toLowerCase() + set.substring(4));
+                }
+            }
+        }
+        return found;
     }
 
     private static String version() throws Exception {

@@ -1,0 +1,167 @@
+"""The settings of a RocketMQ broker: which file is a broker's, and which settings in it keep this project from writing.
+
+A broker's own file (`broker.conf`) holds hundreds of settings that mean nothing to a store. They are passed over. Some
+say that other bytes or offsets are wanted than this project writes, or that somebody else may write: a store with such
+a broker is only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+_KEYS = """
+accessMessageInMemoryHotRatio accessMessageInMemoryMaxRatio accountStatsEnable accountStatsPrintZeroValues
+ackMessageThreadPoolNums ackThreadPoolQueueCapacity aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond
+aclEnable adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity allAckInSyncStateSet
+allowRecallWhenBrokerNotWriteable appendAckAsync appendCkAsync asyncLearner asyncSendEnable authConfigPath
+authenticationEnabled authenticationMetadataProvider authenticationProvider authenticationStrategy
+authenticationWhitelist authorizationEnabled authorizationMetadataProvider authorizationProvider
+authorizationStrategy authorizationWhitelist autoCreateSubscriptionGroup autoCreateTopicEnable autoDeleteUnusedStats
+autoMessageVersionOnTopicLen batchDispatchRequestThreadPoolNums bindAddress bitMapLengthConsumeQueueExt
+bottomMostCompressionTypeForConsumeQueueStore broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
+brokerClusterName brokerConfigPath brokerElectionPriority brokerFastFailureEnable brokerHeartbeatInterval brokerId
+brokerIP1 brokerIP2 brokerName brokerNotActiveTimeoutMillis brokerPermission brokerRole brokerTopicEnable
+cgColdReadThreshold channelExpiredTimeout channelNotActiveInterval checkCRCOnRecover checkSyncStateSetPeriod
+cleanFileForciblyEnable cleanOfflineBrokerInterval cleanResourceInterval cleanRocksDBDirtyCQIntervalMin
+cleanSwapedMapInterval clearRetryTopicWhenDeleteTopic clientAsyncSemaphoreValue clientCallbackExecutorThreads
+clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout clientManagerThreadPoolQueueCapacity
+clientManageThreadPoolNums clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable clientSocketRcvBufSize
+clientSocketSndBufSize clientWorkerThreads clusterName clusterTopicEnable coldCtrStrategyEnable
+coldDataFlowControlEnable coldDataScanEnable combineAssignOffsetCQType combineCQEnableCheckSelf
+combineCQLoadingCQTypes combineCQMaxExtraSearchCommitLogFiles combineCQPreferCQType commercialBaseCount
+commercialBigCount commercialEnable commercialSizePerMsg commercialTimerCount commercialTransCount
+commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog commitLogForceSwapMapInterval
+commitLogSwapMapInterval commitLogSwapMapReserveFileNum compactionCqMappedFileSize compactionMappedFileSize
+compactionScheduleInternal compactionThreadNum compatibleWithOldNameSrv compressedRegister configBlackList
+configManagerVersion configName connectTimeoutMillis consumerFallbehindThreshold
+consumerManagerThreadPoolQueueCapacity consumerManageThreadPoolNums consumerOffsetUpdateVersionStep controllerAddr
+controllerHeartBeatTimeoutMills correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval
+dataReadAheadEnable debugLockEnable defaultMessageRequestMode defaultPopShareQueueNum defaultQueryMaxNum
+defaultTopicQueueNums delayOffsetUpdateVersionStep deleteCommitLogFilesInterval deleteConsumeQueueFilesInterval
+deleteFileBatchMax deleteWhen destroyMapedFileIntervalForcibly disableCallbackExecutor
+disableConsumeIfConsumerReadSlowly disableNettyWorkerGroup disappearTimeAfterStart diskFallRecorded
+diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio dispatchCqCacheNum dispatchCqThreads
+dispatchFromSenderThread dLegerGroup dLegerPeers dLegerSelfId duplicationEnable enableAcceleratedRecovery
+enableAsyncReput enableAutoInSyncReplicas enableBatchPush enableBroadcastOffsetStore
+enableBuildConsumeQueueConcurrently enableCalcFilterBitMap enableCleanExpiredOffset enableCompaction
+enableConsumeQueueExt enableControllerMode enableCreateSysGroup enabledAppendPropCRC enableDetailStat
+enableDLegerCommitLog enableFastChannelEventProcess enableLmq enableLmqStats
+enableLogConsumeQueueRepeatedlyBuildWhenRecover enableMixedMessageType enableMultiDispatch enableNetWorkFlowControl
+enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge
+enablePopLog enablePopMessageThreshold enablePropertyFilter enableReconnectForGoAway enableRegisterProducer
+enableRemoteEscape enableRetryTopicV2 enableRocksDBLog enableRunningFlagsInFlush enableScheduleAsyncDeliver
+enableScheduleMessageStats enableShutdownGracefully enableSingleTopicRegister enableSkipLongAwaitingAck
+enableSlaveActingMaster enableSplitRegistration endTransactionPoolQueueCapacity endTransactionThreadPoolNums
+estimateAccumulation expectConsumerNumUseFilter fastFailIfNoBufferInStorePool fetchControllerAddrByDnsLookup
+fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup fetchNamesrvAddrInterval fileReservedTime
+filterDataCleanTimeSpan filterServerNums filterSupportRetry flushCommitLogLeastPages flushCommitLogThoroughInterval
+flushCommitLogTimed flushConsumeQueueLeastPages flushConsumeQueueThoroughInterval flushConsumerOffsetHistoryInterval
+flushConsumerOffsetInterval flushDelayOffsetInterval flushDiskType flushIntervalCommitLog flushIntervalConsumeQueue
+flushLeastPagesWhenWarmMapedFile forceRegister forceVerifyPropCRC forwardTimeout globalColdReadThreshold
+haFlowControlEnable haHousekeepingInterval haListenPort haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup
+haSendHeartbeatInterval haSlaveFallbehindMax haTransferBatchSize heartbeatThreadPoolNums
+heartbeatThreadPoolQueueCapacity highSpeedMode inBrokerContainer initAuthenticationUser initPopOffsetByCheckMsgInMem
+innerClientAuthenticationCredentials inSyncReplicas isolateLogEnable listenPort litePullMessageEnable
+litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity loadBalancePollNameServerInterval
+loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity lockInStrictMode
+logicalDiskSpaceCleanForciblyThreshold logicQueueForceSwapMapInterval logicQueueSwapMapInterval
+logicQueueSwapMapReserveFileNum longPollingEnable mappedFileSizeCommitLog mappedFileSizeConsumeQueue
+mappedFileSizeConsumeQueueExt mappedFileSizeTimerLog mappedFileSwapEnable mapperFileSizeBatchConsumeQueue
+maxAsyncPutMessageRequests maxBatchDeleteFilesNum maxChecksumRange maxConsumeQueueScan maxDelayTime
+maxErrorRateOfBloomFilter maxFilterMessageSize maxHashSlotNum maxHaTransferByteInSecond maxIndexNum
+maxLmqConsumeQueueNum maxMessageSize maxMsgsNumBatch maxOffsetMapSize maxPopPollingSize
+maxReconnectIntervalTimeSeconds maxRecoveryCommitlogFiles maxSlaveResendLength maxStatsIdleTimeInMinutes
+maxTopicLength maxTransferBytesOnMessageInDisk maxTransferBytesOnMessageInMemory maxTransferCountOnMessageInDisk
+maxTransferCountOnMessageInMemory memTableFlushInterval memTableFlushIntervalMs messageDelayLevel messageIndexEnable
+messageIndexSafe messageStorePlugIn metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
+metricLoggingExporterIntervalInMills metricsExporterType metricsGrpcExporterHeader metricsGrpcExporterTarget
+metricsInDelta metricsLabel metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort
+migrateAuthFromV1Enabled minInSyncReplicas msgTraceTopicName namesrvAddr notifyConsumerIdsChangedEnable
+offsetCheckInSlave osPageCacheBusyTimeOutMills popCkMaxBufferSize popCkOffsetMaxQueueSize popCkStayBufferTime
+popCkStayBufferTimeOut popConsumerFSServiceInit popConsumerKVServiceEnable popConsumerKVServiceInit
+popConsumerKVServiceLog popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
+popPollingMapSize popPollingSize popResponseReturnActualRetryTopic popReviveMaxAttemptTimes
+popReviveMaxReturnSizePerRead preferredLeaderId printChannelGroups printChannelGroupsMinNum
+processReplyMessageThreadPoolNums pullBatchMaxMessageCount pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+putConsumeQueueDataByFileChannel putMessageFutureThreadPoolNums putMessageTimeout putMsgIndexHightWater
+putThreadPoolQueueCapacity queryMessageThreadPoolNums queryThreadPoolQueueCapacity readOnlyCommitLogStorePaths
+readUnCommitted realTimeNotifyConsumerChange realTimePersistRocksDBConfig recallMessageEnable
+recheckReputOffsetFromCq recoverConcurrently recoverThreadPoolNums redeleteHangedFileInterval regionId
+registerBrokerTimeoutMills registerNameServerPeriod rejectPullConsumerEnable rejectTransactionMessage
+replicasPerDiskPartition replyThreadPoolQueueCapacity retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
+reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime rocketmqHome rocksdbCompressionType
+rocksdbCQDoubleWriteEnable rocksdbFlushWalFrequency rocksdbWalFileRollingThreshold sampleCountThreshold sampleSteps
+scanAvailableNameSrv scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
+searchBcqByCacheEnable sendHeartbeatTimeoutMillis sendMessageThreadPoolNums sendThreadPoolQueueCapacity
+serverAsyncSemaphoreValue serverCallbackExecutorThreads serverChannelMaxIdleTimeSeconds serverLoadBalancerEnable
+serverNettyWorkerGroupEnable serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSelectorThreads
+serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize serverWorkerThreads shortPollingTimeMills
+shutdownWaitTimeSeconds skipPreOnline skipWhenCKRePutReachMaxTimes slaveReadEnable slaveTimeout socksProxyConfig
+spinLockCollisionRetreatOptimalDegree splitRegistrationSize startAcceptSendRequestTimeStamp
+statefulAuthenticationCacheExpiredSecond statefulAuthenticationCacheMaxNum statefulAuthorizationCacheExpiredSecond
+statefulAuthorizationCacheMaxNum statRocksDBCQIntervalSec storePathBrokerIdentity storePathCommitLog
+storePathDLedgerCommitLog storePathEpochFile storePathRootDir storeReplyMessageEnable storeType
+subscriptionExpiredTimeout syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod syncControllerMetadataPeriod
+syncFlushTimeout syncFromLastFile syncMasterFlushOffsetWhenStartup timerColdDataCheckIntervalMs
+timerCongestNumEachSlot timerEnableCheckMetrics timerEnableRetryUntilSuccess timerFlushIntervalMs
+timerGetMessageThreadNum timerInterceptDelayLevel timerMaxDelaySec timerMetricSmallThreshold timerPrecisionMs
+timerProgressLogIntervalMs timerPutMessageThreadNum timerRollWindowSlot timerSkipUnknownError timerStopEnqueue
+timerWheelEnable topicQueueLockNum totalReplicas traceOn traceTopicEnable transactionCheckInterval
+transactionCheckMax transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
+transactionTimeOut transferMsgByHeap transientStorePoolEnable transientStorePoolSize travelCqFileNumWhenGetMessage
+updateNameServerAddrPeriod useABSLock useEpollNativeSelector usePIDColdCtrStrategy userCacheExpiredSecond
+userCacheMaxNum userCacheRefreshSecond useReentrantLockWhenPutMessage useServerSideResetOffset useStaticSubscription
+useTLS validateSystemTopicWhenUpdateTopic waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue
+waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue
+waitTimeMillsInTransactionQueue wakeCommitWhenPutMessage wakeFlushWhenPutMessage warmMapedFileEnable
+writeBufferHighWaterMark writeBufferLowWaterMark writeWithoutMmap
+"""
+KEYS = frozenset(_KEYS.split())
+"""What RocketMQ 4.9, 5.1 and 5.3 (and the development branch of 2025) take from a broker's file: the settings of the
+store, the broker, its network and its access control."""
+
+_Wanted = tuple[Callable[[str], bool], str]
+
+
+def _is(*values: str) -> Callable[[str], bool]:
+    return lambda value: value.lower() in [each.lower() for each in values]
+
+
+_MASTERS = ("ASYNC_MASTER", "SYNC_MASTER")
+_SEND = "send the messages to the broker"
+_UNWRITABLE: dict[str, _Wanted] = {
+    "duplicationEnable": (
+        _is("false"),
+        "its broker cuts records that do not say where they were copied from; write to a store without it",
+    ),
+    "enableDLegerCommitLog": (_is("false"), f"its log is DLedger's, in another form and another folder; {_SEND}"),
+    "enableControllerMode": (
+        _is("false"),
+        f"its brokers elect a master, and cut what another one of them has not confirmed; {_SEND}",
+    ),
+    "storeType": (_is("default"), f"its queues are in RocksDB, and only queues in files can be written; {_SEND}"),
+    "rocksdbCQDoubleWriteEnable": (
+        _is("false"),
+        "its queues are in RocksDB as well, and would lack what is written here; turn it off in the broker first",
+    ),
+    "brokerRole": (
+        _is(*_MASTERS),
+        "a slave's log is a copy of its master's, which would lack what is written here; write to the master's store",
+    ),
+}
+_LOWER = {key.lower(): key for key in KEYS}
+RELEVANT = (*_UNWRITABLE, "forceVerifyPropCRC", "storePathRootDir", "storePathCommitLog")
+"""Those whose values are kept."""
+
+
+def broker_key(name: str) -> str | None:
+    """RocketMQ's spelling of a key of a broker's file; None for one that it does not know."""
+    return _LOWER.get(name.lower())
+
+
+def why_not_written(settings: Mapping[str, str]) -> tuple[str, str] | None:
+    """The first setting that keeps this project from writing, and the reason with what to do; None: there is none."""
+    for key, (allowed, reason) in _UNWRITABLE.items():
+        if key in settings and not allowed(settings[key]):
+            return key, reason
+    return None

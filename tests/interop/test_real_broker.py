@@ -1,0 +1,98 @@
+"""A real broker, with its own `broker.conf`, and writers of ours on its store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from interop.conftest import need
+from interop.java_build import NEWEST
+from interop.java_store import COUNTS, Driver
+from interop.real_broker import RealBroker
+from interop.test_protocol_java import SHORT_SESSIONS
+from messagestore import ConfigError, Message, MessageStore, StoreConfig, StoreLockedError
+from messagestore.broker_keys import KEYS
+from messagestore.verify import verify
+
+CLASSES = (
+    "org.apache.rocketmq.store.config.MessageStoreConfig",
+    "org.apache.rocketmq.common.BrokerConfig",
+    "org.apache.rocketmq.remoting.netty.NettyServerConfig",
+    "org.apache.rocketmq.remoting.netty.NettyClientConfig",
+)
+
+
+@pytest.fixture
+def broker(memory: Path) -> RealBroker:
+    need(NEWEST)
+    return RealBroker(NEWEST, memory / "broker", memory / "store")
+
+
+def bodies(root: Path, topic: str) -> list[str]:
+    with MessageStore.open_read_only(root) as store:
+        found = store.get_message(topic, 0, 0, 100_000).messages
+    COUNTS.messages += len(found)
+    return [message.body.decode() for message in found]
+
+
+def test_every_setting_of_a_broker_is_known(each_java: Driver) -> None:
+    """The list in `broker_keys` against RocketMQ's own classes."""
+    assert set(each_java.call("keys", classes=list(CLASSES))) - KEYS == set()
+
+
+def test_a_store_that_a_broker_made_takes_its_sizes_from_the_brokers_file(broker: RealBroker, root: Path) -> None:
+    """A broker without messages leaves no file that says how large a segment is. With sizes of ours it would not start
+    again; they are taken from its own file, or asked for."""
+    with broker, pytest.raises(StoreLockedError, match="RocketMQ broker"):
+        MessageStore.open(root, StoreConfig.load(broker.conf))
+    COUNTS.stores += 1
+    assert not list((root / "commitlog").iterdir())
+    with pytest.raises(ConfigError, match=r"a broker made this store.*broker\.conf"):
+        MessageStore.open(root)
+    assert not (root / "spark").exists()
+    with MessageStore.open(root, StoreConfig.load(broker.conf)) as store:
+        for number in range(3):
+            store.put_message(Message("t", f"ours/{number}".encode(), queue_id=0, keys=[f"k{number}"]))
+    with broker:
+        assert bodies(root, "t") == ["ours/0", "ours/1", "ours/2"]
+    COUNTS.stores += 1
+    with MessageStore.open(root) as store:
+        store.put_message(Message("t", b"ours/3", queue_id=0))
+    assert bodies(root, "t") == ["ours/0", "ours/1", "ours/2", "ours/3"]
+    assert verify(root).ok
+
+
+def test_short_sessions_beside_real_starts(broker: RealBroker, root: Path) -> None:
+    """A process opens, puts and closes all the time while a broker starts and stops: a put is refused by name, or it is
+    there, once."""
+    with MessageStore.open(root, StoreConfig.load(broker.conf)) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
+    told, stop = root.parent / "told", root.parent / "stop"
+    with open(told, "w") as out:
+        writer = subprocess.Popen([sys.executable, "-c", SHORT_SESSIONS, str(root), str(stop)], stdout=out)
+    try:
+        for _ in range(2):
+            time.sleep(1.0)
+            with broker:
+                time.sleep(0.5)
+            COUNTS.stores += 1
+        time.sleep(1.0)
+    finally:
+        stop.touch()
+        writer.wait(20)
+    lines = [json.loads(line) for line in told.read_text().splitlines()]
+    acknowledged = [line[1] for line in lines if line[0] == "put"]
+    refused = [line for line in lines if line[0] == "refused"]
+    assert len(acknowledged) > 10 and len(refused) > 10
+    assert bodies(root, "short") == acknowledged
+    with broker:
+        assert bodies(root, "short") == acknowledged
+    COUNTS.stores += 1
+    with MessageStore.open(root):
+        pass
+    assert verify(root).ok
