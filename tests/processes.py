@@ -46,7 +46,7 @@ class Java:
         )
         self.pid = self.process.pid
 
-    def word(self, timeout_s: float = 20) -> str:
+    def word(self, timeout_s: float = 60) -> str:
         """What it says next; "waits" when it says nothing for a while."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)

@@ -109,8 +109,8 @@ ConfigFile = Annotated[
     typer.Option(
         "--store-config",
         metavar="FILE",
-        help="A store.properties file, or a broker's own broker.conf: for a new store, or a broker's store with sizes of "
-        "its own.",
+        help="A store.properties file, or a broker's own broker.conf: for a new store, or a broker's store with sizes "
+        "of its own.",
         show_default=False,
     ),
 ]

@@ -337,8 +337,8 @@ OPTIONS: tuple[Option, ...] = (
         "storeConfig",
         _TEXT,
         None,
-        "A `store.properties` file, or a broker's own `broker.conf`. For a store that is created by this write, or that "
-        "a broker made and put no messages in: file sizes, index on or off, index slots.",
+        "A `store.properties` file, or a broker's own `broker.conf`. For a store that is created by this write, or "
+        "that a broker made and put no messages in: file sizes, index on or off, index slots.",
     ),
     *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
     *_later(

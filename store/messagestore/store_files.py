@@ -548,7 +548,7 @@ def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None
         A broker does not start with files of another size.
     """
     ours = disk.exists(paths.identity) or disk.exists(paths.journal)
-    if ours or not disk.names(paths.root) or is_free(disk, paths) or disk.names(paths.commit_log):
+    if ours or not looks_like_store(disk, paths) or disk.names(paths.commit_log):
         return
     missing = ["mapped_file_size_commit_log"]
     if not any(queue_ids for queue_ids in list_queues(disk, paths.root)[0].values()):
