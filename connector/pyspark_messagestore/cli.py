@@ -1,7 +1,7 @@
 """The command line: look at a store, put and get messages, check and recover it. Needs no Spark.
 
 Exit codes: 0 done; 1 a fault was found, or nothing where something was asked for; 2 wrong usage, or it cannot be done
-(one line on standard error says why); 3 somebody else holds the store.
+(one line on standard error says why); 3 somebody else holds the store; 4 `recover` did its work, and cut bytes off.
 
 Commands that only read take no lock and write nothing: they work beside any writer, ours or a Java broker.
 """
@@ -9,6 +9,7 @@ Commands that only read take no lock and write nothing: they work beside any wri
 from __future__ import annotations
 
 import enum
+import logging
 import os
 import re
 import sys
@@ -44,7 +45,7 @@ from pyspark_messagestore.cli_batches import Batches, app_table, apps_of
 from pyspark_messagestore.cli_read import Cursor, messages, queue_ids, records
 from pyspark_messagestore.cli_status import group_table, groups_of, status_lines, status_of
 
-FOUND_NOTHING, CANNOT, LOCKED = 1, 2, 3
+FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
 _GET_COUNT = 32
 _TAIL_COUNT = 10
 
@@ -83,7 +84,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Look into a message store, put and get messages, check a store and repair it.",
     epilog="Exit codes: 0 done; 1 a fault was found, or nothing was found; 2 wrong usage, or it cannot be done; "
-    "3 somebody else holds the store.",
+    "3 somebody else holds the store; 4 recover has cut bytes off the log.",
 )
 
 
@@ -275,27 +276,44 @@ def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = 
 # ---- commands that write
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The store's warnings are not shown: the command shows the report that they come from."""
+    logger = logging.getLogger("messagestore")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 @app.command()
 def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_json: Json = False) -> None:
-    """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over."""
+    """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
+
+    The exit code is 4 when bytes behind the log's end were cut off; one line says how many messages lay there.
+    """
     path = _check_exists(root)
-    with MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
+    with _quiet(), MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
         report = store.report
     assert report is not None
     left = Disk().exists(Paths(path).abort)
     if as_json:
-        out.json_line({**report.to_dict(), "closed": not left})
-        return
-    rows = [("found", report.reason), ("log ends at", str(report.end))]
-    if report.reason != "clean":
-        rows.append(("walked", f"{out.count_words(report.record_count, 'record')} from {report.start} on"))
-    if report.zeroed_bytes:
-        rows.append(("cut off", f"{report.zeroed_bytes} bytes" + (f", kept in {report.saved}" if report.saved else "")))
-    out.facts([*rows, *(("note", text) for text in report.notes)])
-    if left:
-        out.line("another writer is attached: `abort` stays until it has closed; do not start a broker yet")
+        out.json_line({**report.to_dict(), "cut": report.cut, "closed": not left})
     else:
-        out.line("closed cleanly: a Java broker can take over")
+        rows = [("found", report.reason), ("log ends at", str(report.end))]
+        if report.reason != "clean":
+            rows.append(("walked", f"{out.count_words(report.record_count, 'record')} from {report.start} on"))
+        if report.cut is not None:
+            rows.append(("cut off", report.cut))
+        out.facts([*rows, *(("note", text) for text in report.notes)])
+        if left:
+            out.line("another writer is attached: `abort` stays until it has closed; do not start a broker yet")
+        else:
+            out.line("closed cleanly: a Java broker can take over")
+    if report.cut is not None:
+        raise typer.Exit(CUT)
 
 
 @app.command()

@@ -357,8 +357,11 @@ class LogWriter:
         *,
         property_crc: bool,
         flush_disk_type: str,
+        half: bool = False,
     ) -> Put:
         """Append one encoded record; it is not dispatched, synced or visible yet.
+
+        `half`: it is PREPARED or ROLLBACK; it gets queue offset 0 and no unit, and its queue does not advance.
 
         Raises
         ------
@@ -370,7 +373,7 @@ class LogWriter:
             self.check_turn()
             self.check_usable()
             self.check_locks(often=True)
-            queue_offset = self.next_queue_offset(topic, queue_id)
+            queue_offset = 0 if half else self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
             ):
@@ -385,9 +388,10 @@ class LogWriter:
                 property_crc=property_crc,
             )
             self.write_or_undo(physical_offset, data)
-            put = Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes)
+            put = Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
             self.pending.append(put)
-            self.next_offsets[(topic, queue_id)] = queue_offset + 1
+            if not half:
+                self.next_offsets[(topic, queue_id)] = queue_offset + 1
             self.end = LogEnd(physical_offset + size, physical_offset, size, now)
             return put
 

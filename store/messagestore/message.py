@@ -100,9 +100,12 @@ class Message:
     born_host : str
         `ip:port`, or `[ip]:port` for IPv6.
     sys_flag : int
-        SYSFLAG bits; the store sets those of the hosts.
+        SYSFLAG bits; the store sets those of the hosts. A message of a transaction that is PREPARED or ROLLBACK gets
+        queue offset 0 and is in no queue, as in RocketMQ: `look_message_by_offset` finds it.
     wait_store_msg_ok : bool
         False: in SYNC_FLUSH return before the sync (RocketMQ's WAIT property).
+    prepared_transaction_offset : int
+        Of a COMMIT or ROLLBACK: physical offset of the message that was prepared.
     """
 
     topic: str
@@ -117,6 +120,7 @@ class Message:
     sys_flag: int = 0
     reconsume_times: int = 0
     wait_store_msg_ok: bool = True
+    prepared_transaction_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)

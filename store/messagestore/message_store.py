@@ -30,7 +30,7 @@ from messagestore.batch_record import SOURCE_SPARK
 from messagestore.config import ASYNC_FLUSH, StoreConfig
 from messagestore.errors import ConfigError, MessageIllegalError, StoreClosedError, StorePoisonedError
 from messagestore.hosts import offset_message_id, parse_offset_message_id
-from messagestore.layout import BLANK
+from messagestore.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
 from messagestore.message import (
@@ -76,7 +76,8 @@ class MessageBatch:
         """From messages that all name the same topic and queue (None: queue 0).
 
         As in RocketMQ, what says how a message travels is the batch's, not each message's: `born_host`, `sys_flag`,
-        `reconsume_times` and `wait_store_msg_ok` must be those of a new message.
+        `reconsume_times`, `wait_store_msg_ok` and `prepared_transaction_offset` must be those of a new message. So a
+        batch has no transaction.
 
         Raises
         ------
@@ -102,7 +103,7 @@ class MessageBatch:
         return cls.from_arrow(pa.record_batch(columns), topic=first.topic, queue_id=first.queue_id or 0)
 
 
-_OF_THE_BATCH = ("born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok")
+_OF_THE_BATCH = ("born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset")
 _NEW = Message("new", b"")
 
 
@@ -328,14 +329,16 @@ class MessageStore(ReadOnlyStore):
         self._check_fits(len(data))
         if known is None:
             self.create_topic(topic)  # not before: a message that is refused makes no topic
+        rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
         put = writer.append(
             data,
             topic,
             queue_id,
             javahash.tags_code(message.tags) if message.tags else 0,
-            [javahash.index_hash(topic, key) for key in message.keys],
+            [] if rolled_back else [javahash.index_hash(topic, key) for key in message.keys],
             property_crc=config.enabled_append_prop_crc,
             flush_disk_type=config.flush_disk_type,
+            half=record.is_half(message.sys_flag),
         )
         status = self._await_flush(put.physical_offset + put.size, wait=message.wait_store_msg_ok)
         return PutMessageResult(

@@ -15,7 +15,7 @@ from messagestore.dispatch import DispatchRequest
 
 @dataclass(slots=True)
 class Put:
-    """One record."""
+    """One record; without a unit when it is PREPARED or ROLLBACK."""
 
     topic: str
     queue_id: int
@@ -25,6 +25,7 @@ class Put:
     tags_code: int
     store_timestamp_ms: int
     key_hashes: list[int]
+    has_unit: bool = True
 
 
 @dataclass(slots=True)
@@ -65,4 +66,5 @@ def _request_of(puts: list[Put]) -> DispatchRequest:
         store_timestamps_ms=np.array([p.store_timestamp_ms for p in puts], np.int64),
         key_hashes=np.array([h for p in puts for h in p.key_hashes], np.int32),
         key_counts=np.array([len(p.key_hashes) for p in puts], np.int32),
+        has_unit=None if all(p.has_unit for p in puts) else np.array([p.has_unit for p in puts]),
     )

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from messagestore import record
 from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
-from messagestore.layout import FILLER_UNIT_SIZE
+from messagestore.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.message import GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.store_files import check_readable_topic
 from messagestore.view import StoreView
@@ -190,6 +190,8 @@ def _query_message(
         message = _look_message_by_offset(view, physical_offset)
         if message is None or message.topic != topic or not (key == message.unique_key or key in message.keys):
             continue
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK:
+            continue  # found by scanning: in RocketMQ it has no entries
         if begin_ms <= message.store_timestamp_ms <= end_ms:
             found.append(message)
     return found[-max_count:]

@@ -36,6 +36,9 @@ from messagestore.layout import (
     RECORD_SIZE_RESERVE,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
 )
 from messagestore.message import Message, MessageExt, topic_fault
 from messagestore.properties import (
@@ -70,6 +73,7 @@ __all__ = [
     "decode_message",
     "encode_message",
     "heads",
+    "is_half",
     "is_head",
     "pack_blank",
     "scan",
@@ -184,7 +188,7 @@ def encode_message(
             0,
             store_host,
             message.reconsume_times,
-            0,
+            message.prepared_transaction_offset,
             body_size,
         )
     except (struct.error, TypeError) as error:
@@ -264,6 +268,7 @@ def bad_number(message: Message, queue_id: int, row: int | None = None) -> Messa
         "sys_flag": (message.sys_flag, 32),
         "born_timestamp_ms": (message.born_timestamp_ms, 64),
         "reconsume_times": (message.reconsume_times, 32),
+        "prepared_transaction_offset": (message.prepared_transaction_offset, 64),
     }
     for name, (value, bits) in numbers.items():
         if value is None and name == "born_timestamp_ms":  # now
@@ -272,6 +277,11 @@ def bad_number(message: Message, queue_id: int, row: int | None = None) -> Messa
             fault = f"{name}: found {value!r}; allowed is an int of {bits} bits"
             return MessageIllegalError(fault, field=name, row=row)
     return None
+
+
+def is_half(sys_flag: int) -> bool:
+    """Whether a message is of a transaction that was not committed: PREPARED or ROLLBACK, which are in no queue."""
+    return sys_flag & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 
 
 def stamp_record(

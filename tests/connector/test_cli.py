@@ -698,10 +698,18 @@ def test_recover_reports_what_it_cut(root: Path) -> None:
     with open(copy / "commitlog" / ("0" * 20), "r+b") as file:
         file.seek(end)
         file.write(b"\0\0\0\x99torn")
-    text = run("recover", copy).stdout
-    assert "found        a writer crashed" in text
-    assert "walked       1 record from " in text
-    assert "cut off      5 bytes, kept in " in text
+    with_json = root.parent / "again"
+    shutil.copytree(copy, with_json)
+    result = run("recover", copy, code=4)
+    assert "found        a writer crashed" in result.stdout
+    assert "walked       1 record from " in result.stdout
+    cut = f"5 bytes behind {end}: 0 messages of 0 queues (magic); the bytes are kept in "
+    assert f"cut off      {cut}" in result.stdout
+    assert not result.stderr
+    (report,) = objects(run("recover", with_json, "--json", code=4))
+    assert report["cut"].startswith(cut)
+    assert (report["zeroed_bytes"], report["cut_messages"], report["cut_queues"]) == (5, 0, 0)
+    assert "found        clean" in run("recover", copy).stdout
 
 
 def test_recover_refuses_damage(root: Path) -> None:
