@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,6 +25,7 @@ from messagestore.config import StoreConfig
 from messagestore.dispatch import DispatchRequest, request_of
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.layout import BLANK, PROPERTY_CRC_SIZE
+from messagestore.log_writer import MOST_AHEAD_MS
 from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.record_scan import PROPERTY_CRC_BEGIN
@@ -120,6 +122,12 @@ class _Verifier:
             report.note(
                 f"store times go back at {len(self.times_back)} records, first at {self.times_back[0]}: "
                 "a clock was set back; looking for a time there may miss messages"
+            )
+        ahead_s = (self.last_time_ms - time.time_ns() // 1_000_000) // 1000
+        if ahead_s > MOST_AHEAD_MS // 1000:
+            report.note(
+                f"a record was stored at {self.last_time_ms}, which is {ahead_s} s ahead of this machine's clock: "
+                "one of the two clocks is, or was, wrong"
             )
         self.queues.finish(all_units=rules.all_units and whole, zeros_behind=rules.zeros_behind and whole)
         self.index.finish()

@@ -71,3 +71,39 @@ def test_a_store_that_was_made_before_1970_goes_on(scratch: Path, monkeypatch: p
         assert put(store, "put/1/").store_timestamp_ms == NOW_S * 1000 > first
         assert [m.body for m in store.get_message("single", 0, 0).messages] == [b"put/0/", b"put/1/"]
     assert verify(root).ok
+
+
+def test_verify_names_a_record_of_the_future(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the right clock again, whether or not anything was put since."""
+    root, now = scratch / "store", [NOW_S + 7200]
+    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    with MessageStore.open(root, SMALL) as store:
+        put(store, "put/0/")
+    now[0] = NOW_S
+    report = verify(root)
+    assert report.ok
+    assert report.notes == [
+        (
+            f"a record was stored at {(NOW_S + 7200) * 1000}, which is 7200 s ahead of this machine's clock: one of the two "
+            "clocks is, or was, wrong"
+        )
+    ]
+
+
+def test_a_clock_that_goes_back_by_more_than_an_hour_is_warned_of_once(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By an hour or less: the last time is used again, without a word."""
+    root, now = scratch / "store", [NOW_S]
+    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    with MessageStore.open(root, SMALL) as store:
+        put(store, "put/0/")
+    with MessageStore.open(root, SMALL) as store:
+        now[0] = NOW_S - 3600
+        assert put(store, "put/1/").store_timestamp_ms == NOW_S * 1000
+        assert caplog.records == []
+        now[0] = NOW_S - 3601
+        for number in (2, 3):
+            assert put(store, f"put/{number}/").store_timestamp_ms == now[0] * 1000
+    assert len(caplog.records) == 1
+    assert "is 3601 s ahead of this machine's clock: store times go back to now" in caplog.text
