@@ -377,7 +377,8 @@ class ConsumeQueue:
         """Whether a byte from `position` to the end of the file is not zero."""
         for start, end in self.disk.data_ranges(file, position, self.files.file_size):
             for at in range(start, end, _SCAN_SIZE):
-                if any(self.disk.pread(file, min(_SCAN_SIZE, end - at), at)):
+                data = self.disk.pread(file, min(_SCAN_SIZE, end - at), at)
+                if data.count(0) != len(data):
                     return True
         return False
 
@@ -483,9 +484,8 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
     queues: dict[str, list[int]] = {}
     refused: list[str] = []
     top = os.path.join(root, CONSUME_QUEUE_FOLDER)
-    for topic in disk.names(top):
-        folder = os.path.join(top, topic)
-        if not disk.is_folder(folder) or topic.startswith(LMQ_PREFIX):  # a light queue has no records of its own
+    for topic, is_folder in disk.entries(top):
+        if not is_folder or topic.startswith(LMQ_PREFIX):  # a light queue has no records of its own
             continue
         ids = queue_ids_of(disk, root, topic)
         if stored_topic_fault(topic) is not None or (not ids and topic_fault(topic) is not None):
@@ -498,8 +498,7 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
 def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
     """The queues of one topic that have a folder: their ids, ascending."""
     folder = os.path.join(root, CONSUME_QUEUE_FOLDER, topic)
-    ids = sorted(int(name) for name in disk.names(folder) if _is_queue_id(name))
-    return [queue_id for queue_id in ids if disk.is_folder(os.path.join(folder, str(queue_id)))]
+    return sorted(int(name) for name, is_folder in disk.entries(folder) if is_folder and _is_queue_id(name))
 
 
 def _is_queue_id(name: str) -> bool:

@@ -277,6 +277,19 @@ class Disk:
         except PermissionError as error:
             raise no_access(error, str(path)) from error
 
+    def entries(self, path: str | Path) -> list[tuple[str, bool]]:
+        """Sorted names in a folder, each with whether it is a folder itself; none when there is no folder.
+
+        One look at the folder, however many names it has.
+        """
+        try:
+            with os.scandir(path) as found:
+                return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+
     def is_folder(self, path: str | Path) -> bool:
         """Whether a folder is there; a link to one only where `store_root` allows it."""
         try:

@@ -17,7 +17,7 @@ from messagestore.errors import CorruptionError
 from messagestore.mapped_file import Disk, File, FilePool, sync_errors
 
 _NAME_DIGITS = 20
-_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
+FILE_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
 MAX_OFFSET = (1 << 63) - 1
 
 
@@ -64,16 +64,16 @@ class MappedFileQueue:
         """
         offsets: list[int] = []
         sizes: list[int] = []
-        names = self.disk.names(self.directory)
-        for name in names:
-            path = os.path.join(self.directory, name)
-            if self.disk.is_folder(path):
+        entries = self.disk.entries(self.directory)
+        for name, is_folder in entries:
+            if is_folder:
                 continue  # RocketMQ skips folders, too
+            path = os.path.join(self.directory, name)
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
                 continue  # deleted by retention just now
-            if _NAME.fullmatch(name) is None or int(name) > MAX_OFFSET - size:
+            if FILE_NAME.fullmatch(name) is None or int(name) > MAX_OFFSET - size:
                 raise CorruptionError(
                     path,
                     0,
@@ -81,7 +81,7 @@ class MappedFileQueue:
                     f"{name!r}",
                     hint="Move it out of the folder.",
                 )
-            if size == 0 and name == names[-1]:
+            if size == 0 and name == entries[-1][0]:
                 continue  # just created by a broker, or left by one that crashed: not a file yet
             offsets.append(int(name))
             sizes.append(size)

@@ -35,7 +35,7 @@ from messagestore.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_
 from messagestore.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.message import BATCH_TOPIC
-from messagestore.queue_proof import proven_queue_end
+from messagestore.queue_proof import is_settled, proven_queue_end
 from messagestore.queue_runs import QueueRuns
 from messagestore.recovery_walk import Walk, Walker, bad_chunk
 from messagestore.state import State, boot_hash
@@ -138,6 +138,9 @@ class _Recovery:
         """The index is made again."""
         self.without_folder = self._topics_without_folder() if self.journal.queues is None else []
         """Topics of `topics.json` that had no queue when recovery began; where the journal does not list the queues."""
+        self.settled_end: int | None = None
+        """The clean end, when a writer of this project crashed and the record before it is there."""
+        self.to_look_at: dict[str, list[int]] | None = None
 
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
@@ -271,6 +274,8 @@ class _Recovery:
         self.report.start = before.physical_offset
         synced_only = ours and state is not None and not state.asynchronous
         own = ours and before is anchored
+        if own and state is not None and not self.all_queues:
+            self.settled_end = state.clean_end
         self.lost = set() if self.all_queues else self._lost_by_accident()
         doubtful = self.lost
         while True:
@@ -382,9 +387,25 @@ class _Recovery:
                 path, end, f"{expected} (the batch at {batch.physical_offset} proves {batch.end} bytes synced)", found
             )
         if not state.asynchronous:
-            for topic, queue_ids in self.files.queue_names().items():
+            for topic, queue_ids in self._queues_to_look_at().items():
                 for queue_id in queue_ids:
                     self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _queues_to_look_at(self) -> dict[str, list[int]]:
+        """Queues that may have units above the clean end, by topic.
+
+        A writer of this project that crashed has left nothing there but in queues of records behind the clean end: the
+        others are told by one small look each, whatever their number.
+        """
+        if self.to_look_at is None:
+            names, clean_end = self.files.queue_names(), self.settled_end
+            if clean_end is not None:
+                names = {
+                    topic: [q for q in queue_ids if not is_settled(self.files, topic, q, clean_end)]
+                    for topic, queue_ids in names.items()
+                }
+            self.to_look_at = names
+        return {topic: queue_ids.copy() for topic, queue_ids in self.to_look_at.items()}
 
     def _check_closed(self, walk: Walk, path: str) -> None:
         """Nothing is torn in a log that was closed: where a record cannot be read, it was damaged. The queues, which
@@ -485,7 +506,7 @@ class _Recovery:
         ]
         rest = map(request_of, self.log.scan(walk.requests_end, walk.end.physical_offset, verify_body_crc=False))
         dispatcher.dispatch(map(runs.apply, itertools.chain(walk.requests, rest)))
-        names = files.queue_names()
+        names = files.queue_names() if self.all_queues else self._queues_to_look_at()
         for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
             queue = files.queue(topic, queue_id)
             if not files.disk.is_folder(queue.files.directory):

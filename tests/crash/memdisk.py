@@ -75,7 +75,7 @@ class MemDisk(Disk):
         self.root = os.path.realpath(root)
         make_lock_folder(self.root)
         self.nodes: dict[str, Node | None] = {self.root: None}  # None: a folder
-        self.entries: dict[str, set[str]] = {self.root: set()}
+        self.children: dict[str, set[str]] = {self.root: set()}
         self.numbers = itertools.count(1)
         self.folder_numbers: dict[str, int] = {self.root: 0}
         if content is not None:
@@ -85,7 +85,7 @@ class MemDisk(Disk):
     def _build(self, path: str, folder: Folder) -> None:
         for name, entry in folder.items():
             child = f"{path}/{name}"
-            self.entries[path].add(name)
+            self.children[path].add(name)
             if isinstance(entry, dict):
                 self._add_folder(child)
                 self._build(child, entry)
@@ -101,7 +101,7 @@ class MemDisk(Disk):
 
     def _add_folder(self, path: str) -> None:
         self.nodes[path] = None
-        self.entries[path] = set()
+        self.children[path] = set()
         self.folder_numbers[path] = next(self.numbers)
 
     # ---- outside of the seam
@@ -121,7 +121,7 @@ class MemDisk(Disk):
 
     def _content(self, path: str) -> Folder:
         found: Folder = {}
-        for name in self.entries[path]:
+        for name in self.children[path]:
             node = self.nodes[f"{path}/{name}"]
             if node is None:
                 found[name] = self._content(f"{path}/{name}")
@@ -147,18 +147,18 @@ class MemDisk(Disk):
             missing.append(parent)
             parent = os.path.dirname(parent)
         for folder in reversed(missing):
-            self.entries[os.path.dirname(folder)].add(os.path.basename(folder))
+            self.children[os.path.dirname(folder)].add(os.path.basename(folder))
             self._add_folder(folder)
-        self.entries[os.path.dirname(path)].add(os.path.basename(path))
+        self.children[os.path.dirname(path)].add(os.path.basename(path))
         self.nodes[path] = Node(next(self.numbers), bytearray(data))
 
     def remove_tree(self, relative: str) -> None:
         """Take away a file or a folder with all that is in it."""
         path = f"{self.root}/{relative}"
-        for name in list(self.entries.get(path, ())):
+        for name in list(self.children.get(path, ())):
             self.remove_tree(f"{relative}/{name}")
-        self.entries.pop(path, None)
-        self.entries[os.path.dirname(path)].discard(os.path.basename(path))
+        self.children.pop(path, None)
+        self.children[os.path.dirname(path)].discard(os.path.basename(path))
         del self.nodes[path]
 
     def write_to(self, target: Path) -> None:
@@ -212,7 +212,7 @@ class MemDisk(Disk):
         if text in self.nodes:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), text)
         node = self.nodes[text] = Node(next(self.numbers), bytearray(size))
-        self.entries[parent].add(os.path.basename(text))
+        self.children[parent].add(os.path.basename(text))
         return MemFile(node, text, True)
 
     def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
@@ -261,16 +261,16 @@ class MemDisk(Disk):
         if self.nodes.get(new, self) is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), new)
         del self.nodes[old]
-        self.entries[os.path.dirname(old)].discard(os.path.basename(old))
+        self.children[os.path.dirname(old)].discard(os.path.basename(old))
         self.nodes[new] = node
-        self.entries[parent].add(os.path.basename(new))
+        self.children[parent].add(os.path.basename(new))
 
     def unlink(self, path: str | Path) -> None:
         text, node = self._find(path)
         if node is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), text)
         del self.nodes[text]
-        self.entries[os.path.dirname(text)].discard(os.path.basename(text))
+        self.children[os.path.dirname(text)].discard(os.path.basename(text))
 
     def mkdir(self, path: str | Path) -> None:
         text = os.fspath(path)
@@ -280,7 +280,7 @@ class MemDisk(Disk):
             return
         parent = self._parent(text)
         self._add_folder(text)
-        self.entries[parent].add(os.path.basename(text))
+        self.children[parent].add(os.path.basename(text))
 
     def fallocate(self, file: File, size: int) -> None:
         assert isinstance(file, MemFile)
@@ -305,7 +305,11 @@ class MemDisk(Disk):
         return text in self.nodes or (not self._is_inside(text) and super().exists(text))
 
     def names(self, path: str | Path) -> list[str]:
-        return sorted(self.entries.get(os.fspath(path), ()))
+        return sorted(self.children.get(os.fspath(path), ()))
+
+    def entries(self, path: str | Path) -> list[tuple[str, bool]]:
+        text = os.fspath(path)
+        return [(name, self.nodes[f"{text}/{name}"] is None) for name in sorted(self.children.get(text, ()))]
 
     def is_folder(self, path: str | Path) -> bool:
         text = os.fspath(path)
@@ -393,7 +397,7 @@ class MemRecordingDisk(RecordingDisk, MemDisk):
     def _take_in(self, path: str) -> int:
         inode = self._new_id(path)
         entries = self._base_folders[inode] = {}
-        for name in self.entries[path]:
+        for name in self.children[path]:
             child = f"{path}/{name}"
             entries[name] = self._take_in(child) if self.nodes[child] is None else self._take_in_file(child)
         return inode

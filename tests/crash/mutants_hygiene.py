@@ -10,8 +10,8 @@ from typing import Any
 
 from crash import fuzz
 from crash.judge import Verdict
-from crash.planting import Ground, Mutant, Search, patched, without
-from messagestore import StoreError, index_file, log_writer, mapped_file, message, staging_files, store_files
+from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
+from messagestore import StoreError, index_file, log_writer, mapped_file, message, recovery, staging_files, store_files
 from messagestore.log_writer import LogWriter
 from messagestore.store_root import Place
 
@@ -107,6 +107,20 @@ MUTANTS = (
         patched(index_file, "_MOST_BACK_MS", lambda _: 1 << 62),
         "fuzz: a clock that was far ahead",
         hostile("a clock that was far ahead"),
+    ),
+    Mutant(
+        "a queue counts as settled whatever lies in it",
+        patched(recovery, "is_settled", lambda _: lambda *_arguments: True),
+        "power cuts",
+        power_cuts("async puts", "async batches", "first batch of a topic"),
+    ),
+    Mutant(
+        "a queue counts as settled though units lie behind the clean end",
+        patched(
+            recovery, "is_settled", lambda real: lambda files, topic, queue, end: real(files, topic, queue, 1 << 62)
+        ),
+        "power cuts",
+        power_cuts("async puts", "async batches", "first batch of a topic"),
     ),
     Mutant(
         "the owner's own links are refused",

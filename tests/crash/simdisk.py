@@ -216,6 +216,7 @@ class KillDisk(Disk):
     size = _reading("size")
     exists = _reading("exists")
     names = _reading("names")
+    entries = _reading("entries")
     is_folder = _reading("is_folder")
     at_path = _reading("at_path")
     open_folder = _reading("open_folder")

@@ -19,7 +19,7 @@ ALSO = {
     "images": ["workloads", "judge"],
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
     "power": ["kills"],
-    "fuzz": ["flips"],
+    "fuzz": ["flips", "strangers", "clocks"],
     "concurrency": ["brokers"],
     "mutants": [path.stem for path in (TESTS / "crash").glob("mutants_*.py")],
 }

@@ -458,6 +458,7 @@ def test_the_dead_do_nothing(root: Path):
         lambda: disk.size(path),
         lambda: disk.exists(path),
         lambda: disk.names(root),
+        lambda: disk.entries(root),
         lambda: disk.is_folder(root),
         lambda: disk.at_path(file),
         lambda: disk.data_ranges(file, 0, 1),
