@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks import store_append, store_open, store_put, store_read, store_recovery, store_syncs
+from benchmarks import store_append, store_journal, store_open, store_put, store_read, store_recovery, store_syncs
 from benchmarks.measure import Settings
 
 STORE: dict[str, Callable[[Settings], None]] = {
@@ -23,6 +23,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "open": store_open.run,
     "syncs": store_syncs.run,
     "recovery": store_recovery.run,
+    "journal": store_journal.run,
 }
 
 

@@ -51,6 +51,9 @@ _HEADER = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[f.type] 
 _CRC_POSITION = JOURNAL_HEADER.offset("crc")
 _NONE = -1
 _FORMAT_1 = 1
+_FEW = 64
+_SLACK = 10
+"""A tenth more than `journalRetention` is kept before the oldest go, so that not every commit looks for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,8 @@ class BatchJournal:
     def __post_init__(self) -> None:
         self._rows: NDArray[np.void] = np.empty(64, _ROW)
         self._count = 0
+        self._tidied = 0  # rows that are in order, each of another app and version
+        self._kept = 0  # rows that the last trim kept besides the newest
         self._apps, self._queries, self._topics = _Numbers(), _Numbers(), _Numbers()
         self._replaced: dict[str, dict[str, None]] = {}
 
@@ -330,9 +335,9 @@ class BatchJournal:
         return any(first <= queue_id <= last for first, last in (self.queues or {}).get(topic, ()))
 
     def trim(self, retention: int) -> None:
-        """Keep the last `retention` batches, and the last version of each app."""
+        """Keep the last `retention` batches, and the last version of each app; all of it when there are few more."""
         self._tidy()
-        if self._count <= retention:
+        if self._count - self._kept <= retention + retention // _SLACK:
             return
         rows = self._rows[: self._count]
         order = np.lexsort((rows["version"], rows["app"]))
@@ -342,23 +347,32 @@ class BatchJournal:
         keep[self._count - retention :] = True
         keep[last_of_app] = True
         self._keep(np.flatnonzero(keep))
+        self._kept = self._count - retention
 
     def _tidy(self) -> None:
-        """One entry for each app and version, in the order of the log."""
-        rows = self._rows[: self._count]
-        if self._count < 2:
-            return
-        if (np.diff(rows["physical_offset"]) < 0).any():
+        """One entry for each app and version, in the order of the log. What was tidy before is not looked at again."""
+        rows, tidy = self._rows[: self._count], min(self._tidied, self._count)
+        if self._count - tidy > _FEW or (np.diff(rows["physical_offset"][max(0, tidy - 1) :]) < 0).any():
             self._keep(np.argsort(rows["physical_offset"], kind="stable"))
             rows = self._rows[: self._count]
-        order = np.lexsort((np.arange(self._count), rows["version"], rows["app"]))
-        apps, versions = rows["app"][order], rows["version"][order]
-        last = np.append((apps[1:] != apps[:-1]) | (versions[1:] != versions[:-1]), True)
-        if not last.all():
-            self._keep(np.sort(order[last]))
+            order = np.lexsort((np.arange(self._count), rows["version"], rows["app"]))
+            apps, versions = rows["app"][order], rows["version"][order]
+            last = np.append((apps[1:] != apps[:-1]) | (versions[1:] != versions[:-1]), True)
+            if not last.all():
+                self._keep(np.sort(order[last]))
+        else:
+            again: set[int] = set()
+            for row in range(tidy, self._count):
+                older = rows[:row]
+                same = (older["version"] == rows["version"][row]) & (older["app"] == rows["app"][row])
+                again.update(np.flatnonzero(same).tolist())
+            if again:
+                self._keep(np.delete(np.arange(self._count), sorted(again)))
+        self._tidied = self._count
 
     def _keep(self, rows: NDArray[np.int64]) -> None:
         self._rows[: len(rows)] = self._rows[rows]
+        self._tidied = int(np.searchsorted(rows, self._tidied))
         self._count = len(rows)
 
     # ---- the file
@@ -373,11 +387,10 @@ class BatchJournal:
             ("queries", "query", self._queries),
             ("topics", "topics", self._topics),
         ):  # only what an entry names
-            used = np.unique(rows[column])
-            used = used[used != _NONE]
-            names[key] = [numbers.by_number[number] for number in used.tolist()]
             known = rows[column] != _NONE
-            rows[column][known] = np.searchsorted(used, rows[column][known])
+            used = np.bincount(rows[column][known], minlength=len(numbers.by_number)) > 0
+            names[key] = [numbers.by_number[number] for number in np.flatnonzero(used).tolist()]
+            rows[column][known] = (np.cumsum(used) - 1)[rows[column][known]]
         names["replaced"] = {app_id: list(ids) for app_id, ids in sorted(self._replaced.items())}
         if self.queues is not None:
             names["queues"] = self.queues
@@ -425,7 +438,7 @@ class BatchJournal:
                     raise ValueError(f"a number of {column} that has no name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptionError(path, JOURNAL_HEADER.size, "the names of a journal", str(error)) from error
-        journal._rows, journal._count = rows, len(rows)
+        journal._rows, journal._count, journal._tidied = rows, len(rows), len(rows)
         return journal
 
     @classmethod
