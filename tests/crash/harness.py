@@ -78,6 +78,22 @@ def payload(app: str, version: int, row: int) -> bytes:
     return f"{app}/{version}/{row}/".encode() + b"." * 40
 
 
+HOSTILE_TOPIC = "hostile"
+_NEEDLE = '{"messagestore":1,"app":'
+_BEHIND = "\x12rmq_sys_spark_sink\0\x14__CRC32#\x010123456789\x02"
+
+
+def hostile_body(number: int) -> str:
+    """A body that looks like our own records, or like lost sectors, to whoever judges by how bytes look."""
+    content = (_NEEDLE * 40 + _BEHIND, "\0" * 1300, _NEEDLE + " " * 700 + _BEHIND, "\0" * 500 + _NEEDLE * 9)
+    return f"put/{number}/" + content[number % len(content)]
+
+
+def hostile_properties(number: int) -> dict[str, str]:
+    """Properties with as many zeros as lost sectors would show."""
+    return {"header": "h" + "\0" * (512, 1023, 1600)[number % 3] + "h", "needle": _NEEDLE, "app": "rmq_sys_spark_sink"}
+
+
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
     """A folder in memory (`/dev/shm`), or a temporary one where there is none: syncs cost nothing there."""
@@ -134,6 +150,11 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             puts = [f"put/{number}/" + "x" * size]
             promise.maybe_puts += puts
             assert store.put_message(Message("big", puts[0].encode(), queue_id=0)).is_ok
+        case ("hostile_put", int(number)):
+            puts = [hostile_body(number)]
+            promise.maybe_puts += puts
+            body, properties = puts[0].encode(), hostile_properties(number)
+            assert store.put_message(Message(HOSTILE_TOPIC, body, queue_id=0, properties=properties)).is_ok
         case (("batch" | "replay" | "commit") as how, str(app), int(version), int(rows), str(flush)):
             promise.rows[(app, version)] = rows
             promise.maybe_batches.add((app, version))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from crash import checker
-from crash.harness import Promise, Step, append_encoded, die, payload
+from crash.harness import HOSTILE_TOPIC, Promise, Step, append_encoded, die, hostile_properties, payload
 from crash.imitate import another_boot
 from crash.memdisk import MemDisk, Tree
 from crash.power_cut import Folder
@@ -122,6 +122,7 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         found = checker.check(disk.tree())
         note_faults(verdict, found, "after recovery")
         note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
+        _note_properties(store, crash, verdict)
         if seen is not None:
             _note_reader(seen, found, crash.promise, verdict)
         if thorough:
@@ -138,6 +139,21 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         report = verify(root, disk=disk)
         if not report.ok:
             verdict.misread.append(f"verify: {report.findings[:3]}")
+
+
+def _note_properties(store: MessageStore, crash: Crash, verdict: Verdict) -> None:
+    """Messages with hostile contents show the properties that were put. Only after a power cut one that was not
+    acknowledged, or ASYNC, may show zeros instead: no CRC covers them, and nothing else proves that they were lost.
+    """
+    if HOSTILE_TOPIC not in store.topics():
+        return
+    durable = set(crash.promise.puts)
+    for message in store.get_message(HOSTILE_TOPIC, 0, 0, 1000).messages:
+        body = message.body.decode()
+        if message.properties != hostile_properties(int(body.split("/")[1])) and (
+            not crash.power_cut or body in durable
+        ):
+            verdict.misread.append(f"{body[:12]}: other properties than were put")
 
 
 def _idle_state(disk: MemDisk, root: Path) -> State | None:

@@ -15,6 +15,7 @@ import argparse
 import gc
 import importlib
 import json
+import logging
 import os
 import re
 import resource
@@ -103,6 +104,7 @@ class Job:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
+    logging.getLogger("messagestore").setLevel(logging.ERROR)  # recovery warns of what it cuts: here that is expected
     parser = argparse.ArgumentParser(prog="make crash", description=__doc__.partition("\n")[0])
     parser.add_argument("--deep", type=float, metavar="SECONDS", help="by chance, for so long; else the quick profile")
     parser.add_argument("--seed", type=int, default=1)

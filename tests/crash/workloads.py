@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crash.harness import SMALL, Promise, Step, die, payload, run_steps
+from crash.harness import SMALL, Promise, Step, die, hostile_body, payload, run_steps
 from crash.imitate import dispatch, kill_when, log_write, seal
 from crash.memdisk import MemKillDisk, MemRecordingDisk
 from crash.power_cut import Folder
@@ -75,6 +75,8 @@ WORKLOADS = {
     "async puts over segments": Workload(
         tuple(("big_put", 100 + i, 1300) for i in range(6)), SEGMENTS_ASYNC, base="small segments"
     ),
+    "hostile puts": Workload((put(10), *(("hostile_put", 20 + i) for i in range(3)), batch(1, 4), ("hostile_put", 24))),
+    "hostile puts, async": Workload((put(10), *(("hostile_put", 20 + i) for i in range(5)), put(11)), ASYNC),
     "batches": Workload((batch(1, 12), batch(2, 12))),
     "async batches": Workload((batch(1, 8, ASYNC_FLUSH), batch(2, 8, ASYNC_FLUSH), batch(3, 8, ASYNC_FLUSH))),
     "async, then sync": Workload((batch(1, 10, ASYNC_FLUSH), batch(2, 10), batch(3, 10, ASYNC_FLUSH))),
@@ -250,6 +252,8 @@ def in_log_order(steps: Sequence[Step]) -> list[list[bytes]]:
                 found += [[f"put/{number + i}/".encode()] for i in range(count)]
             case ("big_put", int(number), int(size)):
                 found.append([(f"put/{number}/" + "x" * size).encode()])
+            case ("hostile_put", int(number)):
+                found.append([hostile_body(number).encode()])
             case ("batch" | "commit", str(app), int(version), int(rows), _):
                 if rows:
                     found.append([payload(app, version, row) for row in range(rows)])
