@@ -407,6 +407,20 @@ def test_the_disk_is_not_mounted_under_a_running_query(root, context) -> None:
     assert contents(root) == ["0", "1", "2"]
 
 
+def test_another_store_is_there_under_a_running_query(root, context) -> None:
+    """The error names both stores, where this process knows the one that the earlier batches went to."""
+    first = planned(root)
+    StreamWriter(first).commit(staged(first, context, 0, rows("0")), 0)
+    attached_store(root).detach()
+    old = planned(root).store_id
+    shutil.rmtree(root)
+    make(root)
+    sink = planned(root)
+    with pytest.raises(LostBatchesError, match=f"went to store {old}, and this is store {sink.store_id}$"):
+        StreamWriter(sink).commit(staged(sink, context, 1, rows("1")), 1)
+    assert contents(root) == []
+
+
 def test_the_disk_goes_between_tasks_and_commit(root, context) -> None:
     """The commit looks again: it makes no store, neither for a first batch nor for a later one."""
     for batch_id in (0, 1):

@@ -168,6 +168,20 @@ def test_a_replay_of_several_topics(root: Path) -> None:
             store.append_batch([columns(bodies(4), topic="a")], request)
 
 
+def test_the_topics_of_a_batch_that_retention_took(root: Path) -> None:
+    """Its BATCH record cannot be read any more; the journal remembers where its rows went."""
+    with MessageStore.open(root, SMALL) as store:
+        for version in range(40):
+            append(store, version)
+    segments = sorted((root / "commitlog").iterdir())
+    assert len(segments) > 2
+    segments[0].unlink()
+    with MessageStore.open(root, SMALL) as store:
+        assert append(store, 0) == "known"
+        with pytest.raises(BatchConflictError, match="rows for topic t, and came again with rows for topic audit"):
+            append(store, 0, topic="audit")
+
+
 # ---- two queries under one app id
 
 

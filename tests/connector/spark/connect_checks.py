@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from messagestore import Message, MessageStore
 from spark_runs import ROOT, bodies, fill
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -59,6 +60,39 @@ def foreach_batch(spark, folder: Path) -> None:
     assert bodies(root, "copy") == bodies(root, "flights")
 
 
+def a_store_that_is_gone(spark, folder: Path) -> None:
+    """MessageStoreSink: refused, and nothing is made; so are a second topic, and where the query is known a second query."""
+    from pyspark_messagestore import MessageStoreSink
+
+    root, source = str(folder / "store"), str(folder / "source")
+    fill(source, 100)
+
+    def run(checkpoint: str = "checkpoint", topic: str = "copy") -> None:
+        df = spark.readStream.format("messagestore").option("subscribe", "flights")
+        df = df.option("startingOffsets", "earliest").load(source).select("body", "keys")
+        writer = df.writeStream.foreachBatch(MessageStoreSink(root, topic=topic, app_id="app"))
+        writer = writer.option("checkpointLocation", str(folder / checkpoint)).trigger(availableNow=True)
+        writer.start().awaitTermination()
+
+    run()
+    with MessageStore.open(source) as store:
+        store.put_message(Message("flights", b"new"))
+    Path(root).rename(root + "-away")
+    with pytest.raises(Exception, match="LostBatchesError: app 'app': found version 1, and no store at"):
+        run()
+    assert not Path(root).exists()
+    Path(root + "-away").rename(root)
+    with pytest.raises(Exception, match=r"BatchConflictError|QueryConflictError"):
+        run("second")  # 101 rows; where no query is known it is noticed by them
+    run()
+    for name in ("1", ".1.crc"):
+        (folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+    with pytest.raises(Exception, match="rows for topic copy, and came again with rows for topic audit"):
+        run(topic="audit")
+    run()
+    assert bodies(root, "copy") == bodies(source, "flights")
+
+
 def sql(spark, folder: Path) -> None:
     """The SQL of connector/README.md, found by its name and registered by hand; a table that is not told is an error."""
     from pyspark_messagestore import MessageStoreDataSource
@@ -85,7 +119,12 @@ def sql(spark, folder: Path) -> None:
             spark.sql(statement)
 
 
-CHECKS = {"sql": sql, "batch_round_trip": batch_round_trip, "foreach_batch": foreach_batch}
+CHECKS = {
+    "a_store_that_is_gone": a_store_that_is_gone,
+    "sql": sql,
+    "batch_round_trip": batch_round_trip,
+    "foreach_batch": foreach_batch,
+}
 
 
 def run(spark, folder: Path) -> None:
