@@ -13,7 +13,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks import store_append, store_journal, store_open, store_put, store_read, store_recovery, store_syncs
+from benchmarks import (
+    store_append,
+    store_history,
+    store_journal,
+    store_open,
+    store_put,
+    store_read,
+    store_recovery,
+    store_syncs,
+)
 from benchmarks.measure import Settings
 
 STORE: dict[str, Callable[[Settings], None]] = {
@@ -24,6 +33,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "syncs": store_syncs.run,
     "recovery": store_recovery.run,
     "journal": store_journal.run,
+    "history": store_history.run,
 }
 
 
