@@ -160,11 +160,19 @@ class SmallFiles:
                 )
             return
         if self.journal.fault == MISSING and ours and rules.state is not None and rules.state.clean_end:
-            report.find(paths.journal, 0, "a journal", "no file; the next writer makes it again from the log")
+            self._note_missing_journal(rules)
         if not ours and rules.abort == files.abort_token:
             return  # found already
         if not ours and report.batch_count:
             report.find(paths.state, 0, "the store's state", "no file")
+
+    def _note_missing_journal(self, rules: Rules) -> None:
+        """A writer makes the first journal after the clean end has moved; it may be about to, or was killed before."""
+        found = "no file; the next writer makes it again from the log"
+        if rules.abort == self.files.abort_token:
+            self.report.note(f"{self.files.paths.journal}: {found}")
+        elif not self.files.disk.exists(self.files.paths.journal):  # looked at before somebody closed the store
+            self.report.find(self.files.paths.journal, 0, "a journal", found)
 
     def check(self, rules: Rules, last_time_ms: int | None) -> None:
         """Compare with the log.

@@ -261,7 +261,7 @@ def test_units_behind_the_end_prove_nothing_until_they_are_gone(bases: Bases) ->
     images_of_cut = disk.images(cut, ("one file missing",), limit=100)
     image = next(image for image in images_of_cut if "commitlog" in image.label)
     without_log = Death(story, cut, image).crash(bases.root)
-    with another_boot():
+    with another_boot(101):
         second = record(
             MemRecordingDisk(bases.root, without_log.content), without_log.promise, [("open",)], without_log.config
         )

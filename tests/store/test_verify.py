@@ -323,8 +323,13 @@ def test_a_deleted_topic_is_no_fault(tmp_path: Path) -> None:
 def test_a_topic_made_again_is_no_fault(tmp_path: Path) -> None:
     """Its queue begins at 0 once more; the units of the first run are gone."""
     root = filled(tmp_path / "store", 20, ONE_SEGMENT)
+    with MessageStore.open(root, ONE_SEGMENT) as store:  # without any queue the log would be dispatched from its start
+        store.put_message(Message("other", b"x", queue_id=0))
     shutil.rmtree(root / "consumequeue" / "t")
-    (root / "config" / "topics.json").unlink()  # a broker deletes both; a folder alone is damage
+    topics = root / "config" / "topics.json"  # a broker deletes both; a folder alone is damage
+    fields = json.loads(topics.read_text())
+    del fields["topicConfigTable"]["t"]
+    topics.write_text(json.dumps(fields))
     filled(root, 6, ONE_SEGMENT)
     report = checked(root)
     assert report.ok, report.findings
