@@ -291,7 +291,6 @@ def _quiet() -> Iterator[None]:
 @app.command()
 def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_json: Json = False) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
-
     The exit code is 4 when bytes behind the log's end were cut off; one line says how many messages lay there.
     """
     path = _check_exists(root)
@@ -473,7 +472,6 @@ def batches_start(
     as_json: Json = False,
 ) -> None:
     """Let an app go on with VERSION, once: its sink was added to a running query, or its earlier batches are lost.
-
     The rows of the versions before it are not in the store. A missing or empty ROOT becomes a store.
     """
     path = _path(root)

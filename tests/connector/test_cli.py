@@ -120,7 +120,9 @@ def test_help_names_every_command() -> None:
 def test_help_is_whole_sentences() -> None:
     """`put --help` said "waits for the disk.; it is what you get": an edit had cut a sentence, and no one looked."""
     group = typer.main.get_command(app)
-    for name, command in group.commands.items():
+    commands = dict(group.commands)
+    commands |= {f"batches {name}": command for name, command in commands["batches"].commands.items()}
+    for name, command in commands.items():
         texts = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
         assert all(texts), f"{name}: an argument or option without help"
         for text in texts:
