@@ -60,6 +60,8 @@ class RangesPartition(InputPartition):
     store_id : str
         Of the store these ranges were planned in.
     ranges : list of (topic, queue id, start, end)
+    physical_offset : int
+        No record of the ranges ends behind it; 0: not known.
     last : (position, size, crc) | None
         The last record that was planned: a task knows the log by it.
     tail : (start, end, {(topic, queue id): (first queue offset, units)}) | None
@@ -69,11 +71,12 @@ class RangesPartition(InputPartition):
 
     store_id: str
     ranges: list[tuple[str, int, int, int]]
+    physical_offset: int = 0
     last: tuple[int, int, int] | None = None
     tail: tuple[int, int, dict[tuple[str, int], tuple[int, bytes]]] | None = None
 
     def __init__(
-        self, store_id: str, ranges: list[Range], last: LastRecord | None = None, tail: ProvenTail | None = None
+        self, store_id: str, ranges: list[Range], finish: StreamOffset | None = None, tail: ProvenTail | None = None
     ) -> None:
         super().__init__(None)
         if tail is not None:
@@ -86,7 +89,10 @@ class RangesPartition(InputPartition):
             self.tail = tail.start, tail.end, parts
         self.store_id = store_id
         self.ranges = [(r.topic, r.queue_id, r.start, r.end) for r in ranges]
-        self.last = None if last is None else (last.position, last.size, last.crc)
+        if finish is not None:
+            last = finish.last
+            self.physical_offset = finish.physical_offset
+            self.last = None if last is None else (last.position, last.size, last.crc)
 
     def proven_tail(self) -> ProvenTail | None:
         """As the view wants it."""
@@ -119,23 +125,31 @@ def read_ranges(options: SourceOptions, partition: InputPartition, projection: P
     try:
         if partition.store_id and view.store_id != partition.store_id:
             raise _elsewhere(path, partition.store_id, f"another store, {view.store_id or 'without an id'}")
-        _check_last(view, path, partition)
+        _check_planned(view, path, partition)
         for each in partition.ranges:
             yield from _read_range(view, each, projection, fail_on_data_loss=options.fail_on_data_loss)
-        _check_last(view, path, partition)
+        _check_planned(view, path, partition)  # behind the reading: the store may change at any moment
     finally:
         view.close()
 
 
-def _check_last(view: StoreView, path: str, partition: RangesPartition) -> None:
-    """Whether the log is the one that was planned (below its first segment nothing can be told)."""
-    if partition.last is None:
-        return
-    position, size, crc = partition.last
-    if view.record_crc(position, size) not in (crc, None):
+def _check_planned(view: StoreView, path: str, partition: RangesPartition) -> None:
+    """Whether log and queues are those that were planned (below the log's first segment nothing can be told)."""
+    fault = ""
+    if partition.last is not None:
+        position, size, crc = partition.last
+        if view.record_crc(position, size) not in (crc, None):
+            fault = f"the record at physical offset {position} is not the one that was there"
+    for topic, queue_id, _, end in partition.ranges if partition.physical_offset else ():
+        units = view.units(topic, queue_id, end - 1, end)
+        if len(units) and units["size"][0] != FILLER_UNIT_SIZE:
+            place = int(units["physical_offset"][0]) + int(units["size"][0])
+            if place > partition.physical_offset:
+                fault = f"message {end - 1} of {topic}/{queue_id} is not the one that was there"
+    if fault:
         raise StoreWentBackwardsError(
-            f"{path}: the record at physical offset {position} is not the one that was there when this micro-batch was "
-            f"planned: the log was cut, restored or made again meanwhile; restart the query"
+            f"{path}: {fault} when this micro-batch was planned: the log was cut or restored, or the topic made again, "
+            f"meanwhile; restart the query"
         )
 
 
@@ -205,6 +219,7 @@ class Follower:
         self._looked_s = 0.0
         self._examined: StreamOffset | None = None
         self._moved: Queues = {}
+        self._before: dict[tuple[str, int], tuple[int, int]] = {}  # an end, and where the message before it lies
         self._told: set[str] = set()
 
     # ---- ends
@@ -410,6 +425,27 @@ class Follower:
         self.checked = not unknown
         return faults
 
+    def planned_faults(
+        self, finish: StreamOffset, queues: list[tuple[str, int]], ends: Queues
+    ) -> dict[tuple[str, int] | None, str]:
+        """What is wrong with the end of a micro-batch that was planned before, by queue; None: with the log."""
+        faults: dict[tuple[str, int] | None, str] = {}
+        last = finish.last
+        if last is not None and self.view.record_crc(last.position, last.size) not in (last.crc, None):
+            faults[None] = (
+                f"the record at physical offset {last.position} is not the one this micro-batch was planned up to"
+            )
+        for queue in queues:
+            offset, end = finish.queues[queue], ends.get(queue, 0)
+            name = f"{queue[0]}/{queue[1]}"
+            if offset > end:
+                faults[queue] = (
+                    f"{name}: this micro-batch was planned up to offset {offset}, and the queue ends at {end}"
+                )
+            elif offset and self._ends_behind(queue, offset, finish.physical_offset):
+                faults[queue] = f"{name}: message {offset - 1} is not the one this micro-batch was planned up to"
+        return faults
+
     def _ends_behind(self, queue: tuple[str, int], offset: int, physical_offset: int) -> bool:
         """Whether the message before an offset ends behind a place in the log."""
         units = self.view.units(*queue, offset - 1, offset)
@@ -430,7 +466,7 @@ class Follower:
                 continue
             # In a log that is otherwise the same all messages of a queue that was made again are newer.
             made_again = queue in restarted and None not in faults
-            self._moved[queue] = 0 if made_again else self._first_newer(queue, start)
+            self._moved[queue] = 0 if made_again else self.first_newer(queue, start)
             if self._moved[queue] != start.queues[queue]:
                 self._tell(
                     f"{queue[0]}/{queue[1]}: going on at message {self._moved[queue]}, not {start.queues[queue]}; "
@@ -443,12 +479,18 @@ class Follower:
             self._told.add(text)
             _log.warning("%s: %s", self.options.path, text)
 
-    def _first_newer(self, queue: tuple[str, int], start: StreamOffset) -> int:
+    def first_newer(self, queue: tuple[str, int], start: StreamOffset) -> int:
         """The first message of a queue that was stored behind, or later than, everything this query has read."""
         first = self.view.search_physical(*queue, start.physical_offset)
         if start.last is not None and start.last.store_timestamp_ms is not None:
             first = min(first, self.view.offset_behind_time(*queue, start.last.store_timestamp_ms))
-        return min(first, start.queues[queue])
+        offset = start.queues[queue]
+        end, place = self._before.get(queue, (-1, -1))
+        if end == offset and place >= 0 and first > offset:
+            units = self.view.units(*queue, offset - 1, offset)
+            if len(units) and int(units["physical_offset"][0]) != place:
+                return first  # the queue's numbers are those of another time: the start says nothing about them
+        return min(first, offset)  # a limit may have left older messages unread
 
     def first_of(self, queue: tuple[str, int], start: StreamOffset, end: int, *, tell: bool = False) -> int:
         """Where the range of a queue really begins, up to `end`: behind what retention has taken.
@@ -475,6 +517,15 @@ class Follower:
         return [queue for queue, end in ends.items() if known.get(queue, 0) != end or queue in moved]
 
     # ---- the end of a step
+
+    def next_offset(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
+        """As `offset_at`, for a step that Spark is told of: queues that were made again before are in it."""
+        for queue, end in reached.items():
+            if queue in firsts and end:
+                units = self.view.units(*queue, end - 1, end)
+                self._before[queue] = end, int(units["physical_offset"][0]) if len(units) else -1
+        self._queues.restarted.clear()
+        return self.offset_at(start, firsts, reached)
 
     def offset_at(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
         """The stream offset with these ends; physical offset and last record follow from their last units.
@@ -506,7 +557,7 @@ class Follower:
             return None
         return LastRecord(position, size, crc, int(head["store_timestamp_ms"]))
 
-    def plan(self, firsts: Queues, ends: Queues, last: LastRecord | None) -> list[InputPartition]:
+    def plan(self, firsts: Queues, ends: Queues, finish: StreamOffset) -> list[InputPartition]:
         """The pieces tasks read: as many as there are processors, unless they would be small, or large."""
         ranges = [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
         if not ranges:
@@ -519,7 +570,7 @@ class Follower:
         if self.options.min_partitions is not None:
             most = min(most, total / min(rows, self.options.min_partitions))
         parts = pieces(ranges, most, weights)
-        return [RangesPartition(self.view.store_id, part, last, self.view.tail) for part in parts]
+        return [RangesPartition(self.view.store_id, part, finish, self.view.tail) for part in parts]
 
     def _weights(self, ranges: list[Range]) -> dict[tuple[str, int], float]:
         """What one message of each range costs, by the sizes in some units; no record is read."""
@@ -556,7 +607,7 @@ class BatchReader(DataSourceReader):
             firsts = follower.starting(EARLIEST)
             ends = follower.ends()  # a queue that came in between is left for the next read
             reached = {queue: ends[queue] for queue in firsts}
-            return follower.plan(firsts, reached, follower.offset_at(StreamOffset(), firsts, reached).last)
+            return follower.plan(firsts, reached, follower.offset_at(StreamOffset(), firsts, reached))
         finally:
             follower.view.close()
 
@@ -597,7 +648,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins."""
         follower = self.follower
         firsts = follower.starting(LATEST)
-        return follower.offset_at(StreamOffset(), dict.fromkeys(firsts, 0), firsts).to_json()
+        return follower.next_offset(StreamOffset(), dict.fromkeys(firsts, 0), firsts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """`maxOffsetsPerTrigger`."""
@@ -633,10 +684,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = {**begin.queues, **{queue: max(ends[queue], first) for queue, first in firsts.items()}}
         if isinstance(limit, ReadMaxRows):
             reached = limited({**begin.queues, **firsts}, reached, limit.max_rows)
-        if all(begin.queues.get(queue, 0) == reached[queue] for queue in firsts):
+        if all(begin.queues.get(queue, 0) == reached[queue] <= first for queue, first in firsts.items()):
             self._idle = (start, current) if follower.checked else None
             return start
-        return follower.offset_at(begin, firsts, reached).to_json()
+        return follower.next_offset(begin, firsts, reached).to_json()
 
     def _check(self, start: StreamOffset) -> None:
         if not self.follower.checked:
@@ -655,43 +706,34 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, finish = StreamOffset.from_json(start), StreamOffset.from_json(end)
         visible = follower.ends()
         self._check(begin)
-        last = self._planned_last(finish)
+        queues = [queue for queue in follower.changed(begin, finish.queues) if queue in finish.queues]
+        faults = follower.planned_faults(finish, queues, visible)
+        if faults and self.options.fail_on_data_loss:
+            raise StoreWentBackwardsError(
+                f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored, or not recovered yet "
+                f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to go on"
+            )
         firsts: Queues = {}
         ends: Queues = {}
-        for queue in follower.changed(begin, finish.queues):
-            offset, reached = finish.queues[queue], visible.get(queue, 0)
-            if offset > reached:
-                if self.options.fail_on_data_loss:
-                    raise StoreWentBackwardsError(
-                        f"{self.options.path}: {queue[0]}/{queue[1]}: this micro-batch was planned up to offset "
-                        f"{offset}, and the queue reaches {reached}: the log was cut, restored, or not recovered yet "
-                        f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to go on"
-                    )
-                _log.warning("%s/%d: messages %d to %d are gone; failOnDataLoss=false", *queue, reached, offset)
-                offset = reached
-            if queue in visible:
-                firsts[queue], ends[queue] = follower.first_of(queue, begin, offset, tell=True), offset
-        return follower.plan(firsts, ends, last)
-
-    def _planned_last(self, finish: StreamOffset) -> LastRecord | None:
-        """The last record of a planned micro-batch, when the log still has it.
-
-        Raises
-        ------
-        StoreWentBackwardsError
-            Another one is there: the log was cut or restored since the micro-batch was planned.
-        """
-        last = finish.last
-        if last is None or self.follower.view.record_crc(last.position, last.size) in (last.crc, None):
-            return last
-        fault = f"the record at physical offset {last.position} is not the one this micro-batch was planned up to"
-        if self.options.fail_on_data_loss:
-            raise StoreWentBackwardsError(
-                f"{self.options.path}: {fault}: the log was cut, restored, or not recovered yet (run `messagestore "
-                f"recover`); start a new query, or set failOnDataLoss=false to go on"
-            )
-        _log.warning("%s: %s; failOnDataLoss=false: going on with what is there", self.options.path, fault)
-        return None
+        for queue in queues:
+            if queue not in visible:
+                continue
+            offset = min(finish.queues[queue], visible[queue])
+            if None in faults or queue in faults:  # what is newer than the plan comes with the next micro-batch
+                offset = min(offset, follower.first_newer(queue, finish))
+                _log.warning(
+                    "%s: %s; failOnDataLoss=false: this micro-batch ends at message %d of %s/%d, not %d",
+                    self.options.path,
+                    faults.get(queue) or faults[None],
+                    offset,
+                    *queue,
+                    finish.queues[queue],
+                )
+            firsts[queue], ends[queue] = follower.first_of(queue, begin, offset, tell=True), offset
+        if faults:
+            follower.checked = False  # the next step begins at what was planned: each queue is compared with it
+            finish = follower.offset_at(StreamOffset(), firsts, ends)
+        return follower.plan(firsts, ends, finish)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""

@@ -460,6 +460,39 @@ def test_a_backup_restored_between_planning_and_reading(root) -> None:
         stream(root).partitions(start, end)
 
 
+def test_a_topic_made_again_between_planning_and_reading(root) -> None:
+    """Its new messages arrive once, whenever a stream finds out: when it plans the ranges, in a task, or after."""
+    for when in ("before the ranges", "before the tasks"):
+        readers = {
+            lenient: stream(root, startingOffsets="earliest", failOnDataLoss=lenient) for lenient in ("true", "false")
+        }
+        start = again(readers["true"].initialOffset())
+        end = again(readers["true"].latestOffset(start, ALL))
+        assert again(readers["false"].latestOffset(start, ALL)) == end
+        planned = {lenient: reader.partitions(start, end) for lenient, reader in readers.items()}
+        broker = Broker(Path(root), SMALL)
+        shutil.rmtree(Path(root) / "consumequeue" / "t")
+        time.sleep(0.003)
+        broker.now_ms = time.time_ns() // 1_000_000
+        new = [f"{when} {number}" for number in range(200)]
+        for number, body in enumerate(new):
+            broker.next.setdefault(("t", number % 4), 0)
+            if number < 4:
+                broker.next["t", number % 4] = 0
+            broker.put("t", body.encode(), number % 4)
+        broker.close()
+        for lenient, reader in readers.items():
+            if when == "before the tasks":
+                with pytest.raises(StoreWentBackwardsError, match="when this micro-batch was planned"):
+                    rows(reader, planned[lenient])
+            elif lenient == "true":
+                with pytest.raises(StoreWentBackwardsError):
+                    reader.partitions(start, end)
+        lenient = stream(root, failOnDataLoss="false")
+        assert rows(lenient, lenient.partitions(start, end)) == []
+        assert sorted(bodies_of(lenient, end)[0]) == sorted(new)
+
+
 def test_checkpoints_without_a_store_time_go_on(root) -> None:
     """As earlier releases wrote them; the next offset has it."""
     reader = stream(root, startingOffsets="earliest")

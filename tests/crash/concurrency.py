@@ -3,6 +3,7 @@
 readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 gaps, 0 repeats, batches whole
 threads     16 threads put and append through one session
 processes   4 processes commit in turn, each with the lock for one commit only
+surprises   streams read while a store is restored, renamed, remade, killed and cut by retention (`crash.surprises`)
 races       two writers open a store at the same moment: one wins, the other changes no byte
 brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a writer
             does when a broker comes, or when it is refused (`crash.brokers`)
@@ -42,6 +43,7 @@ from messagestore import BatchRequest, MessageStore, StoreLockedError
 from messagestore.attached_store import attached_store
 
 READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
+SURPRISES = 20
 _QUEUES, _ROWS = 3, 30
 ROLLING = SMALL.replace(clean_interval="20ms", lock_timeout="30s")
 
@@ -50,7 +52,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     """Each kind once, or in turn for so many seconds; a case is a kind and its seed."""
     counts, until_s = Counts(), time.monotonic() + seconds
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
-        "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races,
+        "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races, "surprises": _surprises,
         "brokers": brokers.starts, "ways": brokers.ways, "stalls": brokers.stalls, "refusals": brokers.refusals,
     }  # fmt: skip
     with scratch_folder() as folder:
@@ -210,6 +212,21 @@ def _processes(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     if not all(good):
         verdict.misread.append(f"{good.count(False)} of {PROCESSES} processes failed (see the log)")
     return verdict
+
+
+# ---- surprises
+
+
+def _surprises(folder: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """Streams between whose steps anything happens to the store."""
+    from crash import surprises  # needs Spark's Python
+
+    whole = Verdict()
+    for number, verdict in enumerate(surprises.histories(folder, chance, SURPRISES)):
+        counts.cases["histories of a store changed under its streams"] += 1
+        for name in ("lost", "duplicated", "misread"):
+            getattr(whole, name).extend(f"history {number}: {text}" for text in getattr(verdict, name))
+    return whole
 
 
 # ---- races

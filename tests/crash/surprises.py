@@ -1,0 +1,321 @@
+"""The kind `surprises` of the mode `concurrency`: what happens to a store under a stream that reads it.
+
+A history is a random row of events, and a stream asks for the next micro-batch, plans it and reads it between any two of
+them: batches and puts, retention, a backup that is restored (another folder, or file by file), a folder that is renamed
+and comes back, another store at the path, a topic that a broker deletes and makes again, a writer that is killed, and a
+reboot. Two streams look on, one with failOnDataLoss=true and one with false.
+
+Nothing may arrive twice. Whatever is in the store at the end has arrived, unless the stream has raised an error of the
+store's; and a stream with failOnDataLoss=true must have raised one when a message went before it was read, or when
+messages that it had read are gone from the log. What is in the log is told by code that shares nothing with the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+from crash.harness import ROOMY, die
+from crash.imitate import Broker, another_boot, segments, walk
+from crash.judge import Verdict
+from messagestore import BatchRequest, Message, MessageColumns, MessageStore, StoreError, queue_ends
+from pyspark_messagestore.options import source_options
+from pyspark_messagestore.schema import Projection
+from pyspark_messagestore.source import StreamReader
+
+CONFIG = ROOMY.replace(mapped_file_size_commit_log=16 * 1024, mapped_file_size_consume_queue=20 * 50)
+_COLUMNS = Projection.of(StructType().add("body", "binary"))
+_QUEUES = 3
+_STEPS = 14
+
+
+@dataclass
+class Stream:
+    """A query as Spark runs it: it goes on where its last finished micro-batch ended."""
+
+    root: Path
+    lenient: bool
+    start: dict[str, object] = field(default_factory=dict)
+    planned: dict[str, object] | None = None
+    delivered: list[bytes] = field(default_factory=list)
+    stopped: str = ""
+
+    def __post_init__(self) -> None:
+        self.reader = self._new()
+        self.start = _again(self.reader.initialOffset())
+
+    def _new(self) -> StreamReader:
+        options = {"path": str(self.root), "subscribe": "t,u", "startingOffsets": "earliest"}
+        return StreamReader(source_options({**options, "failOnDataLoss": str(not self.lenient).lower()}), _COLUMNS)
+
+    def restart(self) -> None:
+        self.reader.stop()
+        self.reader = self._new()
+
+    def step(self, surprise: Callable[[], None], chance: random.Random) -> bool:
+        """One micro-batch, with surprises between its parts; whether it brought something."""
+        if self.planned is None:
+            limit = ReadAllAvailable() if chance.random() < 0.7 else ReadMaxRows(chance.randint(1, 30))
+            end = _again(self.reader.latestOffset(self.start, limit))
+            if end == self.start:
+                return False
+            self.planned = end
+            surprise()
+        partitions = self.reader.partitions(self.start, self.planned)
+        surprise()
+        rows = [body for part in partitions for batch in self.reader.read(part) for body in batch["body"].to_pylist()]
+        self.delivered += rows
+        self.start, self.planned = self.planned, None
+        return True
+
+
+def _again(offset: dict[str, object]) -> dict[str, object]:
+    found: dict[str, object] = json.loads(json.dumps(offset))
+    return found
+
+
+class World:
+    """A store and what happens to it."""
+
+    def __init__(self, folder: Path, chance: random.Random) -> None:
+        self.root, self.chance = folder / "store", chance
+        self.backup: Path | None = None
+        self.numbers = iter(range(1 << 30))
+        self.ever: set[bytes] = set()
+        self.dropped: set[bytes] = set()  # in the log still, but their queue was made again
+        self.dropped_in_backup: set[bytes] = set()
+        self.boot = 101
+        with MessageStore.open(self.root, CONFIG) as store:
+            for topic in ("t", "u"):
+                store.create_topic(topic, _QUEUES)
+        self.append()
+
+    def bodies(self, count: int) -> list[bytes]:
+        found = [b"m/%d/" % next(self.numbers) + b"." * self.chance.randrange(10, 400) for _ in range(count)]
+        self.ever |= set(found)
+        return found
+
+    def alive(self) -> set[bytes]:
+        """What is in the queues of the log that is at the path."""
+        first = segments(self.root)
+        records, _ = walk(self.root, int(first[0].name)) if first else ([], 0)
+        return {record["body"] for record in records if record["topic"] in ("t", "u")} - self.dropped
+
+    # ---- events
+
+    def append(self, *, kill: bool = False) -> None:
+        with contextlib.ExitStack() as stack:
+            store = MessageStore.open(self.root, CONFIG)
+            if not kill:
+                stack.enter_context(store)
+            for _ in range(self.chance.randint(1, 3)):
+                topic, bodies = self.chance.choice(["t", "t", "u"]), self.bodies(self.chance.randint(1, 25))
+                queue_ids = [self.chance.randrange(_QUEUES) for _ in bodies]
+                batch = pa.record_batch({"body": bodies, "queue_id": pa.array(queue_ids, pa.int32())})
+                request = BatchRequest("surprises", next(self.numbers), version_source="user")
+                store.append_batch(MessageColumns.from_arrow(batch, topic=topic), request)
+            if self.chance.random() < 0.4:
+                for body in self.bodies(3):
+                    store.put_message(Message("t", body, queue_id=self.chance.randrange(_QUEUES)))
+        if kill:
+            die(self.root)
+
+    def killed(self) -> None:
+        self.append(kill=True)
+
+    def reboot(self) -> None:
+        """The machine is started again; nothing is lost, but a reader does not know that."""
+        from messagestore import state
+
+        self.boot += 1
+        state._boot_hash = self.boot
+
+    def recover(self) -> None:
+        with MessageStore.open(self.root, CONFIG):
+            pass
+
+    def retention(self) -> None:
+        found = segments(self.root)
+        for path in found[: self.chance.randint(0, len(found) - 1)]:
+            path.unlink()
+
+    def save(self) -> None:
+        self.recover()
+        if self.backup is not None:
+            shutil.rmtree(self.backup)
+        self.backup = self.root.with_name(f"backup-{next(self.numbers)}")
+        shutil.copytree(self.root, self.backup)
+        self.dropped_in_backup = set(self.dropped)
+
+    def restore(self) -> None:
+        """The backup is put there: as another folder, or file by file as rsync does it."""
+        if self.backup is None:
+            return
+        time.sleep(0.003)  # what comes later has a later store time
+        if self.chance.random() < 0.5:
+            shutil.rmtree(self.root)
+            shutil.copytree(self.backup, self.root)
+        else:
+            wanted = {path.relative_to(self.backup) for path in self.backup.rglob("*") if path.is_file()}
+            for name in sorted(wanted):
+                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+                part = self.root / "part"
+                shutil.copyfile(self.backup / name, part)
+                part.rename(self.root / name)
+            for path in list(self.root.rglob("*")):
+                if path.is_file() and path.relative_to(self.root) not in wanted:
+                    path.unlink()
+        self.dropped = set(self.dropped_in_backup)
+        time.sleep(0.003)
+
+    def remake(self) -> None:
+        """A broker deletes the topic t and makes it again; its queues may become as long as before, or longer."""
+        self.recover()
+        records, end = walk(self.root, int(segments(self.root)[0].name))
+        broker = Broker(self.root, CONFIG, end)
+        for folder in (self.root / "consumequeue").glob("*/*"):
+            broker.next[folder.parent.name, int(folder.name)] = next_offset(folder)
+        self.dropped |= {record["body"] for record in records if record["topic"] == "t"}
+        shutil.rmtree(self.root / "consumequeue" / "t", ignore_errors=True)
+        time.sleep(0.003)
+        broker.now_ms = time.time_ns() // 1_000_000
+        for queue_id in range(_QUEUES):
+            before = broker.next.pop(("t", queue_id), 0)
+            for body in self.bodies(max(0, before + self.chance.choice([-before, -1, 0, 0, 1, 20]))):
+                broker.put("t", body, queue_id)
+        for body in self.bodies(self.chance.randint(0, 4)):
+            broker.put("u", body, 0)
+        broker.close()
+
+
+def next_offset(folder: Path) -> int:
+    """Queue offset behind the last unit of a queue."""
+    files = sorted(folder.iterdir())
+    first = int(files[0].name) // 20 if files else 0
+    data = b"".join(path.read_bytes() for path in files)
+    return first + sum(1 for at in range(0, len(data), 20) if any(data[at + 8 : at + 12]))
+
+
+def history(folder: Path, chance: random.Random) -> Verdict:
+    """One history; what is wrong with it."""
+    from messagestore import state
+
+    verdict, boot = Verdict(), state._boot_hash
+    logging.disable(logging.WARNING)
+    few = mock.patch.object(queue_ends, "FEW_QUEUES", chance.choice([0, 16]))
+    try:
+        with few, another_boot(100):
+            _run(World(folder, chance), chance, verdict)
+    finally:
+        logging.disable(logging.NOTSET)
+        state._boot_hash = boot
+        die(folder / "store")
+    return verdict
+
+
+def _run(world: World, chance: random.Random, verdict: Verdict) -> None:
+    streams = [Stream(world.root, lenient=False), Stream(world.root, lenient=True)]
+    events = [world.append] * 5 + [world.killed, world.reboot, world.recover, world.retention, world.save]
+    events += [world.restore, world.remake]
+    told = {id(stream): set[bytes]() for stream in streams}  # went before it was read, or after
+
+    def happen() -> None:
+        before = world.alive()
+        chance.choice(events)()
+        gone = before - world.alive()
+        for stream in streams:
+            told[id(stream)] |= gone - set(stream.delivered)
+
+    def surprise() -> None:
+        if chance.random() < 0.25:
+            happen()
+
+    for _ in range(_STEPS):
+        happen()
+        if chance.random() < 0.2:
+            _elsewhere(world, streams, chance, verdict)
+        for stream in streams:
+            _step(stream, surprise, chance, verdict)
+    world.append()
+    world.recover()
+    for stream in streams:
+        for _ in range(200):
+            if not _step(stream, lambda: None, chance, verdict):
+                break
+        _check(stream, world, told[id(stream)], verdict)
+        stream.reader.stop()
+
+
+def _step(stream: Stream, surprise: Callable[[], None], chance: random.Random, verdict: Verdict) -> bool:
+    if stream.stopped:
+        return False
+    for _ in range(4):
+        try:
+            return stream.step(surprise, chance)
+        except StoreError as error:
+            if not stream.lenient:
+                stream.stopped = f"{type(error).__name__}: {error}"
+                return False
+            stream.restart()  # between planning and reading: Spark starts the query again
+        except Exception as error:  # noqa: BLE001 - an error that is not the store's tells nobody what to do
+            verdict.misread.append(f"{type(error).__name__}: {error}")
+            stream.stopped = "misread"
+            return False
+    verdict.misread.append("with failOnDataLoss=false a stream cannot go on")
+    stream.stopped = "misread"
+    return False
+
+
+def _elsewhere(world: World, streams: list[Stream], chance: random.Random, verdict: Verdict) -> None:
+    """The folder is renamed, or another store is put there, and the streams look; then it is put back."""
+    away, other = world.root.with_name("away"), chance.random() < 0.5
+    world.root.rename(away)
+    if other:
+        with MessageStore.open(world.root, CONFIG) as store:
+            store.put_message(Message("t", b"of another store", queue_id=0))
+    for stream in streams:
+        if not stream.stopped:
+            try:
+                stream.step(lambda: None, chance)
+                verdict.misread.append(f"a step went well while {'another store' if other else 'nothing'} was there")
+            except StoreError:
+                pass
+            except Exception as error:  # noqa: BLE001 - an error that is not the store's tells nobody what to do
+                verdict.misread.append(f"{type(error).__name__}: {error}")
+    if other:
+        die(world.root)
+        shutil.rmtree(world.root)
+    away.rename(world.root)
+
+
+def _check(stream: Stream, world: World, gone: set[bytes], verdict: Verdict) -> None:
+    name = "failOnDataLoss=false" if stream.lenient else "failOnDataLoss=true"
+    verdict.duplicated += [f"{name}: {body[:12]!r}" for body, n in Counter(stream.delivered).items() if n > 1]
+    delivered = set(stream.delivered)
+    verdict.misread += [f"{name}: {body[:20]!r}, that nobody put" for body in delivered - world.ever]
+    if stream.stopped:
+        return
+    verdict.lost += sorted(f"{name}: {body[:12]!r} never arrived" for body in world.alive() - delivered)
+    if not stream.lenient and gone - delivered:
+        verdict.lost.append(f"{name}: {len(gone - delivered)} messages went before they were read, in silence")
+
+
+def histories(folder: Path, chance: random.Random, count: int) -> Iterator[Verdict]:
+    for number in range(count):
+        place = folder / f"history-{number}"
+        place.mkdir(parents=True)
+        yield history(place, chance)
+        shutil.rmtree(place)
