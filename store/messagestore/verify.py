@@ -109,7 +109,7 @@ class _Verifier:
         small_files = SmallFiles(files, report)
         self.rules = rules = rules_of(files, report, at_rest=self.at_rest)
         self.log.load()
-        self.queues = QueueCheck(files, report, rules.limit)
+        self.queues = QueueCheck(files, report, rules.limit, small_files.had_queue)
         self.index = IndexCheck(files, report, rules.limit, up_to_date=rules.up_to_date)
         report.start = self.log.min_offset
         report.end = self._walk(report.start, rules.limit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -64,12 +65,17 @@ class QueueCheck:
     report : VerifyReport
     limit : int
         Units of records that end above it may be unfinished.
+    had_queue : callable
+        Whether a queue had messages when a Python writer was there last, and no broker has been there since.
     """
 
-    def __init__(self, files: StoreFiles, report: VerifyReport, limit: int) -> None:
+    def __init__(
+        self, files: StoreFiles, report: VerifyReport, limit: int, had_queue: Callable[[str, int], bool]
+    ) -> None:
         self.files = files
         self.report = report
         self.limit = limit
+        self.had_queue = had_queue
         self.gap = 0
         self.seen: dict[tuple[str, int], _Seen] = {}
         self._left_out: dict[str, bool] = {}
@@ -224,7 +230,7 @@ class QueueCheck:
     def _is_deleted(self, topic: str, queue_id: int, seen: _Seen) -> bool:
         """Whether a queue has no file, and all its records lie before those of the queues that its topic has now."""
         queue = self.queue(topic, queue_id)
-        if queue is None or queue.files.offsets:
+        if queue is None or queue.files.offsets or self.had_queue(topic, queue_id):
             return False
         others = [self.seen.get((topic, other)) for other in self.names.get(topic, ()) if other != queue_id]
         begins = [other.begin for other in others if other is not None and other.first is not None]

@@ -146,6 +146,11 @@ class SmallFiles:
             self.report.find(paths.journal, 0, f"the journal of store {self.files.store_id}", f"that of store {other}")
         return journal
 
+    def had_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue had messages when a Python writer was there last, and no broker has been there since."""
+        unchanged = self.journal.checkpoint_crc == record.crc32(self.checkpoint.to_bytes())
+        return unchanged and self.journal.had_queue(topic, queue_id)
+
     def _check_identity(self, rules: Rules) -> None:
         """Whether the files that say which store this is are there."""
         files, report = self.files, self.report
