@@ -197,6 +197,12 @@ def report_lines(report: VerifyReport, root: str) -> None:
         )
     ]
     line(f"checked the log from {report.start} to {report.end}: {', '.join(counts)}")
+    if report.without_property_crc:
+        records = count_words(report.without_property_crc, "record")
+        line(
+            f"for a broker with forceVerifyPropCRC=true: {records} without a property CRC, and it would cut the log at "
+            f"the first one that its recovery meets; the first of all is at {report.first_without_property_crc}"
+        )
     for text in report.notes:
         line(f"note: {shown(text)}")
     if report.ok:

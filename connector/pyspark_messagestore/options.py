@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, StoreConfig
-from messagestore.spi import duration_s, group_fault, put_topic_fault, topic_fault
+from messagestore.spi import duration_s, group_fault, put_topic_fault, stored_topic_fault, topic_fault
 
 SOURCE, SINK = "source", "sink"
 _DOING = {SOURCE: "reading", SINK: "writing"}
@@ -71,7 +71,7 @@ def _choice(*values: str) -> Kind:
 
 def _topics(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names or any(topic_fault(name) for name in names):
+    if not names or any(stored_topic_fault(name) for name in names):  # a broker's may be longer than users' own
         raise ValueError
     return names
 

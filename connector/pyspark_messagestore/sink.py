@@ -53,6 +53,7 @@ from messagestore.spi import (
     append_batch,
     attached_store,
     check_root,
+    config_of_records,
     driver_token,
     encode,
     looks_like_store,
@@ -170,6 +171,8 @@ class Sink:
             with attached_store(paths.root, config).writing("making the store"):
                 identity = Identity.read(Disk(), paths.identity)
             assert identity is not None
+        if identity is not None:
+            config = config_of_records(Disk(), paths, config)
         sink = cls(options, config, mapping, "" if identity is None else identity.store_id)
         if identity is None and options.txn_version_source == SOURCE_SPARK:
             sink._check_first(options.txn_app_id, options.txn_version)

@@ -39,7 +39,7 @@ from messagestore.queue_proof import is_settled, proven_queue_end
 from messagestore.queue_runs import QueueRuns
 from messagestore.recovery_walk import Walk, Walker, bad_chunk
 from messagestore.state import State, boot_hash
-from messagestore.store_files import StoreFiles
+from messagestore.store_files import StoreFiles, with_property_crc
 from messagestore.transaction import batch_is_there
 
 _LOGGER = logging.getLogger(__name__)
@@ -117,7 +117,10 @@ def recover(files: StoreFiles) -> tuple[LogWriter, RecoveryReport]:
     CorruptionError
         Bytes that were proven to be on the disk are not there; nothing was changed.
     """
-    return _Recovery(files).run()
+    writer, report = _Recovery(files).run()
+    end = writer.end
+    files.config = with_property_crc(files.commit_log, end.last_position, end.last_size, files.config)
+    return writer, report
 
 
 class _Recovery:
@@ -256,7 +259,11 @@ class _Recovery:
             before = _EMPTY
         elif self.abort is None:
             self.report.reason = "closed by a broker"
-            before = self._end_of_queues() if not self._queues_gone() else LogEnd(self.log.min_offset, 0, 0, 0)
+            before = LogEnd(self.log.min_offset, 0, 0, 0)
+            if not self._queues_gone():
+                before = self._end_of_queues()
+                if anchored is not None and anchored.physical_offset > before.physical_offset:
+                    before = anchored  # the queues that led there were deleted with their topics
         elif ours:
             idle = state is not None and state.idle
             self.report.reason = "not closed, nothing in flight" if idle else "a writer crashed"

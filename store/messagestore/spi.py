@@ -17,7 +17,7 @@ from messagestore.javahash import java_hashes, queue_of_hash
 from messagestore.layout import FILLER_UNIT_SIZE
 from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, topic_fault
+from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, stored_topic_fault, topic_fault
 from messagestore.message_columns import ColumnTexts
 from messagestore.proven_tail import ProvenTail
 from messagestore.queue_ends import QueueEnds
@@ -32,6 +32,7 @@ from messagestore.store_files import (
     Paths,
     StoreFiles,
     check_root,
+    config_of_records,
     looks_like_store,
     make_staging,
     refuse_to_write,
@@ -82,6 +83,7 @@ __all__ = [
     "boot_hash",
     "check_root",
     "check_topic",
+    "config_of_records",
     "decode_message",
     "driver_token",
     "duration_s",
@@ -105,6 +107,7 @@ __all__ = [
     "refuse_to_write",
     "remove",
     "store_host_of",
+    "stored_topic_fault",
     "sweep",
     "sweep_write",
     "topic_fault",

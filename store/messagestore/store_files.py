@@ -24,10 +24,12 @@ from messagestore.consume_queue import ConsumeQueue, list_queues, queue_director
 from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
 from messagestore.hosts import pack_host
 from messagestore.index_file import IndexService
+from messagestore.layout import PROPERTY_CRC_SIZE
 from messagestore.light_messages import first_light_message
 from messagestore.mapped_file import Disk, FilePool
 from messagestore.message import BATCH_TOPIC, LMQ_PREFIX
-from messagestore.record import crc32
+from messagestore.record import crc32, decode_message
+from messagestore.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.state import StateFile
 from messagestore.store_root import known_root
 from messagestore.topics import Topics
@@ -190,9 +192,45 @@ _FIXED = (
 def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfig:
     """A configuration with what is fixed in a store, once it is made."""
     fixed = {name: getattr(store, name) for name in _FIXED}
+    if isinstance(store, StoreConfig) and store.enabled_append_prop_crc:
+        fixed["enabled_append_prop_crc"] = True  # the store's records have it
     if all(getattr(config, name) == value for name, value in fixed.items()):
         return config
     return config.replace(**fixed)
+
+
+def with_property_crc(log: CommitLog, position: int, size: int, config: StoreConfig) -> StoreConfig:
+    """A configuration that follows the store's own records: when the last one ends in `__CRC32#`, new ones do, too.
+
+    A broker with forceVerifyPropCRC=true would cut the log at the first record without it. BATCH records always have
+    it, and say nothing.
+    """
+    if config.enabled_append_prop_crc or not size:
+        return config
+    data = log.read(position, size)
+    if not data[-PROPERTY_CRC_SIZE:].startswith(PROPERTY_CRC_BEGIN):
+        return config
+    try:
+        topic = decode_message(data, verify=False).topic
+    except CorruptionError:
+        return config
+    return config if topic == BATCH_TOPIC else config.replace(enabled_append_prop_crc=True)
+
+
+def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
+    """As `with_property_crc`, of a store that nobody has opened: by the last record below the clean end."""
+    state_file = StateFile(disk, paths.state)
+    pool = FilePool(disk, 8)
+    try:
+        state = state_file.read()
+        if state is None or not state.anchor_size:
+            return config
+        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+        log.load()
+        return with_property_crc(log, state.anchor_position, state.anchor_size, config)
+    finally:
+        state_file.close()
+        pool.clear()
 
 
 class StoreFiles:

@@ -224,6 +224,10 @@ class _Verifier:
             at = run.physical_offset + int(run.starts[row])
             self.report.find(self._log_path(at), at, "a property __CRC32#", f"{names[row].tobytes()!r}")
         self.report.record_count += len(run.starts)
+        without = np.flatnonzero(same < len(PROPERTY_CRC_BEGIN))
+        if len(without) and not self.report.without_property_crc:
+            self.report.first_without_property_crc = run.physical_offset + int(run.starts[without[0]])
+        self.report.without_property_crc += len(without)
         request = request_of(run)
         if not len(request.sizes):
             return

@@ -38,6 +38,11 @@ class VerifyReport:
     start, end : int
         Physical offsets of the part of the log that was checked.
     record_count, unit_count, key_count, batch_count : int
+    without_property_crc : int
+        Records that do not end in a `__CRC32#` property (`enabledAppendPropCRC`).
+    first_without_property_crc : int
+        Physical offset of the first of them, -1 without one: a broker with `forceVerifyPropCRC=true` that recovers from
+        there or from below cuts the log at this place.
     findings : list of Finding
         The first 1 000.
     finding_count : int
@@ -52,6 +57,8 @@ class VerifyReport:
     unit_count: int = 0
     key_count: int = 0
     batch_count: int = 0
+    without_property_crc: int = 0
+    first_without_property_crc: int = -1
     findings: list[Finding] = field(default_factory=list)
     finding_count: int = 0
     notes: list[str] = field(default_factory=list)

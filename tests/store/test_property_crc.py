@@ -1,0 +1,75 @@
+"""The property CRC (`__CRC32#`) follows the store's setting and the store's own records; `verify` counts records without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from crash.harness import die
+from crash.imitate import Broker, walk
+from messagestore import BatchRequest, Message, MessageBatch, MessageStore
+from messagestore.spi import Disk, Paths, config_of_records
+from messagestore.verify import verify
+from small import SMALL, columns
+
+WITH_CRC = SMALL.replace(enabled_append_prop_crc=True)
+
+
+def with_crc(root: Path) -> list[bool]:
+    """Of each record that is no BATCH record, whether it has one."""
+    return ["__CRC32#" in r["all_properties"] for r in walk(root)[0] if r["topic"] != "rmq_sys_spark_sink"]
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "killed"])
+def test_records_behind_a_broker_s_with_a_crc_have_one(tmp_path: Path, closes: bool) -> None:
+    """Without a setting: a broker with forceVerifyPropCRC=true keeps what we put into its store."""
+    root = tmp_path / "store"
+    root.mkdir()
+    broker = Broker(root, SMALL)
+    for number in range(4):
+        broker.put("t", b"%d/" % number, with_crc=True)
+    if closes:
+        broker.close()
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"ours", queue_id=0))
+        store.put_messages(MessageBatch.from_messages([Message("t", b"a"), Message("t", b"b")]))
+        store.append_batch(columns([b"row"] * 4), BatchRequest("app", 0, "spark"))
+    assert all(with_crc(root))
+    assert len(with_crc(root)) == 11
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"again", queue_id=0))
+        assert config_of_records(Disk(), Paths(root), SMALL).enabled_append_prop_crc
+    assert all(with_crc(root))
+    report = verify(root, SMALL)
+    assert (report.ok, report.without_property_crc, report.first_without_property_crc) == (True, 0, -1)
+
+
+def test_the_setting_counts_where_no_record_tells(tmp_path: Path) -> None:
+    """A new store, and one whose last record is an empty batch."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(columns([]), BatchRequest("app", 0, "spark"))
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"x", queue_id=0))
+    assert with_crc(root) == [False]
+    with MessageStore.open(root, WITH_CRC) as store:
+        store.put_message(Message("t", b"y", queue_id=0))
+    assert with_crc(root) == [False, True]
+
+
+def test_verify_says_what_a_broker_that_forces_it_would_cut(tmp_path: Path) -> None:
+    """How many records have none, and where the first one is."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, WITH_CRC) as store:
+        for number in range(3):
+            store.put_message(Message("t", b"%d" % number, queue_id=0))
+    assert verify(root, SMALL).without_property_crc == 0
+    plain = tmp_path / "plain"
+    store = MessageStore.open(plain, SMALL)
+    results = [store.put_message(Message("t", b"%d" % number, queue_id=0)) for number in range(3)]
+    store.writer.drain()
+    die(plain)
+    report = verify(plain, SMALL)
+    assert (report.without_property_crc, report.first_without_property_crc) == (3, results[0].physical_offset)
+    assert report.to_dict()["without_property_crc"] == 3
