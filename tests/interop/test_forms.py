@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import time
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import zstandard
 
 from interop.compare import check_messages, check_statuses
-from interop.java_store import Driver, JavaStore, batch, java_config, single
+from interop.java_store import Driver, JavaStore, batch, java_config, of_message, single
 from interop.trees import difference, tree
 from messagestore import ConfigError, Message, MessageStore, NotAStoreError, UnknownTopicError, javahash
 from messagestore.verify import verify
@@ -95,6 +96,46 @@ def test_transactions_are_shown_raw(java: Driver, root: Path) -> None:
             (message,) = store.query_message("t", "committed")
             assert (message.physical_offset, message.prepared_transaction_offset) == (commit["physicalOffset"], 123)
     take_over(java, root, java_config(SMALL))
+
+
+def test_our_half_messages_are_java_s(java: Driver, root: Path) -> None:
+    """PREPARED, COMMIT and ROLLBACK put by us: records, queues and keys are those that Java makes of the same puts, and so
+    are queues and index that are made again, by us and by Java."""
+    flags = [0, PREPARED, COMMIT, ROLLBACK, PREPARED, 0]
+    messages = [
+        Message(
+            "t",
+            b"%d" % n,
+            queue_id=0,
+            keys=[f"k{n}"],
+            sys_flag=flag,
+            born_timestamp_ms=1_700_000_000_000,
+            prepared_transaction_offset=100 + n if flag in (COMMIT, ROLLBACK) else 0,
+        )
+        for n, flag in enumerate(flags)
+    ]
+    with MessageStore.open(root, SMALL) as store:
+        ours = [store.put_message(message) for message in messages]
+    with JavaStore(java, root.parent / "java", java_config(SMALL)) as theirs:
+        host = "127.0.0.1:10911"
+        puts = theirs.put([of_message(m, 0, host, prepared=m.prepared_transaction_offset) for m in messages])
+        theirs.dispatched()
+        assert [(p.physical_offset, p.queue_offset) for p in ours] == [
+            (p["physicalOffset"], p["queueOffset"]) for p in puts
+        ]
+        wanted = theirs.query("t", [f"k{n}" for n in range(len(flags))])
+    for missing in ((), ("consumequeue", "index")):
+        for name in missing:
+            shutil.rmtree(root / name)
+        if missing:
+            with MessageStore.open(root, SMALL):
+                pass
+        with JavaStore(java, root, java_config(SMALL)) as theirs, MessageStore.open_read_only(root, SMALL) as store:
+            check_messages(store, theirs)
+            assert [m.body for m in store.get_message("t", 0, 0).messages] == [b"0", b"2", b"5"]
+            keys = [f"k{n}" for n in range(len(flags))]
+            assert theirs.query("t", keys) == wanted
+            assert [[m.physical_offset for m in store.query_message("t", key)] for key in keys] == wanted
 
 
 def test_scheduled_messages_are_shown_raw(java: Driver, root: Path) -> None:
