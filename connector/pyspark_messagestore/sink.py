@@ -14,9 +14,11 @@ disk is not mounted.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -42,6 +44,7 @@ from messagestore import (
 from messagestore.spi import (
     SOURCE_SPARK,
     SOURCE_USER,
+    AttachedStore,
     Disk,
     Identity,
     Paths,
@@ -54,6 +57,7 @@ from messagestore.spi import (
     attached_store,
     check_root,
     config_of_records,
+    detach_at_the_end,
     driver_token,
     encode,
     looks_like_store,
@@ -168,7 +172,7 @@ class Sink:
         refuse_to_write(Disk(), paths, config)
         identity = Identity.read(Disk(), paths.identity)
         if identity is None and looks_like_store(Disk(), paths):  # a broker's
-            with attached_store(paths.root, config).writing("making the store"):
+            with _attached(paths.root, config).writing("making the store"):
                 identity = Identity.read(Disk(), paths.identity)
             assert identity is not None
         if identity is not None:
@@ -297,9 +301,13 @@ class Sink:
         sink = self._planned(staged)
         sink._check_store(request)
         chunks = StagedChunks(files)
-        with attached_store(self.options.path, self.config).writing(_description(request)) as writer:
+        store = _attached(self.options.path, self.config)
+        with store.writing(_description(request)) as writer:
             sink._staging()
             result = sink._append(writer, chunks, request)
+        if batch_id is None and request.query_id is None and in_worker():
+            with contextlib.suppress(StoreError, OSError):  # the batch is there; the next writer recovers
+                store.detach()  # the one commit of its job, whose worker may be killed at once
         remove(file.path for file in files)
         sweep_write(file.path for file in files)
         self._sweep()
@@ -391,7 +399,7 @@ class Sink:
         then, and stay there. Where the lock cannot be had the files are left for the sweep.
         """
         paths = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
-        store = attached_store(self.options.path, self.config)
+        store = _attached(self.options.path, self.config)
         try:
             identity = Identity.read(Disk(), Paths(self.options.path).identity)
             if identity is None and not self.store_id:
@@ -413,6 +421,19 @@ class Sink:
         if now_s - _last_sweep_s.get(folder, -_SWEEP_INTERVAL_S) >= _SWEEP_INTERVAL_S:
             _last_sweep_s[folder] = now_s
             sweep(folder, self.options.staging_ttl)
+
+
+def _attached(root: str, config: StoreConfig) -> AttachedStore:
+    """The store of this process; one of Spark's workers closes it when Spark ends the process."""
+    if in_worker():
+        detach_at_the_end()
+    return attached_store(root, config)
+
+
+def in_worker() -> bool:
+    """Whether this process is a Python worker of Spark, which does not end as a Python program does."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

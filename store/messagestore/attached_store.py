@@ -23,6 +23,7 @@ import contextlib
 import errno
 import logging
 import os
+import signal
 import threading
 import time
 from _thread import LockType, allocate_lock
@@ -282,6 +283,7 @@ class AttachedStore:
                 self._awake.acquire(timeout=self._pause_s(attachment))
                 continue
             if not self.mutex.acquire(timeout=_LOOK_S):
+                _ending.end_if_late()
                 continue  # an append is at work; meanwhile this looks how long a broker has waited
             try:
                 if self._attachment is None or self._watcher is not threading.current_thread():
@@ -293,13 +295,18 @@ class AttachedStore:
                         self.detach()
             finally:
                 self.mutex.release()
+                _ending.end_if_detached()
 
     def _end_watch(self) -> None:
         watcher, self._watcher = self._watcher, None
         if watcher is not None and watcher is not threading.current_thread():
-            with contextlib.suppress(RuntimeError):  # it is awake
-                self._awake.release()
+            self.wake_watcher()
             watcher.join(_BRIEFLY_S)
+
+    def wake_watcher(self) -> None:
+        """Let the thread look now; may be called from a signal handler."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._awake.release()
 
     def _pause_s(self, attachment: Attachment) -> float:
         """How long nothing has to be looked at."""
@@ -311,7 +318,11 @@ class AttachedStore:
     def _is_due(self, attachment: Attachment) -> bool:
         """Whether it is time to detach."""
         idle_s = time.monotonic() - self._last_used_s
-        return attachment.broker_waits() or (not self._sessions and idle_s >= self.config.attach_timeout_s)
+        return (
+            bool(_ending.number)
+            or attachment.broker_waits()
+            or (not self._sessions and idle_s >= self.config.attach_timeout_s)
+        )
 
     def _make_way(self) -> None:
         """A broker waits to open the store: finish what was begun, close the store as in a detach, and let it in.
@@ -389,6 +400,75 @@ class AttachedStore:
 
     def _closed(self) -> StoreClosedError:
         return StoreClosedError(f"{self.paths.root}: this process has closed the store meanwhile; open it again")
+
+
+class _Ending:
+    """How a process ends that does not end as a Python program does: it detaches, and then ends as it would have.
+
+    Spark's daemon ends a worker by `os._exit` when the job is over, and by a signal when it idles. The handler of the
+    signal only notes it, and wakes the threads that watch the stores: the thread it interrupts may hold any lock. They
+    detach where no append is at work. A process that appends ends soon in any case: the next writer recovers.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._told_s = 0.0
+        self._exit = os._exit
+        self._installed = False
+
+    def install(self) -> None:
+        """Take over `os._exit`, and SIGTERM and SIGHUP unless somebody else has done so. In the main thread only."""
+        if self._installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._installed = True
+        self._exit, os._exit = os._exit, self._detach_and_exit  # type: ignore[assignment]
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._told)
+
+    def _detach_and_exit(self, status: int) -> None:
+        try:
+            for store in list(_stores.values()):
+                if store.pid == os.getpid() and store.mutex.acquire(timeout=_BRIEFLY_S):
+                    try:
+                        store.detach()
+                    finally:
+                        store.mutex.release()
+        finally:
+            self._exit(status)  # whatever happened: the next writer recovers
+
+    def _told(self, number: int, frame: object) -> None:  # noqa: ARG002 - what a handler is given
+        self._told_s = time.monotonic()
+        self.number = number
+        watched = [store for store in list(_stores.values()) if store.attached and store.pid == os.getpid()]
+        for store in watched:
+            store.wake_watcher()
+        if not watched:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def end_if_detached(self) -> None:
+        """End, unless another store is still attached."""
+        if self.number and not any(store.attached and store.pid == os.getpid() for store in list(_stores.values())):
+            self._end()
+
+    def end_if_late(self) -> None:
+        """End when an append has been at work for a while."""
+        if self.number and time.monotonic() - self._told_s > _BRIEFLY_S:
+            self._end()
+
+    def _end(self) -> None:
+        self._exit(128 + self.number)  # only the main thread could give the signal back to the system
+
+
+_ending = _Ending()
+
+
+def detach_at_the_end() -> None:
+    """For a process that ends by SIGTERM, SIGHUP or `os._exit` and not as a Python program does (a worker of Spark):
+    the store is closed before. Handlers of the user's are left alone.
+    """
+    _ending.install()
 
 
 def _held_lock() -> LockType:

@@ -4,7 +4,7 @@ One module, so that what they rely on can be seen at a glance.
 """
 
 from messagestore.arrow_bytes import array_of, numpy_of, valid_of
-from messagestore.attached_store import attached_store
+from messagestore.attached_store import AttachedStore, attached_store, detach_at_the_end
 from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
 from messagestore.batch_rules import no_history
 from messagestore.batch_search import batches_from
@@ -54,6 +54,7 @@ __all__ = [
     "SOURCE_SPARK",
     "SOURCE_USER",
     "UNIT_DTYPE",
+    "AttachedStore",
     "BatchRecord",
     "ColumnTexts",
     "CommitLog",
@@ -85,6 +86,7 @@ __all__ = [
     "check_topic",
     "config_of_records",
     "decode_message",
+    "detach_at_the_end",
     "driver_token",
     "duration_s",
     "encode",

@@ -30,7 +30,7 @@ from messagestore.mapped_file import Disk
 from messagestore.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.recovery_walk import bad_chunk
-from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store
+from messagestore.store_files import Identity, Paths, StoreFiles, looks_like_store, refuse_rocksdb
 from messagestore.verify_derived import IndexCheck, QueueCheck
 from messagestore.verify_files import SmallFiles, rules_of
 from messagestore.verify_report import Finding, Progress, VerifyReport
@@ -62,13 +62,14 @@ def verify(
     Raises
     ------
     NotAStoreError
-        When there is no store.
+        When there is no store, or one whose queues are in RocksDB: it would look empty, or faulty.
     """
     disk, paths = disk or Disk(), Paths(root)
     if not looks_like_store(disk, paths):
         raise NotAStoreError(
             f"{paths.root}: found no message store (no commitlog folder); give the store's root folder", path=paths.root
         )
+    refuse_rocksdb(disk, paths)
     for left in reversed(range(_TRIES)):
         report = VerifyReport()
         files: StoreFiles | None = None

@@ -8,6 +8,7 @@ commits and stays attached, or commits and detaches. Whatever was acknowledged, 
     ways        one broker comes to a session into which four threads put; it must get in soon, to a store that was closed
     stalls      a broker comes to a writer that stands still for longer than the kernel's patience
     refusals    writers that are refused leave no file
+    ends        workers of Spark that are told to end close the store
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import fcntl
 import json
 import os
 import random
+import signal
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +43,7 @@ from messagestore import (
     StoreLockedError,
     writer_lock,
 )
-from messagestore.attached_store import AttachedStore, attached_store
+from messagestore.attached_store import AttachedStore, attached_store, detach_at_the_end
 from messagestore.mapped_file import Disk
 from messagestore.state import StateFile
 from processes import starting_broker
@@ -263,6 +266,32 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
             made = sorted(str(path) for path in set(target.rglob("*")) - before)
             verdict.misread += [f"{name}: the writer that was refused made {path}" for path in made]
         counts.cases["writers refused by a store's form or settings"] += 1
+    return verdict
+
+
+def ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """Workers of Spark that are ended in each way that leaves them a moment: the store is closed."""
+    from crash.concurrency import in_child  # it imports this module
+
+    verdict = Verdict()
+    ways: dict[str, Callable[[], None]] = {
+        "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+        "SIGHUP": lambda: os.kill(os.getpid(), signal.SIGHUP),
+        "_exit": lambda: os._exit(0),
+    }
+    for version, (name, end) in enumerate(ways.items()):
+
+        def work(version: int = version, end: Callable[[], None] = end) -> None:
+            detach_at_the_end()
+            with attached_store(root, _SIZES.replace(attach_timeout="1h")).writing("a commit") as writer:
+                commit(writer, "app", version, _ROWS)
+            end()
+            time.sleep(10)
+
+        os.waitpid(in_child(work), 0)
+        if (root / "abort").exists():
+            verdict.misread.append(f"a worker that ended by {name} left the store open")
+        counts.cases["workers of Spark that were ended"] += 1
     return verdict
 
 

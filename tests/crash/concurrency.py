@@ -54,6 +54,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
         "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races, "surprises": _surprises,
         "brokers": brokers.starts, "ways": brokers.ways, "stalls": brokers.stalls, "refusals": brokers.refusals,
+        "ends": brokers.ends,
     }  # fmt: skip
     with scratch_folder() as folder:
         for turn in range(part[0], 1 << 30, part[1]):

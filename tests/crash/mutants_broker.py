@@ -7,7 +7,7 @@ from unittest import mock
 
 from crash import brokers
 from crash.planting import Mutant, many, patched, without
-from messagestore import store_files
+from messagestore import attached_store, store_files
 from messagestore.attached_store import AttachedStore
 from messagestore.log_writer import LogWriter
 from messagestore.mapped_file import Disk
@@ -39,5 +39,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a lease that the kernel took away is believed", without(Attachment, "overrun", False), "stalls", many(brokers.stalls)),
     Mutant("a writer that is refused has made its folder", patched(store_files, "refuse_foreign_forms", only_behind_its_own_folder), "refusals", many(brokers.refusals)),
     Mutant("the sizes of a broker's files are guessed", without(store_files, "refuse_to_guess_sizes"), "refusals", many(brokers.refusals)),
+    Mutant("a worker that is told to end leaves the store open", without(attached_store._Ending, "install"), "ends", many(brokers.ends)),
     Mutant("a broker's settings forbid nothing", without(store_files, "refuse_broker_settings"), "refusals", many(brokers.refusals)),
 )  # fmt: skip

@@ -513,3 +513,76 @@ def test_a_writer_that_is_refused_creates_nothing(tmp_path: Path, form: str) -> 
             append(root, "app", 0)
     assert tree_hash(root) == before
     assert sorted(path.name for path in root.iterdir()) == sorted({"commitlog", form.split("/", maxsplit=1)[0]})
+
+
+# ---- a worker of Spark ends
+
+
+WORKER = """
+import os, signal, sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from messagestore.attached_store import attached_store, detach_at_the_end
+from store.test_attached_store import append
+{before}
+detach_at_the_end()
+append(Path({root!r}), "app", 0)
+assert os.path.exists({root!r} + "/abort")
+{end}
+time.sleep(60)
+"""
+TESTS = str(Path(__file__).resolve().parents[1])
+
+
+def worker_that_ends(root: Path, end: str, before: str = "") -> int:
+    code = WORKER.format(tests=TESTS, root=str(root), before=before, end=end)
+    return subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("os.kill(os.getpid(), signal.SIGHUP)", 129),
+        ("os._exit(3)", 3),
+    ],
+)
+def test_a_worker_that_is_ended_closes_the_store(tmp_path: Path, end: str, status: int) -> None:
+    """By a signal, or by `os._exit`, as Spark's daemon does: Python's own end of a program does not come."""
+    root = tmp_path / "s"
+    assert worker_that_ends(root, end) == status
+    assert not (root / "abort").exists()
+    assert state_of(root).clean
+    assert append(root, "app", 0) == "known"
+
+
+def test_a_worker_without_a_store_ends_by_the_signal(tmp_path: Path) -> None:
+    """Nothing to close: it ends as without a handler."""
+    end = f"attached_store({str(tmp_path / 's')!r}).detach(); os.kill(os.getpid(), signal.SIGTERM)"
+    assert worker_that_ends(tmp_path / "s", end) == -signal.SIGTERM
+
+
+def test_a_worker_that_is_ended_amid_an_append_does_not_wait_for_it(tmp_path: Path) -> None:
+    """The thread that the signal interrupts holds the locks: the process ends soon, and the next writer recovers."""
+    root = tmp_path / "s"
+    end = (
+        f"with attached_store({str(root)!r}).writing('x') as writer:\n"
+        "    with writer.mutex:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        time.sleep(30)"
+    )
+    start = time.monotonic()
+    assert worker_that_ends(root, end) == 143
+    assert time.monotonic() - start < 25
+    assert (root / "abort").exists()
+    assert append(root, "app", 1) == "appended"
+    attached_store(root).detach()
+    assert verify(root).ok
+
+
+def test_a_handler_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    """Whoever handles the signal decides what it does."""
+    root = tmp_path / "s"
+    before = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
+    assert worker_that_ends(root, "os.kill(os.getpid(), signal.SIGTERM)", before) == 5
+    assert not (root / "abort").exists()  # at the end of a Python program

@@ -874,3 +874,11 @@ def test_a_key_between_two_index_files_is_found(tmp_path: Path) -> None:
     assert "are in no index file" in checked(root).notes[0]
     with MessageStore.open_read_only(root) as store:
         assert all(len(store.query_message("t", f"k{i}")) == 1 for i in range(0, 500, 7))
+
+
+def test_a_store_with_rocksdb_queues_is_refused_by_name(tmp_path: Path) -> None:
+    """It has no queue files: it looked empty without a fault while its broker ran, and had false ones after."""
+    root = filled(tmp_path / "s", 4)
+    (root / "consumequeue" / "CURRENT").write_text("MANIFEST-000005\n")
+    with pytest.raises(NotAStoreError, match="found RocksDB queues"):
+        verify(root)

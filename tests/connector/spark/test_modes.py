@@ -18,3 +18,14 @@ def test_streams_through_sink_and_source(tmp_path, request, master: str):
     assert '{"done": true}' in done.stdout, done.stderr[-4000:]
     assert bodies(root, "copy") == bodies(root, "flights")
     assert len(bodies(root, "copy")) == 1000
+
+
+def test_a_batch_write_leaves_a_store_that_is_closed(spark, tmp_path):
+    """Spark kills the worker of the commit when the job is over: the store is closed before, and a broker finds it so.
+    The next write goes on."""
+    root = tmp_path / "store"
+    for count in (1, 2):
+        frame = spark.range(10).selectExpr("cast(id as string) as body")
+        frame.write.format("messagestore").mode("append").option("topic", "t").save(str(root))
+        assert not (root / "abort").exists()
+        assert sum(bodies(str(root), "t").values()) == 10 * count
