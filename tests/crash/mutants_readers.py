@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from crash import surprises
 from crash.judge import Verdict
-from crash.planting import Ground, Mutant, patched, power_cuts, without
+from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
 from messagestore import queue_ends
 from messagestore.errors import OffsetOutOfRangeError
 from messagestore.proven_tail import _Chain
@@ -24,6 +25,15 @@ _HISTORIES = 60
 def changed_under_streams(ground: Ground) -> Iterator[Verdict]:
     """The kind `surprises` of the mode `concurrency`."""
     yield from surprises.histories(ground.folder / "surprises", ground.chance, _HISTORIES)
+
+
+def story(tell: Callable[[Path], Verdict]) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        folder = ground.folder / "story"
+        folder.mkdir()
+        yield tell(folder)
+
+    return search
 
 
 def on_the_first_plan_only(real: Any) -> Any:
@@ -87,10 +97,10 @@ MUTANTS = (
     Mutant("a view does not look whose folder is at its path", without(StoreView, "check_place"), "surprises", changed_under_streams),
     Mutant("retention below a new queue is passed over", patched(Follower, "first_of", new_queues_begin_anywhere), "surprises", changed_under_streams),
     Mutant("a planned micro-batch is not compared with the log", without(Follower, "planned_faults", {}), "surprises", changed_under_streams),
-    Mutant("the log is followed without a look at queue offsets", patched(queue_ends._Walk, "_take", numbers_are_not_compared), "surprises", changed_under_streams),
-    Mutant("where a queue's last message lies is not remembered", without(QueueEnds, "_place", (-1, 0)), "surprises", changed_under_streams),
+    Mutant("the log is followed without a look at queue offsets", patched(queue_ends._Walk, "_take", numbers_are_not_compared), "a topic made again", story(surprises.ends_over_a_topic_made_again)),
+    Mutant("where a queue's last message lies is not remembered", without(QueueEnds, "_place", (-1, 0)), "a topic made again", story(surprises.made_again_as_long)),
     Mutant("tasks read whatever is there", without(source, "_check_planned"), "surprises", changed_under_streams),
     Mutant("a reader takes the visible end of another boot", patched(StoreView, "_proven_end_of", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
     Mutant("a reader of another boot stays at the clean end", patched(_Chain, "run", clean_end_only), "power cuts", power_cuts("batches", "roll-over")),
-    Mutant("any batch proves what is below it, whatever its CRCs say", patched(_Chain, "_take_batch", every_batch_proves), "power cuts", power_cuts(*_ASYNC)),
+    Mutant("any batch proves what is below it, whatever its CRCs say", patched(_Chain, "_take_batch", every_batch_proves), "a torn body", story(surprises.a_body_torn_by_a_power_cut)),
 )  # fmt: skip

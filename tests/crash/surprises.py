@@ -29,9 +29,19 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from crash.harness import ROOMY, die
-from crash.imitate import Broker, another_boot, segments, walk
+from crash.imitate import Broker, another_boot, overwrite, segments, walk
 from crash.judge import Verdict
-from messagestore import BatchRequest, Message, MessageColumns, MessageStore, StoreError, queue_ends
+from messagestore import (
+    ASYNC_FLUSH,
+    SYNC_FLUSH,
+    BatchRequest,
+    Message,
+    MessageColumns,
+    MessageStore,
+    StoreError,
+    queue_ends,
+)
+from messagestore.view import StoreView
 from pyspark_messagestore.options import source_options
 from pyspark_messagestore.schema import Projection
 from pyspark_messagestore.source import StreamReader
@@ -183,6 +193,13 @@ class World:
 
     def remake(self) -> None:
         """A broker deletes the topic t and makes it again; its queues may become as long as before, or longer."""
+        broker = self.remade(lambda before: max(0, before + self.chance.choice([-before, -1, 0, 0, 1, 20])))
+        for body in self.bodies(self.chance.randint(0, 4)):
+            broker.put("u", body, 0)
+        broker.close()
+
+    def remade(self, length: Callable[[int], int] = lambda before: before) -> Broker:
+        """A broker that has done so, and has put one message into u besides; it lives."""
         self.recover()
         records, end = walk(self.root, int(segments(self.root)[0].name))
         broker = Broker(self.root, CONFIG, end)
@@ -194,11 +211,10 @@ class World:
         broker.now_ms = time.time_ns() // 1_000_000
         for queue_id in range(_QUEUES):
             before = broker.next.pop(("t", queue_id), 0)
-            for body in self.bodies(max(0, before + self.chance.choice([-before, -1, 0, 0, 1, 20]))):
+            for body in self.bodies(length(before)):
                 broker.put("t", body, queue_id)
-        for body in self.bodies(self.chance.randint(0, 4)):
-            broker.put("u", body, 0)
-        broker.close()
+        broker.put("u", self.bodies(1)[0], 0)
+        return broker
 
 
 def next_offset(folder: Path) -> int:
@@ -319,3 +335,81 @@ def histories(folder: Path, chance: random.Random, count: int) -> Iterator[Verdi
         place.mkdir(parents=True)
         yield history(place, chance)
         shutil.rmtree(place)
+
+
+# ---- stories that histories by chance tell seldom
+
+
+def made_again_as_long(folder: Path) -> Verdict:
+    """A broker makes a topic again, each queue as long as before, while another topic grows; then all grow."""
+    verdict = Verdict()
+    logging.disable(logging.WARNING)
+    try:
+        world, chance = World(folder, random.Random(7)), random.Random(0)
+        stream = Stream(world.root, lenient=True)
+        world.append()
+        for turn in range(3):
+            while _step(stream, lambda: None, chance, verdict):
+                pass
+            broker = world.remade() if turn == 0 else Broker(world.root, CONFIG)
+            for queue_id in range(_QUEUES if turn == 1 else 0):
+                for body in world.bodies(2):
+                    broker.put("t", body, queue_id)
+            broker.close()
+        _check(stream, world, set(), verdict)
+    finally:
+        logging.disable(logging.NOTSET)
+        die(folder / "store")
+    return verdict
+
+
+def ends_over_a_topic_made_again(folder: Path) -> Verdict:
+    """A broker makes a topic again and a writer of ours follows, before anybody looks: the ends are the queues' own."""
+    verdict = Verdict()
+    with mock.patch.object(queue_ends, "FEW_QUEUES", 0):
+        world = World(folder, random.Random(7))
+        views = [StoreView(world.root, CONFIG) for _ in range(2)]
+        followed, asked = (queue_ends.QueueEnds(view, ("t", "u")) for view in views)
+        followed.look()
+        world.remade().close()
+        world.recover()
+        for view in views:
+            view.refresh()
+        if followed.look() != asked.look():
+            verdict.misread.append(f"the ends are {asked.ends}, and were found to be {followed.ends}")
+        for view in views:
+            view.close()
+    die(folder / "store")
+    return verdict
+
+
+def a_body_torn_by_a_power_cut(folder: Path) -> Verdict:
+    """A sector within a body of an ASYNC_FLUSH batch is lost: what a reader shows then, recovery keeps."""
+    verdict, root = Verdict(), folder / "store"
+    bodies = [b"m/%d/" % number + b"." * 3000 for number in range(4)]
+    store = MessageStore.open(root, ROOMY)
+    for version, flush in enumerate((SYNC_FLUSH, ASYNC_FLUSH)):
+        batch = pa.record_batch({"body": bodies[2 * version :][:2], "queue_id": pa.array([0, 0], pa.int32())})
+        request = BatchRequest("torn", version, version_source="user", flush_disk_type=flush)
+        store.append_batch(MessageColumns.from_arrow(batch, topic="t"), request)
+    die(root)
+    records, _ = walk(root)
+    last = next(record for record in records if record["body"] == bodies[2])
+    overwrite(root, (last["physical_offset"] // 512 + 3) * 512, bytes(512))
+    logging.disable(logging.WARNING)
+    try:
+        with another_boot():
+            with MessageStore.open_read_only(root, ROOMY) as reader:
+                seen = [
+                    body for batch in reader.read("t", 0, 0, columns=("body",)) for body in batch["body"].to_pylist()
+                ]
+            with MessageStore.open(root, ROOMY) as store:
+                kept = store.max_offset("t", 0)
+    except StoreError as error:
+        verdict.misread.append(f"{type(error).__name__}: {error}")
+    else:
+        if seen != bodies[:2] or kept != len(seen):
+            verdict.misread.append(f"a reader saw {len(seen)} messages, and recovery kept {kept}")
+    finally:
+        logging.disable(logging.NOTSET)
+    return verdict

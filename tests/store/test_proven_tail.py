@@ -126,6 +126,24 @@ def test_what_is_not_proven_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
             assert (reader.max_offset(TOPIC, 0), reader.max_offset("t", 0)) == (8, 1)
 
 
+def test_status_says_what_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what is shown is counted as after recovery, the last batch included."""
+    from pyspark_messagestore.cli_status import status_lines, status_of
+
+    root = tmp_path / "store"
+    root.mkdir()
+    process = Process(root, QUIET)
+    process.batch(version=0, rows=6)
+    process.batch(version=1, rows=6, flush=ASYNC_FLUSH)
+    process.die()
+    with another_boot(), MessageStore.open_read_only(root, QUIET) as reader:
+        found = status_of(reader.view)
+        assert (found["messages"], found["batches"], found["lastBatch"]["version"]) == (6, 1, 0)
+        assert found["unproven"]["records"] == 7
+        status_lines(found)
+        assert f"7 records behind {found['unproven']['begin']}, not proven to stay" in capsys.readouterr().out
+
+
 def test_no_more_than_the_limit_is_looked_at(fifty: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What is behind it is not shown, and that is said."""
     config = ROOMY.replace(proven_tail_size=20_000)
