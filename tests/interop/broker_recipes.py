@@ -137,6 +137,24 @@ def recipe(seed: int, without: frozenset[str] = NOT_YET, *, killed: bool = False
             return made
 
 
+def light_recipe(seed: int) -> Recipe:
+    """A store with multi-dispatch: some messages are in light queues, too. RocketMQ 5 only; nothing of it is torn."""
+    made = recipe(3 * seed + seed % 2, frozenset({POWER, TORN, "cut before"}))
+    light = (("INNER_MULTI_DISPATCH", "%LMQ%a,%LMQ%b"),)
+    sessions = []
+    for session in made.sessions:
+        steps = [
+            replace(step, properties=(*step.properties, *light))
+            if isinstance(step, Put) and len(step.topic) <= 127 and number % 2
+            else step
+            for number, step in enumerate(session.steps)
+        ]
+        steps.append(Put("with light queues", 0, b"one at least", light))
+        sessions.append(replace(session, steps=tuple(steps)))
+    config = {**made.config, "enableLmq": "true", "enableMultiDispatch": "true"}
+    return replace(made, config=config, sessions=tuple(sessions))
+
+
 def _recipe(rng: Random, seed: int, killed: bool) -> Recipe:
     version = (*VERSIONS, LEGACY)[seed % 3]
     config = settings(rng, version)

@@ -68,3 +68,10 @@ def test_a_broker_that_is_killed(
         for put in puts:
             put.result()
     right(recipes, lambda made: try_one(made, survivor, memory / f"judged-{made.seed}", cooked[made.seed]))
+
+
+def test_random_stores_with_light_queues(drivers: Callable[[str], Driver], memory: Path) -> None:
+    """Refused by name, whatever derived files are gone: the records say that they are in light queues."""
+    recipes = [broker_recipes.light_recipe(seed) for seed in range(FIRST_SEED, FIRST_SEED + GROUP)]
+    jvms = {version: drivers(version) for version in sorted({made.version for made in recipes})}
+    right(recipes, lambda made: try_one(made, jvms[made.version], memory / f"light-{made.seed}", light=True))
