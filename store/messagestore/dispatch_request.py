@@ -165,8 +165,8 @@ def _tags_code(message: MessageExt) -> int:
         level = message.system_properties.get("DELAY", "0")
         number = int(level) if level.isascii() and level.isdigit() else 0
         if number > 0:
-            delay_s = _DELAY_LEVELS_S[number - 1] if number <= len(_DELAY_LEVELS_S) else 1
-            return message.store_timestamp_ms + 1000 * delay_s
+            highest = len(_DELAY_LEVELS_S)  # RocketMQ takes a level above it for this one
+            return message.store_timestamp_ms + 1000 * _DELAY_LEVELS_S[min(number, highest) - 1]
     return javahash.tags_code(message.tags or "")
 
 

@@ -503,8 +503,6 @@ class Judge:
             if message["sys_flag"] & 0xC != 0xC:
                 for key in {*message["keys"], message["unique_key"] or ""} - {""}:
                     wanted.setdefault((message["topic"], key), set()).add(at)
-        if any(name == "index" for name in self.gone) and not self.broker_crashed:
-            return  # a broker does not make the index of a closed store again
         there = store.topics()
         for (topic, key), places in wanted.items():
             if topic in there:
@@ -514,10 +512,6 @@ class Judge:
                     f"{topic[:40]} {key!r}: we find {sorted(found)}, there are {sorted(places)}"
                 )
                 COUNTS.keys += 1
-
-    @property
-    def broker_crashed(self) -> bool:
-        return self.made.abort or self.made.last.end != CLEAN
 
     def check_records(self, store: ReadOnlyStore) -> None:
         """Each record by its place, with a unit or without."""

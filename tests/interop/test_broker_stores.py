@@ -7,26 +7,31 @@ make interop-deep STORES=1 SEED=17                  the one of seed 17
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from crash.planting import Planted, patched
 from interop import broker_recipes
 from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
+from messagestore import dispatch_request, record_scan
+from messagestore.queue_runs import QueueRuns
+from messagestore.recovery_walk import Walker
 
 STORES = int(os.environ.get("INTEROP_STORES", "150"))
 FIRST_SEED = int(os.environ.get("INTEROP_SEED", "0"))
 GROUP = 10
 """Stores of one test: while Java closes some, which takes it three seconds each, others go on."""
-PINNED: tuple[int, ...] = ()
-"""Seeds that found something once."""
+MOST_GROUPS_FOR_A_BUG = 5
 
 
 def groups() -> list[list[int]]:
@@ -68,6 +73,60 @@ def test_a_broker_that_is_killed(
         for put in puts:
             put.result()
     right(recipes, lambda made: try_one(made, survivor, memory / f"judged-{made.seed}", cooked[made.seed]))
+
+
+# ---- the guard of all this: it finds what is wrong
+
+
+def ends_where_numbers_begin_again(real: Callable[..., bool]) -> Callable[..., bool]:
+    """Recovery takes a queue offset that does not follow for the end of the log."""
+
+    def take(walker: Walker, run: Any) -> bool:
+        before = walker.walk.end
+        went_on = real(walker, run)
+        if walker.walk.queues.restarted:
+            walker.walk.end = before
+            return False
+        return went_on
+
+    return take
+
+
+PLANTED: dict[str, tuple[str, Planted]] = {
+    "the log ends where queue offsets begin again": (
+        "remade twice",
+        patched(Walker, "_take", ends_where_numbers_begin_again),
+    ),
+    "a topic's earlier life stays in its queue": (
+        "remade twice",
+        patched(QueueRuns, "_restart", lambda real: lambda *_, **__: None),
+    ),
+    "records of long topics are none": (
+        "V2",
+        patched(record_scan, "_MAGICS_AS_READ", lambda magics: (magics[0], magics[0])),
+    ),
+    "the highest delay level is 17": (
+        "delay above 18",
+        patched(dispatch_request, "_DELAY_LEVELS_S", lambda levels: levels[:17]),
+    ),
+}
+"""Bug -> a feature of the stores that show it, and the bug."""
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str, drivers: Callable[[str], Driver], memory: Path) -> None:
+    """Each within the first stores that have what it takes."""
+    feature, planted = PLANTED[bug]
+    able = (made for made in map(broker_recipes.recipe, itertools.count()) if feature in made.features)
+    with planted(), ThreadPoolExecutor(GROUP) as pool:
+        for _ in range(MOST_GROUPS_FOR_A_BUG):
+            recipes = [*itertools.islice(able, GROUP)]
+            jvms = {version: drivers(version) for version in sorted({made.version for made in recipes})}
+            found = [*pool.map(lambda made: try_one(made, jvms[made.version], memory / f"{made.seed}"), recipes)]  # noqa: B023 - used at once
+            COUNTS.recipes += len(recipes)
+            if any(found):
+                return
+    raise AssertionError(f"not found in {MOST_GROUPS_FOR_A_BUG * GROUP} stores: {bug}")
 
 
 def test_random_stores_with_light_queues(drivers: Callable[[str], Driver], memory: Path) -> None:

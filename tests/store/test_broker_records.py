@@ -110,6 +110,31 @@ def test_a_deleted_index_of_a_broker_is_made_again(root: Path) -> None:
         assert [m.body for m in store.query_message("t", "half")] == [b"half/"]
 
 
+def test_a_rolled_back_message_is_not_found_by_its_key(root: Path) -> None:
+    """A broker does not index it; nor is it found where no index file covers the log."""
+    broker = Broker(root, SMALL)
+    broker.put("t", b"first", sys_flag=ROLLBACK, properties=[("KEYS", "k")])
+    for body, sys_flag in ((b"there", 0), (b"half", PREPARED), (b"gone", ROLLBACK), (b"done", COMMIT)):
+        broker.put("t", body, sys_flag=sys_flag, properties=[("KEYS", "k")])
+    with MessageStore.open_read_only(root, SMALL) as store:
+        assert [m.body for m in store.query_message("t", "k")] == [b"there", b"half", b"done"]
+    with MessageStore.open(root, SMALL) as store:
+        assert [m.body for m in store.query_message("t", "k")] == [b"there", b"half", b"done"]
+    assert verify(root, SMALL).ok
+
+
+@pytest.mark.parametrize(("level", "delay_s"), [(1, 1), (18, 7200), (19, 7200), (1000, 7200)])
+def test_a_delay_level_above_the_highest_is_the_highest(root: Path, level: int, delay_s: int) -> None:
+    """A unit that is made again says the time at which a broker sends the message."""
+    broker = Broker(root, SMALL)
+    broker.put("SCHEDULE_TOPIC_XXXX", b"later", 17, properties=[("DELAY", str(level))])
+    shutil.rmtree(root / "consumequeue")
+    with MessageStore.open(root, SMALL) as store:
+        (message,) = store.get_message("SCHEDULE_TOPIC_XXXX", 17, 0).messages
+        (unit,) = store.view.units("SCHEDULE_TOPIC_XXXX", 17, 0, 1)
+    assert int(unit["tags_code"]) == message.store_timestamp_ms + 1000 * delay_s
+
+
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "killed"])
 def test_a_rebuild_that_is_killed_begins_anew(root: Path, tmp_path: Path, closes: bool) -> None:
     """All queues of several segments are made again, and the process dies at each operation: whoever opens the store next
