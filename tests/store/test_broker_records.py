@@ -113,8 +113,8 @@ def test_a_deleted_index_of_a_broker_is_made_again(root: Path) -> None:
 def test_a_rolled_back_message_is_not_found_by_its_key(root: Path) -> None:
     """A broker does not index it; nor is it found where no index file covers the log."""
     broker = Broker(root, SMALL)
-    broker.put("t", b"first", sys_flag=ROLLBACK, properties=[("KEYS", "k")])
-    for body, sys_flag in ((b"there", 0), (b"half", PREPARED), (b"gone", ROLLBACK), (b"done", COMMIT)):
+    broker.put("t", b"first", sys_flag=0xC, properties=[("KEYS", "k")])
+    for body, sys_flag in ((b"there", 0), (b"half", 0x4), (b"gone", 0xC), (b"done", 0x8)):
         broker.put("t", body, sys_flag=sys_flag, properties=[("KEYS", "k")])
     with MessageStore.open_read_only(root, SMALL) as store:
         assert [m.body for m in store.query_message("t", "k")] == [b"there", b"half", b"done"]
