@@ -109,8 +109,9 @@ def scanned(tmp_path: Path, messages: list[tuple[Message, int]], numbers: list[i
 
 
 def test_delayed_messages_carry_their_due_time(tmp_path: Path) -> None:
-    """SCHEDULE_TOPIC_XXXX: the tags code is store time plus the level's delay (vector H), 1 s for an unknown level."""
-    levels = {"3": 10_000, "1": 1_000, "18": 7_200_000, "99": 1_000}
+    """SCHEDULE_TOPIC_XXXX: the tags code is store time plus the level's delay (vector H); a level above 18 counts as 18,
+    as in RocketMQ's own units."""
+    levels = {"3": 10_000, "1": 1_000, "18": 7_200_000, "99": 7_200_000}
     messages = [(Message(SCHEDULE_TOPIC, b"x", properties={"DELAY": level}), 0) for level in levels]
     request = scanned(tmp_path, messages)
     assert request.tags_codes.tolist() == [1_000_000 + delay for delay in levels.values()]
