@@ -291,7 +291,8 @@ def _quiet() -> Iterator[None]:
 @app.command()
 def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_json: Json = False) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
-    The exit code is 4 when bytes behind the log's end were cut off; one line says how many messages lay there.
+    The exit code is 4 when bytes behind the log's end were cut off; one line says how many messages lay there. It is
+    4 as well when a broker has replaced messages that were acknowledged.
     """
     path = _check_exists(root)
     with _quiet(), MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
@@ -306,12 +307,14 @@ def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_j
             rows.append(("walked", f"{out.count_words(report.record_count, 'record')} from {report.start} on"))
         if report.cut is not None:
             rows.append(("cut off", report.cut))
+        if report.changed is not None:
+            rows.append(("changed", report.changed))
         out.facts([*rows, *(("note", text) for text in report.notes)])
         if left:
             out.line("another writer is attached: `abort` stays until it has closed; do not start a broker yet")
         else:
             out.line("closed cleanly: a Java broker can take over")
-    if report.cut is not None:
+    if report.cut is not None or report.changed is not None:
         raise typer.Exit(CUT)
 
 

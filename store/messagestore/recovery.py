@@ -69,6 +69,8 @@ class RecoveryReport:
         Records behind the end that had a head of their place, whole or not, and of how many queues they were.
     saved : str | None
         File in `spark/cut/` that keeps them.
+    changed : str | None
+        What `state` proves when a broker changed bytes below the clean end: acknowledged messages are gone.
     notes : list of str
         Everything an operator should know.
     """
@@ -82,6 +84,7 @@ class RecoveryReport:
     cut_messages: int = 0
     cut_queues: int = 0
     saved: str | None = None
+    changed: str | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,6 +181,8 @@ class _Recovery:
                 f"{t}/{q}: {count} records repeat the number of another one; they are in the log, and in no queue"
                 for (t, q), count in runs.left_out.items()
             ]
+        if self.report.changed is not None:
+            _LOGGER.error("%s: %s", self.files.paths.root, self.report.changed)
         if self.report.cut is not None:
             _LOGGER.warning("%s: cut off %s", self.files.paths.root, self.report.cut)
         return writer, self.report
@@ -384,6 +389,8 @@ class _Recovery:
                 f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
                 f"there"
             )
+        if not ours and state is not None:
+            self.report.changed = self._changed_below(state)
         if self.abort is None and self.all_queues and walk.record_count:
             self._check_closed(walk, path)
         if not ours or state is None:
@@ -397,6 +404,16 @@ class _Recovery:
             for topic, queue_ids in self._queues_to_look_at().items():
                 for queue_id in queue_ids:
                     self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _changed_below(self, state: State) -> str | None:
+        """What the record before the clean end proves when it is not there any more, though its segment is."""
+        if not state.anchor_size or state.anchor_position < self.log.min_offset or self._anchored(state) is not None:
+            return None
+        return (
+            f"bytes below {state.clean_end}, which this project had written and synced, have changed: the record at "
+            f"{state.anchor_position} is not there any more. A broker that was started beside a writer, or a "
+            f"restored copy, has replaced acknowledged messages; compare with what was sent"
+        )
 
     def _queues_to_look_at(self) -> dict[str, list[int]]:
         """Queues that may have units above the clean end, by topic.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
 import pytest
 
 from crash.harness import die
+from crash.imitate import Broker
 from messagestore import (
     ASYNC_FLUSH,
     BatchRequest,
@@ -299,3 +301,23 @@ def test_rocksdb_and_batch_queues_are_refused_for_writing(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="BatchConsumeQueue"):
         MessageStore.open(root, SMALL)
     assert Disk().names(root / "batchconsumequeue") == ["t"]
+
+
+def test_a_broker_that_overwrote_acknowledged_messages_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had read the store before they were put (where there are no leases): `state` proves that they were there."""
+    root = filled(tmp_path / "s", 4)
+    broker = Broker(root, SMALL, starts=False)
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(6):
+            store.put_message(Message("t", b"acknowledged/%d" % number, queue_id=0))
+    broker.start()
+    broker.put("java", b"j0" * 600)
+    broker.close()
+    with caplog.at_level(logging.ERROR), MessageStore.open(root, SMALL) as store:
+        assert store.report is not None and store.report.changed is not None
+        assert "have changed" in store.report.changed and "acknowledged messages" in store.report.changed
+    assert store.report.changed in caplog.text
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None and store.report.changed is None  # told once
