@@ -396,6 +396,11 @@ class Judge:
         """Nothing was taken, and the session ended with its queues complete."""
         return not self.gone and self.made.last.end not in (BEHIND, TORN, POWER, KILLED)
 
+    @property
+    def cut_before(self) -> bool:
+        """Java cut the log of an earlier session."""
+        return "cut before" in self.made.features
+
     # ---- a reader, before anybody recovers
 
     def before_recovery(self, root: Path) -> None:
@@ -407,7 +412,8 @@ class Judge:
                     try:
                         content, messages = our_content(store, topic, queue_id)
                     except StoreError as error:
-                        excused = not self.untouched or (topic, queue_id) in self.shifted
+                        # old units behind a queue's end that Java keeps in memory may point anywhere
+                        excused = not self.untouched or (topic, queue_id) in self.shifted or self.cut_before
                         assert excused, f"reader: {topic[:40]}/{queue_id}: {error}"
                         continue
                     for message in messages:
@@ -416,7 +422,7 @@ class Judge:
                             same(("reader", topic[:40], queue_id), [message], [theirs])
                     if content.physical_offsets:
                         shown[topic, queue_id] = content
-            if self.untouched:
+            if self.untouched and not self.cut_before:
                 for queue in self.shifted:
                     shown[queue] = self.live.get(queue, EMPTY)
                 self.equal("reader before recovery", shown, self.live)
