@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from crash.imitate import Broker
 from messagestore import (
     BatchRequest,
     Message,
@@ -882,3 +883,18 @@ def test_a_store_with_rocksdb_queues_is_refused_by_name(tmp_path: Path) -> None:
     (root / "consumequeue" / "CURRENT").write_text("MANIFEST-000005\n")
     with pytest.raises(NotAStoreError, match="found RocksDB queues"):
         verify(root)
+
+
+def test_messages_of_others_in_the_topic_of_batches_are_no_faults(tmp_path: Path) -> None:
+    """A broker does not keep a producer from sending to it: they were faults for ever."""
+    root = filled(tmp_path / "s", 4)
+    broker = Broker(root, SMALL)
+    for number in range(3):
+        broker.put("rmq_sys_spark_sink", b"foreign%d" % number)
+    broker.close()
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(columns(bodies(3)), BatchRequest("app", 0))
+    report = verify(root)
+    assert report.ok, report.findings
+    assert report.batch_count == 1
+    assert [note for note in report.notes if "messages of other producers" in note]
