@@ -48,10 +48,11 @@ def blocks() -> list[Block]:
 
 
 def newcomers_environment() -> dict[str, str]:
-    """Nothing is activated: `python3` on the PATH is the system's, and only the command's folder comes after it."""
-    lost = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "VIRTUAL_ENV")
+    """Nothing is activated: `python3` on the PATH is the system's, and a shell profile has set Spark's Python to it."""
+    lost = ("PYTHONPATH", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in lost}
-    return {**kept, "PATH": "/usr/local/bin:/usr/bin:/bin"}
+    other = {"PYSPARK_PYTHON": "/usr/bin/python3", "PYSPARK_DRIVER_PYTHON": "/usr/bin/python3"}
+    return {**kept, **other, "PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
 def run(block: Block, folder: Path, python: str = sys.executable, **environment: str) -> str:
