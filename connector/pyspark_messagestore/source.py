@@ -216,6 +216,7 @@ class Follower:
         self._ends: Queues = {}
         self._visible: Visible | None = None
         self._quiet: tuple[int, int] | None = None
+        self._generation = 0
         self._looked_s = 0.0
         self._examined: StreamOffset | None = None
         self._moved: Queues = {}
@@ -244,6 +245,9 @@ class Follower:
         if self._quiet is not None and self.view.quiet() == self._quiet:
             return self._ends
         visible = self.view.refresh()
+        if self.view.generation != self._generation:  # what was found about a start was found in other files
+            self._generation = self.view.generation
+            self.checked, self._examined, self._visible = False, None, None
         if visible == self._visible and visible.end is not None:
             return self._ends
         self._quiet = self.view.quiet() if visible.end is None else None
@@ -268,7 +272,7 @@ class Follower:
             )
         self.view.close()
         self.view, self._queues = view, QueueEnds(view, self.options.subscribe)
-        self._ends, self._visible, self._quiet = {}, None, None
+        self._ends, self._visible, self._quiet, self._generation = {}, None, None, 0
         self.checked, self._examined = False, None
 
     def check_topics(self) -> None:
@@ -462,7 +466,7 @@ class Follower:
             if queue not in self._moved:
                 self._tell(f"{fault}; failOnDataLoss=false: going on at the first newer message")
         for queue in queues:
-            if queue in self._moved or queue not in ends:
+            if (queue in self._moved and None not in faults) or queue not in ends:
                 continue
             # In a log that is otherwise the same all messages of a queue that was made again are newer.
             made_again = queue in restarted and None not in faults

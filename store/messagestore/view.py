@@ -149,6 +149,8 @@ class StoreView:
         """What is proven above C, in a store that no writer has recovered since the machine was started."""
         self._given_tail = tail
         self._tail_key: tuple[int, int] | None = None
+        self.generation = 0
+        """How often `spark/state` was found to be another file: the store may have been restored file by file."""
         self._state_inode = -1
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
@@ -189,6 +191,7 @@ class StoreView:
         abort, state = files.read_abort(), files.state_file.read()
         if files.state_file.inode != self._state_inode:  # files may have been restored one by one: none is known
             if self._state_inode >= 0:
+                self.generation += 1
                 self._drop_files()
                 self._ends.clear()
                 self._seen, self._closed = None, (-1, None)
