@@ -71,7 +71,7 @@ def _parse(data: bytes) -> Record:
     text = data[at:]
     if (reference.body_crc(body) if body else 0) != crc:
         return broken(size, "body CRC")
-    has_crc = b"__CRC32#" in text
+    has_crc = text[-20:-11] == b"__CRC32#\x01"  # where users may have written it, it is no CRC
     if sum(x == y for x, y in zip(text[-20:-11], b"__CRC32#\x01", strict=False)) == 8:
         return broken(size, f"a property {text[-20:-12]!r}, which is __CRC32# but for one character")
     if has_crc and (len(text) < 20 or text[-20:] != reference.property_crc(data[:-20])):

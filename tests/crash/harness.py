@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from crash import hostile
 from crash.simdisk import Killed
 from messagestore import (
     ASYNC_FLUSH,
@@ -74,24 +75,24 @@ class Promise:
 
 
 def payload(app: str, version: int, row: int) -> bytes:
-    """A body that says where it is from; about 60 bytes."""
-    return f"{app}/{version}/{row}/".encode() + b"." * 40
+    """A body that says where it is from; about 60 bytes, of a hostile app more."""
+    begin = f"{app}/{version}/{row}/"
+    if app.startswith(hostile.APP):
+        return (begin + hostile.tail(97 * version + row)).encode(hostile.ENCODING)
+    return begin.encode() + b"." * 40
 
 
-HOSTILE_TOPIC = "hostile"
-_NEEDLE = '{"messagestore":1,"app":'
-_BEHIND = "\x12rmq_sys_spark_sink\0\x14__CRC32#\x010123456789\x02"
+def put_text(number: int) -> str:
+    """The body of a put, as a character for each byte."""
+    return f"put/{number}/" + (hostile.tail(number) if number >= hostile.FROM else "")
 
 
-def hostile_body(number: int) -> str:
-    """A body that looks like our own records, or like lost sectors, to whoever judges by how bytes look."""
-    content = (_NEEDLE * 40 + _BEHIND, "\0" * 1300, _NEEDLE + " " * 700 + _BEHIND, "\0" * 500 + _NEEDLE * 9)
-    return f"put/{number}/" + content[number % len(content)]
-
-
-def hostile_properties(number: int) -> dict[str, str]:
-    """Properties with as many zeros as lost sectors would show."""
-    return {"header": "h" + "\0" * (512, 1023, 1600)[number % 3] + "h", "needle": _NEEDLE, "app": "rmq_sys_spark_sink"}
+def put_message(number: int, topic: str, queue_id: int) -> Message:
+    """The message of a put."""
+    body = put_text(number).encode(hostile.ENCODING)
+    if number < hostile.FROM:
+        return Message(topic, body, queue_id=queue_id, keys=[f"p{number}"])
+    return Message(topic, body, queue_id=queue_id, **hostile.texts(number))
 
 
 @contextlib.contextmanager
@@ -108,12 +109,18 @@ def scratch_folder() -> Iterator[Path]:
 def batch_columns(app: str, version: int, row_count: int, queues: int = 3) -> MessageColumns:
     """The rows of one version of an app: the same each time."""
     rows = np.arange(row_count)
+    texts: dict[str, pa.Array] = {
+        "keys": pa.array([f"k{version}-{i}" for i in rows]),
+        "tags": pa.array(["t"] * row_count),
+    }
+    if app.startswith(hostile.APP):
+        texts = hostile.columns([97 * version + int(i) for i in rows])
+        texts["keys"] = pa.array([[f"k{version}-{i}", *own] for i, own in enumerate(texts["keys"].to_pylist())])
     table = pa.record_batch(
         {
             "body": pa.array([payload(app, version, int(i)) for i in rows], pa.binary()),
             "queue_id": pa.array(rows % queues, pa.int32()),
-            "keys": pa.array([f"k{version}-{i}" for i in rows]),
-            "tags": pa.array(["t"] * row_count),
+            **texts,
         }
     )
     return MessageColumns.from_arrow(table, topic=f"topic-{app}")
@@ -137,24 +144,19 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
         case ("close",):
             store.close()
         case ("put", int(number), str(topic), int(queue_id)):
-            puts = [f"put/{number}/"]
+            puts = [put_text(number)]
             promise.maybe_puts += puts
-            result = store.put_message(Message(topic, puts[0].encode(), queue_id=queue_id, keys=[f"p{number}"]))
+            result = store.put_message(put_message(number, topic, queue_id))
             assert result.is_ok
         case ("puts", int(number), int(count), str(topic), int(queue_id)):
-            puts = [f"put/{number + i}/" for i in range(count)]
+            puts = [put_text(number + i) for i in range(count)]
             promise.maybe_puts += puts
-            messages = [Message(topic, body.encode(), queue_id=queue_id) for body in puts]
+            messages = [put_message(number + i, topic, queue_id) for i in range(count)]
             assert store.put_messages(MessageBatch.from_messages(messages)).is_ok
         case ("big_put", int(number), int(size)):
             puts = [f"put/{number}/" + "x" * size]
             promise.maybe_puts += puts
             assert store.put_message(Message("big", puts[0].encode(), queue_id=0)).is_ok
-        case ("hostile_put", int(number)):
-            puts = [hostile_body(number)]
-            promise.maybe_puts += puts
-            body, properties = puts[0].encode(), hostile_properties(number)
-            assert store.put_message(Message(HOSTILE_TOPIC, body, queue_id=0, properties=properties)).is_ok
         case (("batch" | "replay" | "commit") as how, str(app), int(version), int(rows), str(flush)):
             promise.rows[(app, version)] = rows
             promise.maybe_batches.add((app, version))
@@ -285,7 +287,7 @@ def check_content(store: MessageStore, promise: Promise, *, all_batches: bool = 
     queues = all_messages(store)
     bodies = [body for found in queues.values() for body in found]
     assert max(Counter(bodies).values(), default=1) == 1, "a message is there twice"
-    texts = {body.decode() for body in bodies}
+    texts = {body.decode(hostile.ENCODING) for body in bodies}
     puts = {text for text in texts if text.startswith("put/")}
     assert set(promise.puts) <= puts, f"lost puts: {sorted(set(promise.puts) - puts)[:5]}"
     assert puts <= set(promise.maybe_puts), f"puts nobody made: {sorted(puts - set(promise.maybe_puts))[:5]}"

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crash import checker
-from crash.harness import HOSTILE_TOPIC, Promise, Step, append_encoded, die, hostile_properties, payload
+from crash import checker, hostile
+from crash.harness import Promise, Step, append_encoded, die, payload
 from crash.imitate import another_boot
 from crash.memdisk import MemDisk, Tree
 from crash.power_cut import Folder
@@ -122,7 +122,7 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         found = checker.check(disk.tree())
         note_faults(verdict, found, "after recovery")
         note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
-        _note_properties(store, crash, verdict)
+        _note_texts(store, crash, verdict)
         if seen is not None:
             _note_reader(seen, found, crash.promise, verdict)
         if thorough:
@@ -141,19 +141,21 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
             verdict.misread.append(f"verify: {report.findings[:3]}")
 
 
-def _note_properties(store: MessageStore, crash: Crash, verdict: Verdict) -> None:
-    """Messages with hostile contents show the properties that were put. Only after a power cut one that was not
+def _note_texts(store: MessageStore, crash: Crash, verdict: Verdict) -> None:
+    """Hostile puts show the keys, tags and properties that were put. Only after a power cut one that was not
     acknowledged, or ASYNC, may show zeros instead: no CRC covers them, and nothing else proves that they were lost.
     """
-    if HOSTILE_TOPIC not in store.topics():
+    if not any(hostile.is_hostile(text) for text in crash.promise.maybe_puts):
         return
     durable = set(crash.promise.puts)
-    for message in store.get_message(HOSTILE_TOPIC, 0, 0, 1000).messages:
-        body = message.body.decode()
-        if message.properties != hostile_properties(int(body.split("/")[1])) and (
-            not crash.power_cut or body in durable
-        ):
-            verdict.misread.append(f"{body[:12]}: other properties than were put")
+    for topic, queue_ids in store.topics().items():
+        for queue_id in queue_ids:
+            for message in store.get_message(topic, queue_id, 0, 1000).messages:
+                body = message.body.decode(hostile.ENCODING)
+                if hostile.is_hostile(body) and (not crash.power_cut or body in durable):
+                    found = {"keys": message.keys, "tags": message.tags, "properties": dict(message.properties)}
+                    if found != hostile.texts(int(body.split("/")[1])):
+                        verdict.misread.append(f"{body[:14]}: other keys, tags or properties than were put")
 
 
 def _idle_state(disk: MemDisk, root: Path) -> State | None:
@@ -276,7 +278,7 @@ def note_content(
     """Nothing promised is lost, nothing is there twice, batches are whole, queues in order; how much is there."""
     verdict.duplicated += [repr(body) for body, count in Counter(bodies).items() if count > 1]
     there = set(bodies)
-    texts = {body.decode() for body in there if body.startswith(b"put/")}
+    texts = {body.decode(hostile.ENCODING) for body in there if body.startswith(b"put/")}
     verdict.lost += sorted(text[:40] for text in set(promise.puts) - texts)
     verdict.misread += sorted(f"{text[:40]}, that nobody put" for text in texts - set(promise.maybe_puts))
     wanted = promise.maybe_batches if everything else promise.batches

@@ -16,18 +16,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from crash import checker
+from crash import checker, hostile
 from crash.counts import Counts, again
-from crash.harness import SMALL, Promise, Step, batch_columns, die, payload, scratch_folder
+from crash.harness import (
+    SMALL,
+    Promise,
+    Step,
+    batch_columns,
+    die,
+    payload,
+    put_message,
+    put_text,
+    scratch_folder,
+)
 from crash.judge import Verdict, note_content, note_faults, read_queue
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig, StoreError
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, StoreConfig, StoreError
 from messagestore.transaction import KNOWN
 
 QUICK_COUNT = 500
 KILLS_OF_A_STORE = 20
 _STEP = struct.Struct(">ciiI")  # what, app or number, version or count, rows
 _BEGUN, _DONE = b"b", b"d"
-_APPS = ("one", "two")
+_APPS = ("one", "two", f"{hostile.APP}-one", f"{hostile.APP}-two")
 _PUT = 99
 
 
@@ -52,8 +62,9 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 def one_store(root: Path, chance: random.Random, counts: Counts, command: str) -> None:
     """One store, killed again and again."""
     promise, config = Promise(), some_config(chance)
+    first = some_contents(chance)
     for number in range(KILLS_OF_A_STORE):
-        child = Child(root, config, number, chance.randrange(1 << 30), promise)
+        child = Child(root, config, first + number, chance.randrange(1 << 30), promise)
         wait_s = 0.004 + chance.random() * chance.choice((0.01, 0.03, 0.06))
         time.sleep(wait_s)
         steps = child.kill()
@@ -72,6 +83,11 @@ def some_config(chance: random.Random) -> StoreConfig:
     )
 
 
+def some_contents(chance: random.Random) -> int:
+    """Number of a store's first process: ordinary contents, or hostile ones."""
+    return chance.choice((0, hostile.FROM // 1000))
+
+
 class Child:
     """A process that writes until it is killed.
 
@@ -80,7 +96,7 @@ class Child:
     root : Path
     config : StoreConfig
     number : int
-        Of the process: its puts have numbers of their own.
+        Of the process: its puts have numbers of their own, and say whether contents are hostile.
     seed : int
     promise : Promise
         What processes before it promised; `kill` adds to it.
@@ -112,15 +128,16 @@ def _write_for_ever(
     status = 1
     with contextlib.suppress(BaseException):
         following = {app: max((v + 1 for a, v in rows if a == app), default=0) for app in _APPS}
+        apps, counts = ((2, 3), (1, 7, 20)) if first >= hostile.FROM else ((0, 1), (1, 7, 40, 130))
         with MessageStore.open(root, config) as store:
             for number in range(first, first + 1000):
                 if chance.random() < 0.5:
                     os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
-                    store.put_message(Message("single", f"put/{number}/".encode(), queue_id=number % 3))
+                    store.put_message(put_message(number, "single", number % 3))
                     os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
                     continue
-                app = chance.randrange(len(_APPS))
-                version, count = following[_APPS[app]], chance.choice((1, 7, 40, 130))
+                app = chance.choice(apps)
+                version, count = following[_APPS[app]], chance.choice(counts)
                 os.write(pipe, _STEP.pack(_BEGUN, app, version, count))
                 store.append_batch(batch_columns(_APPS[app], version, count), _request(_APPS[app], version, config))
                 os.write(pipe, _STEP.pack(_DONE, app, version, count))
@@ -142,7 +159,7 @@ def _take_in(pipe: int, promise: Promise, config: StoreConfig, promised: bool) -
         if what == _DONE and not promised:
             continue
         if app == _PUT:
-            (promise.maybe_puts if what == _BEGUN else promise.puts).append(f"put/{version}/")
+            (promise.maybe_puts if what == _BEGUN else promise.puts).append(put_text(version))
             step: Step = ("put", version, "single", version % 3)
         else:
             promise.rows[(_APPS[app], version)] = rows
@@ -200,5 +217,5 @@ def _next_processes(root: Path, promise: Promise, config: StoreConfig, steps: Se
     found = checker.check(checker.read_tree(root))
     note_faults(verdict, found, "after close")
     note_content(verdict, found.bodies, found.queues, promise, ())
-    promise.puts = [body for body in promise.maybe_puts if body.encode() in there]
+    promise.puts = [body for body in promise.maybe_puts if body.encode(hostile.ENCODING) in there]
     promise.batches = set(promise.rows)

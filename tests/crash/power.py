@@ -23,7 +23,7 @@ from pathlib import Path
 from crash.counts import Counts, again
 from crash.harness import Promise, scratch_folder
 from crash.imitate import another_boot
-from crash.kills import Child, judged, some_config
+from crash.kills import Child, judged, some_config, some_contents
 
 QUICK_COUNT = 500
 CUTS_OF_A_STORE = 25
@@ -135,9 +135,10 @@ def one_store(disk: LoopDisk, chance: random.Random, counts: Counts, command: st
     """One store, and power that goes again and again."""
     root = disk.folder / f"store-{chance.randrange(1 << 30)}"
     promise, config = Promise(), some_config(chance)
+    first = some_contents(chance)
     for number in range(CUTS_OF_A_STORE):
         with another_boot(1000 + number):
-            child = Child(root, config, number, chance.randrange(1 << 30), promise)
+            child = Child(root, config, first + number, chance.randrange(1 << 30), promise)
             wait_s = 0.004 + chance.random() * chance.choice((0.01, 0.03, 0.06))
             time.sleep(wait_s)
             disk.cut()

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from crash.harness import SMALL, Promise, Step, die, hostile_body, payload, run_steps
+from crash import hostile
+from crash.harness import SMALL, Promise, Step, die, payload, put_text, run_steps
 from crash.imitate import dispatch, kill_when, log_write, seal
 from crash.memdisk import MemKillDisk, MemRecordingDisk
 from crash.power_cut import Folder
@@ -23,6 +24,9 @@ WITH_CRC = SMALL.replace(enabled_append_prop_crc=True)
 FEW_ENTRIES = SMALL.replace(max_hash_slot_num=16, max_index_num=40)
 SEGMENTS = SMALL.replace(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 8, max_message_size=2048)
 SEGMENTS_ASYNC = SEGMENTS.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20)
+HOSTILE = SMALL.replace(mapped_file_size_commit_log=64 * 1024, max_message_size=16 * 1024)
+HOSTILE_CRC = HOSTILE.replace(enabled_append_prop_crc=True)
+HOSTILE_ASYNC = HOSTILE.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20)
 FILLED: list[Step] = [
     ("open",),
     ("put", 0, "single", 0),
@@ -75,8 +79,6 @@ WORKLOADS = {
     "async puts over segments": Workload(
         tuple(("big_put", 100 + i, 1300) for i in range(6)), SEGMENTS_ASYNC, base="small segments"
     ),
-    "hostile puts": Workload((put(10), *(("hostile_put", 20 + i) for i in range(3)), batch(1, 4), ("hostile_put", 24))),
-    "hostile puts, async": Workload((put(10), *(("hostile_put", 20 + i) for i in range(5)), put(11)), ASYNC),
     "batches": Workload((batch(1, 12), batch(2, 12))),
     "async batches": Workload((batch(1, 8, ASYNC_FLUSH), batch(2, 8, ASYNC_FLUSH), batch(3, 8, ASYNC_FLUSH))),
     "async, then sync": Workload((batch(1, 10, ASYNC_FLUSH), batch(2, 10), batch(3, 10, ASYNC_FLUSH))),
@@ -95,6 +97,22 @@ WORKLOADS = {
     "clean end moves, async": Workload((batch(1, 10, ASYNC_FLUSH), ("clean",), batch(2, 10, ASYNC_FLUSH))),
     "close and open": Workload((put(10), ("close",), ("open",), batch(1, 5), ("close",), ("open",), put(11))),
     "a new store": Workload((put(0), batch(0, 5)), base="empty"),
+    "hostile puts": Workload((*(put(hostile.FROM + i, i % 2) for i in range(11)), put(10)), HOSTILE, "roomy"),
+    "hostile puts with CRC": Workload(
+        (*(put(hostile.FROM + i, i % 2) for i in range(6)), put(10)), HOSTILE_CRC, "roomy"
+    ),
+    "hostile puts, async": Workload(
+        (*(put(hostile.FROM + 20 + i, i % 2) for i in range(11)), put(10)), HOSTILE_ASYNC, "roomy"
+    ),
+    "hostile puts side by side": Workload(
+        (("puts", hostile.FROM + 40, 4, "single", 0), ("puts", hostile.FROM + 50, 3, "new", 1)), HOSTILE, "roomy"
+    ),
+    "hostile batches": Workload(
+        (batch(0, 12, app="hostile"), put(hostile.FROM + 60), batch(1, 12, app="hostile")), HOSTILE, "roomy"
+    ),
+    "hostile batches, async": Workload(
+        (batch(0, 11, ASYNC_FLUSH, "hostile"), batch(1, 7, ASYNC_FLUSH, "hostile")), HOSTILE, "roomy"
+    ),
     "recovery: sealed, not dispatched": Workload((), base="sealed, not dispatched"),
     "recovery: half dispatched, over segments": Workload((), SEGMENTS, base="half dispatched, over segments"),
     "recovery: not sealed": Workload((), base="not sealed"),
@@ -143,7 +161,7 @@ class Base:
     steps: Sequence[Step]
 
 
-_CLOSED = {"filled": SMALL, "few entries": FEW_ENTRIES, "small segments": SEGMENTS}
+_CLOSED = {"filled": SMALL, "roomy": HOSTILE, "few entries": FEW_ENTRIES, "small segments": SEGMENTS}
 _TORN: dict[str, tuple[str, list[Step], Callable[[Operation], bool], int]] = {
     "sealed, not dispatched": ("filled", [put(10), batch(1, 20)], dispatch, 3),
     "half dispatched, over segments": ("small segments", [batch(1, 50)], dispatch, 8),
@@ -247,13 +265,11 @@ def in_log_order(steps: Sequence[Step]) -> list[list[bytes]]:
     for step in steps:
         match step:
             case ("put", int(number), *_):
-                found.append([f"put/{number}/".encode()])
+                found.append([put_text(number).encode(hostile.ENCODING)])
             case ("puts", int(number), int(count), *_):
-                found += [[f"put/{number + i}/".encode()] for i in range(count)]
+                found += [[put_text(number + i).encode(hostile.ENCODING)] for i in range(count)]
             case ("big_put", int(number), int(size)):
                 found.append([(f"put/{number}/" + "x" * size).encode()])
-            case ("hostile_put", int(number)):
-                found.append([hostile_body(number).encode()])
             case ("batch" | "commit", str(app), int(version), int(rows), _):
                 if rows:
                     found.append([payload(app, version, row) for row in range(rows)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from crash import hostile
 from messagestore import (
     BatchConflictError,
     LostBatchesError,
@@ -241,13 +242,16 @@ class World:
         self.note(f"append {bodies[0]!r} and {len(bodies) - 1} more")
         process = Process(rng.randrange(40) if rng.random() < 0.2 else None)
         self.processes.append(process)
+        numbers = range(self.written, self.written + len(bodies)) if rng.random() < 0.3 else None
         try:
             with process.running(), MessageStore.open(self.input, self.config) as store:
                 if rng.random() < 0.4:
-                    for queue_id, body in zip(queue_ids[:3], bodies, strict=False):
-                        store.put_message(Message("in", body, queue_id=queue_id))
+                    for row, (queue_id, body) in enumerate(zip(queue_ids[:3], bodies, strict=False)):
+                        texts = hostile.texts(numbers[row]) if numbers else {}
+                        store.put_message(Message("in", body, queue_id=queue_id, **texts))
                 else:
-                    batch = pa.record_batch({"body": pa.array(bodies), "queue_id": pa.array(queue_ids, pa.int32())})
+                    columns = {"body": pa.array(bodies), "queue_id": pa.array(queue_ids, pa.int32())}
+                    batch = pa.record_batch(columns | (hostile.columns(numbers) if numbers else {}))
                     store.append_batch(MessageColumns.from_arrow(batch, topic="in"))
         except (Killed, StorePoisonedError):
             assert process.disk.dead
