@@ -40,6 +40,8 @@ SMALL_WEIGHT = 16 * 1024 * 1024
 """Less than this is not divided: another task would cost more than it saves."""
 _SLACK = 1.05
 """A task may get so much more than its share, before a queue is cut or another task begun."""
+_KEPT_PLACES = 3
+"""Steps of which the driver remembers where the messages before their ends lie: the last one may be planned again."""
 _SAMPLED_QUEUES = 64
 _SAMPLED_UNITS = 256
 BATCH_ROWS = 65_536
@@ -220,7 +222,9 @@ class Follower:
         self._looked_s = 0.0
         self._examined: StreamOffset | None = None
         self._moved: Queues = {}
-        self._before: dict[tuple[str, int], tuple[int, int]] = {}  # an end, and where the message before it lies
+        self._before: dict[
+            tuple[str, int], dict[int, int]
+        ] = {}  # the last ends, and where the message before each lies
         self._told: set[str] = set()
 
     # ---- ends
@@ -466,7 +470,7 @@ class Follower:
             if queue not in self._moved:
                 self._tell(f"{fault}; failOnDataLoss=false: going on at the first newer message")
         for queue in queues:
-            if (queue in self._moved and None not in faults) or queue not in ends:
+            if queue in self._moved or queue not in ends:
                 continue
             # In a log that is otherwise the same all messages of a queue that was made again are newer.
             made_again = queue in restarted and None not in faults
@@ -489,8 +493,8 @@ class Follower:
         if start.last is not None and start.last.store_timestamp_ms is not None:
             first = min(first, self.view.offset_behind_time(*queue, start.last.store_timestamp_ms))
         offset = start.queues[queue]
-        end, place = self._before.get(queue, (-1, -1))
-        if end == offset and place >= 0 and first > offset:
+        place = self._before.get(queue, {}).get(offset, -1)
+        if place >= 0 and first > offset:
             units = self.view.units(*queue, offset - 1, offset)
             if len(units) and int(units["physical_offset"][0]) != place:
                 return first  # the queue's numbers are those of another time: the start says nothing about them
@@ -527,7 +531,11 @@ class Follower:
         for queue, end in reached.items():
             if queue in firsts and end:
                 units = self.view.units(*queue, end - 1, end)
-                self._before[queue] = end, int(units["physical_offset"][0]) if len(units) else -1
+                places = self._before.setdefault(queue, {})
+                places.pop(end, None)
+                places[end] = int(units["physical_offset"][0]) if len(units) else -1
+                if len(places) > _KEPT_PLACES:
+                    del places[next(iter(places))]
         self._queues.restarted.clear()
         return self.offset_at(start, firsts, reached)
 
