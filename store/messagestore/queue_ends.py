@@ -105,7 +105,8 @@ class QueueEnds:
         newest = (-1, 0)
         for key, end in ends.items():
             known_end, known_place = self._places.get(key, (0, -1))
-            if 0 < known_end <= end and self._place(key, known_end)[0] not in (known_place, -1):
+            known = 0 < known_end <= end and known_place >= 0
+            if known and self._place(key, known_end)[0] not in (known_place, -1):
                 self.restarted.add(key)
             place, size = self._place(key, end) if end else (-1, 0)
             self._places[key] = end, place

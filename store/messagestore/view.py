@@ -540,7 +540,10 @@ class StoreView:
     def _units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         key = (topic, queue_id)
         if self.tail is None or key not in self.tail.units or end <= self.tail.units[key][0]:
-            return self.files.queue(topic, queue_id).read(start, end - start)
+            queue = self.files.queue(topic, queue_id)
+            if end > queue.end_file_queue_offset:
+                queue.load()  # the next file was made since
+            return queue.read(start, end - start)
         first = self.tail.units[key][0]
         above = self.tail.read(key, max(start, first), end)
         if start >= first:

@@ -72,6 +72,7 @@ def test_the_log_tells_what_the_queues_tell(tmp_path: Path, seed: int, monkeypat
         if chance.random() < 0.7:
             view.refresh()
             assert ends.look() == asked(root), step
+            assert all(place >= 0 for end, place in ends._places.values() if end), "a unit in a new file was not found"
     store.close()
     view.refresh()
     assert ends.look() == asked(root)
