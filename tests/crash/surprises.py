@@ -417,3 +417,49 @@ def a_body_torn_by_a_power_cut(folder: Path) -> Verdict:
     finally:
         logging.disable(logging.NOTSET)
     return verdict
+
+
+def a_new_queue_below_retention(folder: Path) -> Verdict:
+    """Retention takes the first messages of a queue that is new to the stream: the stream must not begin behind them."""
+    verdict, root = Verdict(), folder / "store"
+    with MessageStore.open(root, CONFIG) as store:
+        for topic in ("t", "u"):
+            store.create_topic(topic, _QUEUES)
+            store.put_message(Message(topic, b"first", queue_id=0))
+    stream = Stream(root, lenient=False)
+    while _step(stream, lambda: None, random.Random(0), verdict):
+        pass
+    with MessageStore.open(root, CONFIG) as store:
+        for number in range(100):
+            store.put_message(Message("t", b"m/%d/" % number + b"." * 400, queue_id=2))
+    for path in segments(root)[:2]:
+        path.unlink()
+    while _step(stream, lambda: None, random.Random(0), verdict):
+        pass
+    if not stream.stopped:
+        verdict.lost.append(f"{101 - len(stream.delivered)} messages went before they were read, in silence")
+    die(root)
+    return verdict
+
+
+def restored_before_the_tasks(folder: Path) -> Verdict:
+    """A backup is restored, and grows, between planning and reading: a task must not take its messages for the planned."""
+    verdict = Verdict()
+    world = World(folder, random.Random(7))
+    stream = Stream(world.root, lenient=False)
+    world.save()
+    for _ in range(4):
+        world.append()
+    end = _again(stream.reader.latestOffset(stream.start, ReadAllAvailable()))
+    partitions = stream.reader.partitions(stream.start, end)
+    world.restore()
+    while len(world.alive()) < 300:
+        world.append()
+    try:
+        rows = [body for part in partitions for batch in stream.reader.read(part) for body in batch["body"].to_pylist()]
+        verdict.misread.append(f"{len(rows)} messages of another log were read")
+    except StoreError:
+        pass
+    stream.reader.stop()
+    die(world.root)
+    return verdict
