@@ -34,7 +34,7 @@ from messagestore.errors import CorruptionError
 from messagestore.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_FILE_SIZE, STATE_RECOVERING
 from messagestore.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
-from messagestore.message import BATCH_TOPIC
+from messagestore.message import BATCH_TOPIC, put_topic_fault
 from messagestore.queue_proof import is_settled, proven_queue_end
 from messagestore.queue_runs import QueueRuns
 from messagestore.recovery_walk import Walk, Walker, bad_chunk
@@ -45,6 +45,8 @@ from messagestore.transaction import batch_is_there
 _LOGGER = logging.getLogger(__name__)
 SAVED_SIZE = 64 * 1024 * 1024
 """At most this many torn bytes are saved to `spark/cut/`."""
+LOOKED_THROUGH_SIZE = 1 << 30
+"""A broker's log of at most so many bytes is searched for the records of topics whose folders are missing."""
 _EMPTY = LogEnd(0, 0, 0, 0)
 
 
@@ -167,6 +169,7 @@ class _Recovery:
         self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
         self._make_durable(walk)
         self._repair_derived(walk)
+        self._rebuild_named(walk.end.physical_offset)
         journal = self._journal_of(walk)
         journal.queues = None  # as the folders are now
         writer = self._publish(walk.end, journal)
@@ -630,12 +633,37 @@ class _Recovery:
         files = self.files
         there = files.queue_names()
         known = {*files.topics.names, BATCH_TOPIC}
-        topics = self.without_folder
+        topics = [topic for topic in self.without_folder if topic not in there]
         of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
         lost = {(t, q) for t, q in of_batches if t in known and q not in there.get(t, ())}
         if not (lost or topics) or not end:
             return
         rebuilt = Dispatcher(files).rebuild_queues(lost, end, topics)
+        if rebuilt:
+            self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+
+    def _rebuild_named(self, end: int) -> None:
+        """Make queues again that a broker's store has lost: `topics.json` names their topic, which has no folder.
+
+        A broker that deletes a topic takes its name away first. A topic that was never used has no folder either, so
+        only the log can tell: up to `LOOKED_THROUGH_SIZE` it is searched, and where it is longer the topics are named.
+        """
+        files = self.files
+        there = files.queue_names()
+        topics = [topic for topic in self.without_folder if topic not in there and put_topic_fault(topic) is None]
+        if not topics or not end or self.all_queues:
+            return
+        if end - self.log.min_offset > LOOKED_THROUGH_SIZE:
+            names = ", ".join(topics[:5]) + (f" and {len(topics) - 5} more" if len(topics) > 5 else "")
+            self.report.notes.append(
+                f"topics.json names topics without a folder in consumequeue: {names}. They were never used, or their "
+                f"queues are lost, and the log was too long to be searched for their records. `messagestore verify` "
+                f"tells; to have all queues made again, remove the folder consumequeue and run `messagestore recover`"
+            )
+            return
+        if not self._rebuild_begun():  # killed from here on, the next recovery makes all queues again
+            files.disk.replace(files.paths.rebuild, b"", via=files.paths.temporary("rebuild"))
+        rebuilt = Dispatcher(files).rebuild_queues((), end, topics)
         if rebuilt:
             self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
 

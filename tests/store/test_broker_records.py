@@ -3,6 +3,7 @@ in tests/interop/test_broker_logs.py.)"""
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -91,6 +92,85 @@ def test_a_queue_that_is_gone_is_made_again_from_the_first_segment(root: Path) -
         assert store.report.start > 0
     assert seen(root, SMALL) == last_runs(records)
     assert verify(root, SMALL).ok
+
+
+def lost_topic(root: Path, *, named: bool, closes: bool = True) -> list[dict]:
+    """A broker's store of several segments whose topic `t` has lost its folder; its records."""
+    broker = Broker(root, SMALL)
+    for number in range(40):
+        broker.now_ms += 10_000
+        broker.put("t", b"%d/" % number + b"x" * 700, number % 2)
+        broker.put("u", b"u%d/" % number)
+    if closes:
+        broker.close()
+    (root / "config").mkdir(exist_ok=True)
+    table = {name: {"topicName": name, "writeQueueNums": 2} for name in ("t", "u", "never-used")[not named :]}
+    (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
+    shutil.rmtree(root / "consumequeue" / "t")
+    return walk(root)[0]
+
+
+def notes(store: MessageStore) -> list[str]:
+    """What recovery said of queues; the imitated broker has no index."""
+    assert store.report is not None
+    return [note for note in store.report.notes if not note.startswith("index:")]
+
+
+def test_a_named_topic_of_a_broker_that_lost_its_folder_is_made_again(root: Path) -> None:
+    """`topics.json` names the topic, so nobody deleted it: it opened as one without messages, and nothing was said."""
+    records = lost_topic(root, named=True)
+    assert not verify(root, SMALL).ok
+    with MessageStore.open(root, SMALL) as store:
+        assert notes(store) == ["t/0, t/1: the queues' folders were missing: rebuilt from the log"]
+        assert store.put_message(Message("t", b"next", queue_id=0)).queue_offset == 20
+    assert seen(root, SMALL) == last_runs(walk(root)[0])
+    assert walk(root)[0][:-1] == records
+    assert verify(root, SMALL).ok
+
+
+def test_a_topic_that_a_broker_deleted_stays_deleted(root: Path) -> None:
+    """A broker takes a topic's name away before its folder."""
+    lost_topic(root, named=False)
+    with MessageStore.open(root, SMALL) as store:
+        assert notes(store) == []
+        assert store.topics() == {"u": [0]}
+
+
+def test_a_log_that_is_too_long_to_search_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done then makes the queues again."""
+    monkeypatch.setattr("messagestore.recovery.LOOKED_THROUGH_SIZE", 1000)
+    records = lost_topic(root, named=True)
+    with MessageStore.open(root, SMALL) as store:
+        (note,) = notes(store)
+        assert note.startswith("topics.json names topics without a folder in consumequeue: never-used, t.")
+    shutil.rmtree(root / "consumequeue")
+    with MessageStore.open(root, SMALL):
+        pass
+    assert seen(root, SMALL) == last_runs(records)
+
+
+def test_making_a_lost_topic_again_may_be_killed(root: Path, tmp_path: Path) -> None:
+    """At each operation: whoever opens the store next makes the queues again, whole."""
+    records = lost_topic(root, named=True)
+    at = 0
+    while True:
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(root, copy)
+        disk = KillDisk(at)
+        try:
+            MessageStore.open(copy, SMALL, disk=disk)
+        except (Killed, StorePoisonedError):
+            pass
+        die(copy)
+        with MessageStore.open(copy, SMALL):
+            pass
+        assert seen(copy, SMALL) == last_runs(records), disk.killed_in
+        assert not (copy / "spark" / "rebuild").exists()
+        if not disk.dead:
+            break
+        at += 3
+    assert at > 30
 
 
 def test_a_deleted_index_of_a_broker_is_made_again(root: Path) -> None:
