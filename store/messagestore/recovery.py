@@ -270,7 +270,7 @@ class _Recovery:
             before = LogEnd(self.log.min_offset, 0, 0, 0)
             if not self._queues_gone():
                 before = self._end_of_queues()
-                if anchored is not None and anchored.physical_offset > before.physical_offset:
+                if anchored is not None and self._leads_to(before.physical_offset, anchored.physical_offset):
                     before = anchored  # the queues that led there were deleted with their topics
         elif ours:
             idle = state is not None and state.idle
@@ -302,6 +302,18 @@ class _Recovery:
             if queues.doubtful <= doubtful:
                 return walk
             doubtful = doubtful | queues.doubtful
+
+    def _leads_to(self, start: int, end: int) -> bool:
+        """Whether records follow one another from `start` up to `end`.
+
+        A broker that cut the log below the clean end, and went on there, leaves old records behind its own; the record
+        before the clean end may be one of them.
+        """
+        if end <= start:
+            return False
+        for _ in self.log.scan(start, end, verify_body_crc=False):
+            pass
+        return self.log.scan_offset == end
 
     def _look_below(self, start: int, doubtful: set[tuple[str, int]]) -> None:
         """The numbers of the records below the walk's start, of queues that cannot tell them."""
