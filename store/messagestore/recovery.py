@@ -47,6 +47,8 @@ SAVED_SIZE = 64 * 1024 * 1024
 """At most this many torn bytes are saved to `spark/cut/`."""
 LOOKED_THROUGH_SIZE = 1 << 30
 """A broker's log of at most so many bytes is searched for the records of topics whose folders are missing."""
+_QUEUES, _INDEX = b"queues", b"index"
+"""Words of `spark/rebuild`."""
 _EMPTY = LogEnd(0, 0, 0, 0)
 
 
@@ -324,16 +326,26 @@ class _Recovery:
             self.below.take(request_of(run), None if self.all_queues else doubtful)
         self.below.doubtful = doubtful
 
-    def _rebuild_begun(self) -> bool:
-        """Whether a recovery that was killed was making all queues, or the index, again."""
-        return self.files.disk.exists(self.files.paths.rebuild)
+    def _rebuild_begun(self, what: bytes = b"") -> bool:
+        """Whether a recovery that was killed was making queues (`_QUEUES`) or the index (`_INDEX`) again, or either."""
+        try:
+            begun = self.files.disk.read(self.files.paths.rebuild)
+        except FileNotFoundError:
+            return False
+        return not begun or what in begun.split() or not what
+
+    def _begin_rebuild(self, *, queues: bool, index: bool) -> None:
+        """Say what is made again: a recovery that is killed meanwhile leaves a part, and the next one begins anew."""
+        disk, paths = self.files.disk, self.files.paths
+        parts = [_QUEUES] * (queues or self._rebuild_begun(_QUEUES)) + [_INDEX] * (index or self._rebuild_begun(_INDEX))
+        disk.replace(paths.rebuild, b" ".join(parts), via=paths.temporary("rebuild"))
 
     def _queues_gone(self) -> bool:
         """Whether somebody deleted all queues of a store that had them."""
         files = self.files
         if not self.log.files.offsets:
             return False
-        if self._rebuild_begun() or not files.disk.is_folder(files.paths.consume_queue):
+        if self._rebuild_begun(_QUEUES) or not files.disk.is_folder(files.paths.consume_queue):
             return True
         # An empty folder is a broker's that deleted the only topic.
         return self.abort == files.abort_token and not files.queue_names()
@@ -341,7 +353,7 @@ class _Recovery:
     def _index_gone(self) -> bool:
         """Whether somebody deleted all index files: RocketMQ makes one with the first record that it dispatches."""
         index = self.files.index
-        return index is not None and bool(self.log.files.offsets) and (not index.files or self._rebuild_begun())
+        return index is not None and bool(self.log.files.offsets) and (not index.files or self._rebuild_begun(_INDEX))
 
     def _folder_missing(self) -> bool:
         """Whether somebody deleted all queues, or all index files, of a store that was closed: two small reads."""
@@ -527,8 +539,8 @@ class _Recovery:
         """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
         files, runs = self.files, walk.queues
         dispatcher = Dispatcher(files)
-        if self.all_queues or self.all_index:  # a rebuild that is killed begins anew
-            files.disk.replace(files.paths.rebuild, b"", via=files.paths.temporary("rebuild"))
+        if self.all_queues or self.all_index:
+            self._begin_rebuild(queues=self.all_queues, index=self.all_index)
         remade = self.below.remade | runs.remade | self.below.doubtful
         if self.all_queues:
             remade |= {(topic, queue_id) for topic, queue_ids in files.queue_names().items() for queue_id in queue_ids}
@@ -673,8 +685,7 @@ class _Recovery:
                 f"tells; to have all queues made again, remove the folder consumequeue and run `messagestore recover`"
             )
             return
-        if not self._rebuild_begun():  # killed from here on, the next recovery makes all queues again
-            files.disk.replace(files.paths.rebuild, b"", via=files.paths.temporary("rebuild"))
+        self._begin_rebuild(queues=True, index=False)  # killed from here on, the next recovery makes all queues again
         rebuilt = Dispatcher(files).rebuild_queues((), end, topics)
         if rebuilt:
             self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from crash.harness import die
-from crash.imitate import Broker
+from crash.imitate import Broker, seen
+from crash.simdisk import KillDisk, Killed
 from messagestore import (
     ASYNC_FLUSH,
     BatchRequest,
@@ -17,6 +20,7 @@ from messagestore import (
     CorruptionError,
     Message,
     MessageStore,
+    StorePoisonedError,
     recovery_walk,
 )
 from messagestore.mapped_file import Disk
@@ -321,3 +325,29 @@ def test_a_broker_that_overwrote_acknowledged_messages_is_told(
     assert store.report.changed in caplog.text
     with MessageStore.open(root, SMALL) as store:
         assert store.report is not None and store.report.changed is None  # told once
+
+
+@pytest.mark.parametrize("keys", [(), ("k",)], ids=["no keys", "keys"])
+def test_recoveries_that_are_killed_hide_nothing_from_readers(keys: tuple[str, ...], tmp_path: Path) -> None:
+    """Three in a row die, each somewhere; on the same boot a reader sees what was visible before, whole. One that died
+    without an index file made all queues anew, and the next one took them away from the readers."""
+    root, chance = tmp_path / "store", random.Random(1)
+    store = MessageStore.open(root, SMALL)
+    for number in range(20):
+        store.put_message(Message("t", b"%d" % number, queue_id=number % 2, keys=keys))
+    store.flush()
+    die(root)
+    before, died = seen(root), 0
+    assert len(before) == 2
+    for _ in range(150):
+        copy = tmp_path / "copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(root, copy)
+        for at in [chance.randrange(40) for _ in range(3)]:
+            disk = KillDisk(at)
+            with contextlib.suppress(Killed, StorePoisonedError):
+                MessageStore.open(copy, SMALL, disk=disk)
+            die(copy)
+            died += disk.dead
+            assert seen(copy) == before, disk.killed_in
+    assert died > 200
