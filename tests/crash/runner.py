@@ -104,7 +104,16 @@ class Job:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status."""
-    logging.getLogger("messagestore").setLevel(logging.ERROR)  # recovery warns of what it cuts: here that is expected
+    logger = logging.getLogger("messagestore")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # recovery warns of what it cuts: here that is expected
+    try:
+        return _main(arguments)
+    finally:
+        logger.setLevel(level)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="make crash", description=__doc__.partition("\n")[0])
     parser.add_argument("--deep", type=float, metavar="SECONDS", help="by chance, for so long; else the quick profile")
     parser.add_argument("--seed", type=int, default=1)
