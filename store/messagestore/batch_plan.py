@@ -103,6 +103,17 @@ class BatchRequest:
                 raise ConfigError(f"{key}: found {getattr(self, key)!r}; allowed is {' or '.join(values)}", key=key)
         if self.app_id is not None:
             check_app_id(self.app_id)
+            version: object = self.version
+            if not isinstance(version, int | np.integer) or isinstance(
+                version, bool
+            ):  # 4.2 would be kept as 4, and not be known when it comes again
+                raise ConfigError(
+                    f"txnVersion: found {self.version!r}; allowed is a whole number from 0 to {(1 << 63) - 1}",
+                    key="txnVersion",
+                )
+            object.__setattr__(self, "version", int(version))
+            if self.query_id is not None and not isinstance(self.query_id, str):
+                raise ConfigError(f"query_id: found {self.query_id!r}; allowed is text, or None", key="query_id")
             if not 0 <= self.version < 1 << 63:
                 raise ConfigError(
                     f"txnVersion: found {self.version}; allowed is 0 to {(1 << 63) - 1}", key="txnVersion"

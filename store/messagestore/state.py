@@ -12,6 +12,7 @@ Written only under the writer lock; read by any thread and process at any time.
 
 from __future__ import annotations
 
+import errno
 import struct
 import zlib
 from dataclasses import dataclass, replace
@@ -212,7 +213,7 @@ class StateFile:
         ValueError
             When the counter is not above the last one, or would fall into that one's slot.
         FileNotFoundError
-            When the file is gone.
+            When the file is gone, or is another one than was read or written last.
         """
         last = self._last if self._last is not None else self.read()
         if last is not None and (state.counter <= last.counter or (state.counter - last.counter) % 2 == 0):
@@ -237,9 +238,15 @@ class StateFile:
         self.disk.fdatasync(self._writable())
 
     def _writable(self) -> File:
+        """The file to write to; never one that was put in the place of the one this process knows.
+
+        Whoever restores a store under its writer puts another store's state there.
+        """
         file = self._file
-        if file is None or not file.writable or not self.disk.at_path(file):
-            self.close()
+        if file is not None and not self.disk.at_path(file):
+            text = "was removed or replaced while this process wrote the store"
+            raise FileNotFoundError(errno.ENOENT, text, self.path)
+        if file is None or not file.writable:
             file = self._file = self.disk.open(self.path, writable=True)
         return file
 

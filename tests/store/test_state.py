@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import threading
 import zlib
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messagestore import Message, MessageStore, StoreError
 from messagestore.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
@@ -23,6 +25,7 @@ from messagestore.layout import (
 )
 from messagestore.mapped_file import Disk
 from messagestore.state import State, StateFile, boot_hash
+from small import SMALL, filled
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 UINT32 = st.integers(0, (1 << 32) - 1)
@@ -296,3 +299,19 @@ def test_a_reader_beside_a_writer_sees_whole_states_only(state_file: StateFile, 
     finally:
         stop.set()
         thread.join()
+
+
+def test_the_state_of_a_store_that_was_restored_under_its_writer_is_not_written(tmp_path: Path) -> None:
+    """A writer that stops says so in its own `state`, and not in that of a backup which was put in its place."""
+    root, backup = filled(tmp_path / "store"), tmp_path / "backup"
+    shutil.copytree(root, backup)
+    store = MessageStore.open(root, SMALL)
+    store.put_message(Message("t", b"one", queue_id=0))
+    shutil.rmtree(root)
+    shutil.copytree(backup, root)
+    with pytest.raises(StoreError):
+        store.put_message(Message("t", b"two", queue_id=0))
+    store.close()
+    assert (root / "spark" / "state").read_bytes() == (backup / "spark" / "state").read_bytes()
+    with MessageStore.open(root, SMALL) as again:
+        assert again.max_offset("t", 0) == 5

@@ -292,3 +292,11 @@ def test_a_batch_after_plain_puts(tmp_path: Path) -> None:
         store.put_message(Message("t", b"third-", queue_id=0))
         assert read_all(store) == [b"first-", b"second", b"third-"]
         assert np.all(store.view.units("t", 0, 0, 3)["size"] > 0)
+
+
+@pytest.mark.parametrize("version", [4.2, 4.0, True, "4", None])
+def test_a_version_that_is_no_whole_number_is_refused(version: object) -> None:
+    """4.2 was kept as 4, so the same batch was appended again when it came again."""
+    with pytest.raises(ConfigError, match="allowed is a whole number"):
+        BatchRequest(app_id="app", version=version)  # type: ignore[arg-type]
+    assert BatchRequest(app_id="app", version=np.int64(4)).version == 4  # type: ignore[arg-type]

@@ -117,7 +117,7 @@ def complete_mode(spark, root):
     writer.option("checkpointLocation", root + "-c").trigger(availableNow=True).start(root).awaitTermination()
 
 
-@case(r"StoreLockedError: .*held by .*broker.*nothing of this batch was written")
+@case(r"StoreLockedError: .*locked by a RocketMQ broker, pid .*nothing of this batch was written")
 def held_by_a_broker(spark, root):
     code = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0);"
