@@ -3,6 +3,7 @@ in tests/interop/test_broker_logs.py.)"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -152,25 +153,7 @@ def test_a_log_that_is_too_long_to_search_is_said(root: Path, monkeypatch: pytes
 def test_making_a_lost_topic_again_may_be_killed(root: Path, tmp_path: Path) -> None:
     """At each operation: whoever opens the store next makes the queues again, whole."""
     records = lost_topic(root, named=True)
-    at = 0
-    while True:
-        copy = tmp_path / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(root, copy)
-        disk = KillDisk(at)
-        try:
-            MessageStore.open(copy, SMALL, disk=disk)
-        except (Killed, StorePoisonedError):
-            pass
-        die(copy)
-        with MessageStore.open(copy, SMALL):
-            pass
-        assert seen(copy, SMALL) == last_runs(records), disk.killed_in
-        assert not (copy / "spark" / "rebuild").exists()
-        if not disk.dead:
-            break
-        at += 3
-    assert at > 30
+    assert opened_after_a_kill_at_every(root, tmp_path / "copy", last_runs(records), step=3) > 30
 
 
 def test_a_deleted_index_of_a_broker_is_made_again(root: Path) -> None:
@@ -215,6 +198,25 @@ def test_a_delay_level_above_the_highest_is_the_highest(root: Path, level: int, 
     assert int(unit["tags_code"]) == message.store_timestamp_ms + 1000 * delay_s
 
 
+def opened_after_a_kill_at_every(root: Path, copy: Path, queues: dict[tuple[str, int], list[str]], *, step: int) -> int:
+    """A recovery of a copy dies at every `step`-th operation, and the next one makes the queues whole; how many there are."""
+    at = 0
+    while True:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(root, copy)
+        disk = KillDisk(at)
+        with contextlib.suppress(Killed, StorePoisonedError):
+            MessageStore.open(copy, SMALL, disk=disk)
+        die(copy)
+        with MessageStore.open(copy, SMALL):
+            pass
+        assert seen(copy, SMALL) == queues, disk.killed_in
+        assert not (copy / "spark" / "rebuild").exists()
+        if not disk.dead:
+            return at
+        at += step
+
+
 @pytest.mark.parametrize("closes", [True, False], ids=["closed", "killed"])
 def test_a_rebuild_that_is_killed_begins_anew(root: Path, tmp_path: Path, closes: bool) -> None:
     """All queues of several segments are made again, and the process dies at each operation: whoever opens the store next
@@ -229,25 +231,7 @@ def test_a_rebuild_that_is_killed_begins_anew(root: Path, tmp_path: Path, closes
     if not closes:
         newest = records[-1]["store_timestamp_ms"]
         Broker(root, SMALL).checkpoint(newest - 5000)
-    at = 0
-    while True:
-        copy = tmp_path / "copy"
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(root, copy)
-        disk = KillDisk(at)
-        try:
-            MessageStore.open(copy, SMALL, disk=disk)
-        except (Killed, StorePoisonedError):
-            pass
-        die(copy)
-        with MessageStore.open(copy, SMALL):
-            pass
-        assert seen(copy, SMALL) == last_runs(records), disk.killed_in
-        assert not (copy / "spark" / "rebuild").exists()
-        if not disk.dead:
-            break
-        at += 7
-    assert at > 50
+    assert opened_after_a_kill_at_every(root, tmp_path / "copy", last_runs(records), step=7) > 50
 
 
 def test_a_damaged_record_of_a_closed_log_is_named_not_cut(root: Path) -> None:
