@@ -143,7 +143,8 @@ class _Check:
                 self.found.find(path, 0, "a file of the store", "a stray one")
             elif top == "spark/" and len(parts) > 1 and parts[1]:
                 name = parts[1] + ("/" if len(parts) > 2 else "")
-                if name not in _OURS and (self.settled or not name.startswith("new-")):
+                unfinished = name == "rebuild" or name.startswith("new-")  # of a writer that was killed
+                if name not in _OURS and (self.settled or not unfinished):
                     self.found.find(path, 0, "a file of spark/", "a stray one")
             elif top == "config/" and parts[1] not in _CONFIG:
                 self.found.find(path, 0, "a file of config/", "a stray one")
