@@ -12,11 +12,14 @@ import enum
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -552,6 +555,26 @@ def _show(message: MessageExt, *, as_json: bool) -> None:
         out.line(out.message_line(message))
 
 
+@contextmanager
+def _noted_interrupt() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C as ever, and noted: where it falls into the end of an object's life Python prints it and goes on."""
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    usual = signal.default_int_handler
+    takes = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is usual
+    if takes:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: bool(came)
+    finally:
+        if takes:
+            signal.signal(signal.SIGINT, usual)
+
+
 @app.command()
 def tail(
     root: Root,
@@ -584,18 +607,20 @@ def tail(
     """Show the last messages in the order in which they were stored, and with --follow those that come."""
     shown = 0
     try:
-        with _opened(root) as store:
+        with _noted_interrupt() as interrupted, _opened(root) as store:
             if topics and not follow:
                 for topic in topics:
                     queue_ids(store, topic)
             cursor = Cursor(store, topics or None)
             if start is From.LATEST:
                 cursor.skip_to(0 if follow else count or _TAIL_COUNT)
-            for message in cursor.follow() if follow else cursor.once():
+            for message in cursor.follow(interrupted) if follow else cursor.once():
                 _show(message, as_json=as_json)
                 shown += 1
                 if shown == count:
                     return
+            if interrupted():
+                return
     except KeyboardInterrupt:
         return
     if not shown:

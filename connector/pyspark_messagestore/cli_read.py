@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from messagestore import ConfigError, CorruptionError, GetMessageStatus, MessageExt, ReadOnlyStore, UnknownTopicError
 from messagestore.spi import BATCH_TOPIC, CommitLog, Visible, decode_message, head_sizes
@@ -157,9 +157,9 @@ class Cursor:
         for message in messages(self.store, *key, self.places[key], end):
             yield key, message
 
-    def follow(self) -> Iterator[MessageExt]:
-        """What is there and what comes; never ends."""
-        while True:
+    def follow(self, interrupted: Callable[[], bool]) -> Iterator[MessageExt]:
+        """What is there and what comes, until `interrupted` says so."""
+        while not interrupted():
             begin_s = time.monotonic()
             try:
                 yield from self.once()
