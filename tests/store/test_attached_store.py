@@ -245,6 +245,9 @@ def test_an_idle_writer_makes_way_for_a_broker(tmp_path: Path) -> None:
     store = attached_store(root)
     with starting_broker(root) as java:
         assert java.word() == "locked"
+        deadline = time.monotonic() + 5
+        while store.attached and time.monotonic() < deadline:
+            time.sleep(0.01)  # the lease goes first: the broker may be quicker than the rest of the detach
         assert not store.attached and not (root / "abort").exists()
         assert state_of(root).clean and state_of(root).clean_end == state_of(root).visible_end
         with pytest.raises(StoreLockedError, match=f"pid {java.pid}"):
