@@ -117,7 +117,7 @@ bench: setup
 
 # runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup
-	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.layout store/FORMAT.md
+	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.format.layout store/FORMAT.md
 	$(BIN)/python -m pyspark_messagestore.options connector/README.md
 
 clean:

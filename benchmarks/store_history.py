@@ -17,7 +17,7 @@ import pyarrow as pa
 from benchmarks.measure import Rounds, Settings, timed, title
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
 from messagestore.spi import append_batch, attached_store, encode
-from messagestore.transaction import Chunks
+from messagestore.write.transaction import Chunks
 
 _CONFIG = StoreConfig(
     mapped_file_size_commit_log=4096,

@@ -11,9 +11,9 @@ from pathlib import Path
 from benchmarks.measure import Rounds, Settings, timed, title
 from benchmarks.messages import TOPIC, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
-from messagestore.batch_journal import BatchJournal, JournalEntry
-from messagestore.mapped_file import Disk
-from messagestore.store_files import Paths
+from messagestore.files.mapped_file import Disk
+from messagestore.log.batch_journal import BatchJournal, JournalEntry
+from messagestore.log.store_files import Paths
 
 _APPS = 100
 _ALL = 1_000_000

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import killed_writer
 from benchmarks.measure import Rounds, Settings, settle, timed, title
 from messagestore import MessageStore, StoreConfig
-from messagestore.record import crc32
+from messagestore.format.record import crc32
 from messagestore.spi import CommitLog, StoreView
 
 _BATCHES = 4

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.measure import Rounds, Settings, title
 from benchmarks.messages import TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
-from messagestore.mapped_file import Disk, File
+from messagestore.files.mapped_file import Disk, File
 from messagestore.message_store import CHUNK_ROWS
 
 _MANY_QUEUES = 10_000

@@ -13,7 +13,7 @@ from pathlib import Path
 # Each process is forked from one that only imported these: it has no store, no lock and no thread of the test's own
 # process, as one that Spark starts.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["messagestore", "messagestore.verify", "hypothesis", "pytest"])
+CONTEXT.set_forkserver_preload(["messagestore", "messagestore.verify.verify", "hypothesis", "pytest"])
 
 
 # ---- a broker that starts

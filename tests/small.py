@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from messagestore import Message, MessageColumns, MessageStore, StoreConfig
-from messagestore.config import ASYNC_FLUSH
+from messagestore.format.config import ASYNC_FLUSH
 
 SMALL = StoreConfig(
     mapped_file_size_commit_log=16 * 1024,

@@ -7,8 +7,8 @@ import string
 
 from hypothesis import strategies as st
 
-from messagestore import properties
-from messagestore.message import Message
+from messagestore.format import properties
+from messagestore.format.message import Message
 
 int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)

@@ -63,9 +63,13 @@ def project() -> dict:
 
 def test_the_files_are_found(texts: dict[str, str]) -> None:
     """The guard of the tests below: they look at something."""
-    assert {"pyproject.toml", "README.md", ".ci/run", "tests/test_house.py", "store/messagestore/layout.py"} <= set(
-        texts
-    )
+    assert {
+        "pyproject.toml",
+        "README.md",
+        ".ci/run",
+        "tests/test_house.py",
+        "store/messagestore/format/layout.py",
+    } <= set(texts)
 
 
 @pytest.mark.parametrize("pattern", [REGISTRY, MACHINE_PATH], ids=["registry host", "machine path"])
@@ -99,7 +103,7 @@ def test_every_text_ends_with_one_newline(texts: dict[str, str]) -> None:
 
 def test_store_properties_is_the_defaults() -> None:
     """`conf/store.properties` names every setting once, with the value it has anyway."""
-    from messagestore.config import StoreConfig, java_key, settings
+    from messagestore.format.config import StoreConfig, java_key, settings
 
     path = ROOT / "conf" / "store.properties"
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]

@@ -7,7 +7,6 @@ with MessageStore.open("/data/store") as store:
     print(store.get_message("flights", 0, queue_offset=0).messages)
 """
 
-from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from messagestore.errors import (
     BatchConflictError,
     ChecksumError,
@@ -31,7 +30,8 @@ from messagestore.errors import (
     UnknownTopicError,
     VersionRegressionError,
 )
-from messagestore.message import (
+from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
+from messagestore.format.message import (
     AppendMessageStatus,
     GetMessageResult,
     GetMessageStatus,
@@ -40,10 +40,10 @@ from messagestore.message import (
     PutMessageResult,
     PutMessageStatus,
 )
+from messagestore.format.record_columns import MessageColumns
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
-from messagestore.record_columns import MessageColumns
-from messagestore.recovery import RecoveryReport
-from messagestore.transaction import BatchRequest, BatchResult
+from messagestore.recovery.recover import RecoveryReport
+from messagestore.write.transaction import BatchRequest, BatchResult
 
 __all__ = [
     "ASYNC_FLUSH",

@@ -23,17 +23,15 @@ from typing import Self
 
 import pyarrow as pa
 
-from messagestore import javahash, query, record, record_columns
-from messagestore.arrow_bytes import list_array
-from messagestore.attached_store import attached_store
-from messagestore.batch_record import SOURCE_SPARK
-from messagestore.config import ASYNC_FLUSH, StoreConfig
 from messagestore.errors import ConfigError, MessageIllegalError, StoreClosedError, StorePoisonedError
-from messagestore.hosts import offset_message_id, parse_offset_message_id
-from messagestore.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
-from messagestore.message import (
+from messagestore.files.mapped_file import Disk
+from messagestore.files.topics import TopicConfig
+from messagestore.format import javahash, record, record_columns
+from messagestore.format.arrow_bytes import list_array
+from messagestore.format.config import ASYNC_FLUSH, StoreConfig
+from messagestore.format.hosts import offset_message_id, parse_offset_message_id
+from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
+from messagestore.format.message import (
     AppendMessageStatus,
     GetMessageResult,
     Message,
@@ -43,13 +41,16 @@ from messagestore.message import (
     check_queue_id,
     check_topic,
 )
-from messagestore.properties import check_keys, check_properties, check_tags
-from messagestore.record_columns import EncodedRecords, MessageColumns
-from messagestore.recovery import RecoveryReport
-from messagestore.store_files import check_simple_topic
-from messagestore.topics import TopicConfig
-from messagestore.transaction import BatchRequest, BatchResult, Chunks, append_batch
-from messagestore.view import StoreView
+from messagestore.format.properties import check_keys, check_properties, check_tags
+from messagestore.format.record_columns import EncodedRecords, MessageColumns
+from messagestore.log.batch_record import SOURCE_SPARK
+from messagestore.log.store_files import check_simple_topic
+from messagestore.read import query
+from messagestore.read.view import StoreView
+from messagestore.recovery.recover import RecoveryReport
+from messagestore.session import attached_store
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, append_batch
 
 DEFAULT_QUEUE_NUMS = 8
 CHUNK_ROWS = 65_536

@@ -3,31 +3,33 @@
 One module, so that what they rely on can be seen at a glance.
 """
 
-from messagestore.arrow_bytes import array_of, numpy_of, valid_of
-from messagestore.attached_store import AttachedStore, attached_store, detach_at_the_end
-from messagestore.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
-from messagestore.batch_rules import no_history
-from messagestore.batch_search import batches_from
-from messagestore.catching_up import journal_of
-from messagestore.commit_log import CommitLog
-from messagestore.config import duration_s
-from messagestore.consume_queue import UNIT_DTYPE, list_queues
-from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.javahash import java_hashes, queue_of_hash
-from messagestore.layout import FILLER_UNIT_SIZE
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC, check_topic, group_fault, put_topic_fault, stored_topic_fault, topic_fault
-from messagestore.message_columns import ColumnTexts
-from messagestore.proven_tail import ProvenTail
-from messagestore.queue_ends import QueueEnds
-from messagestore.record import decode_message
-from messagestore.record_columns import COLUMNS, EncodedRecords, encode
-from messagestore.record_scan import head_sizes
-from messagestore.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.staging_files import Write, driver_token, remove, sweep, sweep_write
-from messagestore.state import State, boot_hash
-from messagestore.store_files import (
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.consume_queue import UNIT_DTYPE, list_queues
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.files.staging_files import Write, driver_token, remove, sweep, sweep_write
+from messagestore.files.state import State, boot_hash
+from messagestore.files.topics import Topics
+from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
+from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
+from messagestore.format.config import duration_s
+from messagestore.format.javahash import java_hashes, queue_of_hash
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.format.message import (
+    BATCH_TOPIC,
+    check_topic,
+    group_fault,
+    put_topic_fault,
+    stored_topic_fault,
+    topic_fault,
+)
+from messagestore.format.message_columns import ColumnTexts
+from messagestore.format.record import decode_message
+from messagestore.format.record_columns import COLUMNS, EncodedRecords, encode
+from messagestore.format.record_scan import head_sizes
+from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER, BatchRecord, read_batch
+from messagestore.log.batch_search import batches_from
+from messagestore.log.store_files import (
     Identity,
     Paths,
     StoreFiles,
@@ -38,11 +40,16 @@ from messagestore.store_files import (
     refuse_to_write,
     store_host_of,
 )
-from messagestore.topics import Topics
-from messagestore.transaction import APPENDED, KNOWN, SKIPPED, append_batch
-from messagestore.verify import Finding, VerifyReport, verify
-from messagestore.view import StoreView, Visible
-from messagestore.writer_lock import probe_attached, probe_java, probe_writer
+from messagestore.read.proven_tail import ProvenTail
+from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.view import StoreView, Visible
+from messagestore.session import AttachedStore, attached_store, detach_at_the_end
+from messagestore.verify.verify import Finding, VerifyReport, verify
+from messagestore.write.batch_rules import no_history
+from messagestore.write.catching_up import journal_of
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.write.transaction import APPENDED, KNOWN, SKIPPED, append_batch
 
 __all__ = [
     "APPENDED",

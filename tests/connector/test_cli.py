@@ -24,11 +24,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from messagestore import BatchRequest, Message, MessageStore
-from messagestore.consumer_offsets import publish_offsets
-from messagestore.layout import STATE_POISONED, STATE_RECOVERING
-from messagestore.mapped_file import Disk
-from messagestore.state import StateFile
-from messagestore.writer_lock import probe_writer
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import StateFile
+from messagestore.files.writer_lock import probe_writer
+from messagestore.format.layout import STATE_POISONED, STATE_RECOVERING
 from pyspark_messagestore import cli_output, cli_status
 from pyspark_messagestore.cli import app
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
@@ -453,7 +453,7 @@ def committing(root: Path, count: int, then: str) -> subprocess.Popen[str]:
         "from crash.harness import encoded\n"
         "from messagestore import BatchRequest\n"
         "from messagestore.spi import append_batch, attached_store\n"
-        "from messagestore.transaction import Chunks\n"
+        "from messagestore.write.transaction import Chunks\n"
         "from small import SMALL\n"
         f"for version in range({count}):\n"
         "    with attached_store(sys.argv[1], SMALL).writing('a batch') as writer:\n"

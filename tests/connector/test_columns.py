@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from messagestore import ConfigError, MessageIllegalError
-from messagestore.javahash import java_hash
+from messagestore.format.javahash import java_hash
 from pyspark_messagestore.columns import ASSIGNED, Mapper, prepare
 
 TYPES = {

@@ -30,8 +30,8 @@ from messagestore import (
     StoreFullError,
     VersionRegressionError,
 )
+from messagestore.files.staging_files import process_token
 from messagestore.spi import attached_store
-from messagestore.staging_files import process_token
 from pyspark_messagestore import sink as sink_module
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import sink_options

@@ -23,8 +23,8 @@ from pyspark_messagestore.schema import COLUMNS, Projection
 from pyspark_messagestore.source import BatchReader
 import pyarrow as pa
 from messagestore import Message, MessageBatch, MessageStore
-from messagestore.arrow_bytes import list_array
-from messagestore.verify import verify
+from messagestore.format.arrow_bytes import list_array
+from messagestore.verify.verify import verify
 
 class Watch:
     stack = ""

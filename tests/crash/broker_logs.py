@@ -8,7 +8,7 @@ from pathlib import Path
 
 from crash.imitate import Broker, seen, walk
 from messagestore import MessageStore
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import SMALL
 
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC

@@ -41,11 +41,11 @@ from messagestore import (
     NotAStoreError,
     StoreConfig,
     StoreLockedError,
-    writer_lock,
 )
-from messagestore.attached_store import AttachedStore, attached_store, detach_at_the_end
-from messagestore.mapped_file import Disk
-from messagestore.state import StateFile
+from messagestore.files import writer_lock
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import StateFile
+from messagestore.session import AttachedStore, attached_store, detach_at_the_end
 from processes import starting_broker
 
 WRITERS, BROKERS = 3, 8
@@ -251,7 +251,7 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     conf = root.with_name("broker.conf")
     for line in FORBIDDING:
         conf.write_text(f"brokerName=b\nmappedFileSizeCommitLog={SMALL.mapped_file_size_commit_log}\n{line}\n")
-        with mock.patch("messagestore.config._log"):
+        with mock.patch("messagestore.format.config._log"):
             stores[line] = ("config/topics.json", StoreConfig.load(conf))
     for number, (name, (path, config)) in enumerate(stores.items()):
         target = root / str(number)

@@ -40,7 +40,7 @@ from crash.judge import Verdict, note_content, note_faults
 from crash.simdisk import KillDisk
 from crash.workloads import FILLED, batch, copy_of, put
 from messagestore import BatchRequest, MessageStore, StoreLockedError
-from messagestore.attached_store import attached_store
+from messagestore.session import attached_store
 
 READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
 SURPRISES = 20

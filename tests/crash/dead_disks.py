@@ -18,7 +18,7 @@ from crash.harness import SMALL, Promise, Step, check_content, die, do_step
 from crash.judge import Verdict
 from crash.power import LoopDisk, loop_mount, run_command
 from messagestore import MessageStore, ReadOnlyStore, StoreError, StorePoisonedError
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 
 _HANGS_S = 10.0
 _FIRST: tuple[Step, ...] = (

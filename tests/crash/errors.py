@@ -31,8 +31,8 @@ from crash.judge import Verdict, note_content, note_faults
 from crash.power import FILE_SYSTEMS, CannotMountError
 from crash.workloads import FILLED, WORKLOADS, Base, Bases, batch, put
 from messagestore import BatchRequest, Message, MessageStore, StoreError, StoreFullError, StorePoisonedError
-from messagestore.mapped_file import Disk
-from messagestore.verify import verify
+from messagestore.files.mapped_file import Disk
+from messagestore.verify.verify import verify
 
 _QUICK_OF_A_KIND = {"EIO": 2, "ENOSPC": 2}
 _QUICK = (

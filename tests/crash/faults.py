@@ -22,7 +22,7 @@ from crash.memdisk import MemRecordingDisk
 from crash.simdisk import Operation
 from crash.workloads import Base, Workload, copy_of, in_log_order
 from messagestore import CorruptionError, MessageStore, StoreConfig, StoreError, StorePoisonedError
-from messagestore.mapped_file import File
+from messagestore.files.mapped_file import File
 
 FAULTS = {
     "EIO": errno.EIO,

@@ -32,7 +32,7 @@ from crash.power_cut import SECTOR_SIZE, Folder
 from crash.simdisk import Killed
 from crash.workloads import batch, put
 from messagestore import MessageStore, StoreConfig, StoreError, StorePoisonedError
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 
 TINY = SMALL.replace(
     mapped_file_size_commit_log=8 * 1024, mapped_file_size_consume_queue=20 * 4, max_hash_slot_num=8, max_index_num=12

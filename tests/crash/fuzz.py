@@ -33,19 +33,20 @@ from crash.harness import SMALL, batch_columns, die, scratch_folder
 from crash.judge import Verdict, read_queue
 from crash.memdisk import MemDisk
 from crash.strangers import CASES as STRANGERS
-from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError, record, record_columns
-from messagestore import checkpoint as store_checkpoint
-from messagestore.batch_journal import BatchJournal
-from messagestore.batch_record import parse as parse_batch
-from messagestore.checkpoint import StoreCheckpoint
-from messagestore.index_file import IndexService
-from messagestore.mapped_file import FilePool
-from messagestore.record_scan import scan
-from messagestore.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.state import State
-from messagestore.store_files import Identity
-from messagestore.topics import Topics
-from messagestore.verify import verify
+from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.checkpoint import StoreCheckpoint
+from messagestore.files.index_file import IndexService
+from messagestore.files.mapped_file import FilePool
+from messagestore.files.state import State
+from messagestore.files.topics import Topics
+from messagestore.format import record, record_columns
+from messagestore.format.record_scan import scan
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.batch_record import parse as parse_batch
+from messagestore.log.store_files import Identity
+from messagestore.verify.verify import verify
+from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 
 QUICK_COUNT = 100_000
 MOST_EDITS = 8

@@ -37,13 +37,13 @@ from messagestore import (
     MessageStore,
     StoreConfig,
     StorePoisonedError,
-    attached_store,
 )
-from messagestore.mapped_file import Disk
-from messagestore.record_columns import EncodedRecords, encode
-from messagestore.staging import StagedChunks, StagingWriter
-from messagestore.transaction import Chunks, append_batch
-from messagestore.verify import verify
+from messagestore import session as attached_store
+from messagestore.files.mapped_file import Disk
+from messagestore.format.record_columns import EncodedRecords, encode
+from messagestore.verify.verify import verify
+from messagestore.write.staging import StagedChunks, StagingWriter
+from messagestore.write.transaction import Chunks, append_batch
 
 APP = "app-1"
 SMALL = StoreConfig(

@@ -21,22 +21,14 @@ from typing import Any
 import reference
 from crash.harness import APP, SMALL, all_messages, batch_columns
 from crash.simdisk import KillDisk, Operation
-from messagestore import (
-    SYNC_FLUSH,
-    BatchRequest,
-    BatchResult,
-    Message,
-    MessageStore,
-    PutMessageResult,
-    StoreConfig,
-    attached_store,
-    record_columns,
-    state,
-)
-from messagestore.attached_store import AttachedStore
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
-from messagestore.transaction import Chunks, append_batch
+from messagestore import SYNC_FLUSH, BatchRequest, BatchResult, Message, MessageStore, PutMessageResult, StoreConfig
+from messagestore import session as attached_store
+from messagestore.files import state
+from messagestore.files.mapped_file import Disk
+from messagestore.format import record_columns
+from messagestore.session import AttachedStore
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.transaction import Chunks, append_batch
 
 BROKER_PID = "4711"
 

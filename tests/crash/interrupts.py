@@ -33,8 +33,8 @@ from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemRecordingDisk
 from crash.workloads import ASYNC, Base, copy_of
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError
-from messagestore.flush import FlushService
-from messagestore.mapped_file import Disk
+from messagestore.files.mapped_file import Disk
+from messagestore.write.flush import FlushService
 
 PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
 ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, MemoryError)

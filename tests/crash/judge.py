@@ -31,10 +31,10 @@ from messagestore import (
     StoreConfig,
     StoreError,
 )
-from messagestore.recovery import RecoveryReport
-from messagestore.state import State, StateFile
-from messagestore.transaction import APPENDED, KNOWN
-from messagestore.verify import verify
+from messagestore.files.state import State, StateFile
+from messagestore.recovery.recover import RecoveryReport
+from messagestore.verify.verify import verify
+from messagestore.write.transaction import APPENDED, KNOWN
 
 
 @dataclass

@@ -31,7 +31,7 @@ from crash.harness import (
 )
 from crash.judge import Verdict, note_content, note_faults, read_queue
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, StoreConfig, StoreError
-from messagestore.transaction import KNOWN
+from messagestore.write.transaction import KNOWN
 
 QUICK_COUNT = 500
 KILLS_OF_A_STORE = 20

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from crash.judge import Verdict
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
-from messagestore.mapped_file import Disk, File
+from messagestore.files.mapped_file import Disk, File
 
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=1 << 24,

@@ -22,7 +22,7 @@ from typing import Any
 from crash.power_cut import SECTOR_SIZE, FileContent, Folder, Replay
 from crash.simdisk import FailDisk, RecordingDisk
 from messagestore.errors import NotAStoreError
-from messagestore.mapped_file import Disk, File
+from messagestore.files.mapped_file import Disk, File
 
 _FREE = 1 << 40
 _PAGE_SIZE = 4096

@@ -42,34 +42,26 @@ from crash.planting import (
     sync_log,
     without,
 )
-from messagestore import (
-    BatchConflictError,
-    BatchRequest,
-    MessageStore,
-    StoreError,
-    StorePoisonedError,
-    batch_rules,
-    catching_up,
-    recovery,
-    recovery_walk,
-    transaction,
-)
-from messagestore.attached_store import AttachedStore
-from messagestore.batch_journal import BatchJournal
-from messagestore.batch_rules import Decision
-from messagestore.commit_log import CommitLog
-from messagestore.consume_queue import ConsumeQueue
-from messagestore.dispatch import Dispatcher
-from messagestore.flush import FlushService
-from messagestore.index_file import IndexService
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
-from messagestore.mapped_file_queue import MappedFileQueue
-from messagestore.state import StateFile
-from messagestore.store_files import StoreFiles
-from messagestore.transaction import BatchResult
-from messagestore.view import StoreView
-from messagestore.writer_lock import WriterLock
+from messagestore import BatchConflictError, BatchRequest, MessageStore, StoreError, StorePoisonedError
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.consume_queue import ConsumeQueue
+from messagestore.files.index_file import IndexService
+from messagestore.files.mapped_file import Disk
+from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.files.state import StateFile
+from messagestore.files.writer_lock import WriterLock
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.dispatch import Dispatcher
+from messagestore.log.store_files import StoreFiles
+from messagestore.read.view import StoreView
+from messagestore.recovery import recover as recovery
+from messagestore.recovery import walk as recovery_walk
+from messagestore.session import AttachedStore
+from messagestore.write import batch_rules, catching_up, transaction
+from messagestore.write.batch_rules import Decision
+from messagestore.write.flush import FlushService
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.transaction import BatchResult
 
 
 def without_mutex(real: Any) -> Any:
@@ -248,7 +240,7 @@ def _forget_names(real: Any) -> Any:
 
 
 def _no_property_crc() -> AbstractContextManager[object]:
-    from messagestore import record_scan
+    from messagestore.format import record_scan
 
     return mock.patch.object(
         record_scan, "bad_property_crcs", lambda data, starts, where: np.zeros(len(starts), np.bool_)
@@ -256,7 +248,7 @@ def _no_property_crc() -> AbstractContextManager[object]:
 
 
 def _sync_plan(make: Callable[[Any], Any]) -> AbstractContextManager[object]:
-    from messagestore.commit_log import SyncPlan
+    from messagestore.files.commit_log import SyncPlan
 
     return mock.patch.object(SyncPlan, "run", make(SyncPlan.run))
 

@@ -7,12 +7,13 @@ from unittest import mock
 
 from crash import brokers
 from crash.planting import Mutant, many, patched, without
-from messagestore import attached_store, store_files
-from messagestore.attached_store import AttachedStore
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
-from messagestore.store_files import Paths
-from messagestore.writer_lock import Attachment
+from messagestore import session as attached_store
+from messagestore.files.mapped_file import Disk
+from messagestore.files.writer_lock import Attachment
+from messagestore.log import store_files
+from messagestore.log.store_files import Paths
+from messagestore.session import AttachedStore
+from messagestore.write.log_writer import LogWriter
 
 
 def only_behind_its_own_folder(real: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from crash.planting import Mutant, kills, patched
-from messagestore.log_writer import LogWriter
-from messagestore.state import State, boot_hash
+from messagestore.files.state import State, boot_hash
+from messagestore.write.log_writer import LogWriter
 
 
 def idle_whatever_is_in_flight(_: Any) -> Any:

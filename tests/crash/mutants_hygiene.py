@@ -11,9 +11,14 @@ from typing import Any
 from crash import fuzz
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
-from messagestore import StoreError, index_file, log_writer, mapped_file, message, recovery, staging_files, store_files
-from messagestore.log_writer import LogWriter
-from messagestore.store_root import Place
+from messagestore import StoreError
+from messagestore.files import index_file, mapped_file, staging_files
+from messagestore.files.store_root import Place
+from messagestore.format import message
+from messagestore.log import store_files
+from messagestore.recovery import recover as recovery
+from messagestore.write import log_writer
+from messagestore.write.log_writer import LogWriter
 
 
 def hostile(*names: str) -> Search:

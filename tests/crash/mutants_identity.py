@@ -14,12 +14,15 @@ from crash.judge import Verdict
 from crash.memdisk import MemDisk
 from crash.planting import Ground, Mutant, Search, patched, without
 from crash.workloads import batch
-from messagestore import SYNC_FLUSH, MessageStore, batch_search, recovery, store_identity, transaction
-from messagestore.batch_journal import BatchJournal
-from messagestore.batch_record import read_batch
-from messagestore.layout import JOURNAL_HEADER
-from messagestore.record import crc32
-from messagestore.store_files import Identity
+from messagestore import SYNC_FLUSH, MessageStore
+from messagestore.format.layout import JOURNAL_HEADER
+from messagestore.format.record import crc32
+from messagestore.log import batch_search, store_identity
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.batch_record import read_batch
+from messagestore.log.store_files import Identity
+from messagestore.recovery import recover as recovery
+from messagestore.write import transaction
 
 
 def replayed(*parts: str) -> Search:

@@ -10,12 +10,12 @@ from typing import Any
 from crash import surprises
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
-from messagestore import queue_ends
 from messagestore.errors import OffsetOutOfRangeError
-from messagestore.proven_tail import _Chain
-from messagestore.queue_ends import QueueEnds
-from messagestore.state import State
-from messagestore.view import StoreView
+from messagestore.files.state import State
+from messagestore.read import queue_ends
+from messagestore.read.proven_tail import _Chain
+from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.view import StoreView
 from pyspark_messagestore import source
 from pyspark_messagestore.source import Follower
 

@@ -16,24 +16,17 @@ from crash.imitate import overwrite, units
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, kills, patched, power_cuts, without
 from crash.simdisk import KillDisk, Killed
-from messagestore import (
-    Message,
-    MessageStore,
-    StoreError,
-    StorePoisonedError,
-    batch_record,
-    dispatch_request,
-    log_tail,
-    record,
-    record_scan,
-    recovery,
-    recovery_walk,
-)
-from messagestore.message import BATCH_TOPIC, topic_fault
-from messagestore.queue_runs import QueueRuns
-from messagestore.record_scan import leading
-from messagestore.recovery import _Recovery
-from messagestore.recovery_walk import Walker
+from messagestore import Message, MessageStore, StoreError, StorePoisonedError
+from messagestore.format import record, record_scan
+from messagestore.format.message import BATCH_TOPIC, topic_fault
+from messagestore.format.record_scan import leading
+from messagestore.log import batch_record, dispatch_request
+from messagestore.log.queue_runs import QueueRuns
+from messagestore.recovery import log_tail
+from messagestore.recovery import recover as recovery
+from messagestore.recovery import walk as recovery_walk
+from messagestore.recovery.recover import _Recovery
+from messagestore.recovery.walk import Walker
 from small import SMALL
 
 

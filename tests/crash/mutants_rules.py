@@ -21,8 +21,9 @@ import pytest
 
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Planted, Search, patched, without
-from messagestore import batch_record, batch_rules
-from messagestore.batch_journal import BatchJournal
+from messagestore.log import batch_record
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.write import batch_rules
 
 _HISTORIES = 60
 

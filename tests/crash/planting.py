@@ -21,8 +21,8 @@ from crash.faults import check_fault, fault_points
 from crash.judge import Verdict, judge
 from crash.simdisk import KillDisk
 from crash.workloads import WORKLOADS, Bases
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
+from messagestore.files.mapped_file import Disk
+from messagestore.write.log_writer import LogWriter
 
 MOST_CASES = 1500
 Planted = Callable[[], AbstractContextManager[object]]

@@ -41,7 +41,7 @@ from crash.power_cut import (
     choices,
     with_names_in_order,
 )
-from messagestore.mapped_file import Disk, File
+from messagestore.files.mapped_file import Disk, File
 
 __all__ = ["MODES", "FailDisk", "Image", "KillDisk", "Killed", "Operation", "RecordingDisk"]
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from crash.harness import SMALL, batch_columns, commit_staged, die
 from messagestore import BatchRequest, Message, MessageStore, StoreError
-from messagestore.consumer_offsets import publish_offsets
-from messagestore.mapped_file import Disk
-from messagestore.record_columns import encode
-from messagestore.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.staging_files import Write, process_token, sweep, sweep_write
-from messagestore.store_files import Paths, StoreFiles
-from messagestore.transaction import append_batch
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.files.staging_files import Write, process_token, sweep, sweep_write
+from messagestore.format.record_columns import encode
+from messagestore.log.store_files import Paths, StoreFiles
+from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.write.transaction import append_batch
 
 NOBODY = 65534
 _ANSWERS: tuple[type[BaseException], ...] = (StoreError, OSError)

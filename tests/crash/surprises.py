@@ -31,17 +31,9 @@ from pyspark.sql.types import StructType
 from crash.harness import ROOMY, die
 from crash.imitate import Broker, another_boot, overwrite, segments, walk
 from crash.judge import Verdict
-from messagestore import (
-    ASYNC_FLUSH,
-    SYNC_FLUSH,
-    BatchRequest,
-    Message,
-    MessageColumns,
-    MessageStore,
-    StoreError,
-    queue_ends,
-)
-from messagestore.view import StoreView
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore, StoreError
+from messagestore.read import queue_ends
+from messagestore.read.view import StoreView
 from pyspark_messagestore.options import source_options
 from pyspark_messagestore.schema import Projection
 from pyspark_messagestore.source import StreamReader
@@ -148,7 +140,7 @@ class World:
 
     def reboot(self) -> None:
         """The machine is started again; nothing is lost, but a reader does not know that."""
-        from messagestore import state
+        from messagestore.files import state
 
         self.boot += 1
         state._boot_hash = self.boot
@@ -231,7 +223,7 @@ def next_offset(folder: Path) -> int:
 
 def history(folder: Path, chance: random.Random) -> Verdict:
     """One history; what is wrong with it."""
-    from messagestore import state
+    from messagestore.files import state
 
     verdict, boot = Verdict(), state._boot_hash
     logging.disable(logging.WARNING)

@@ -11,7 +11,7 @@ from crash import checker
 from crash.harness import SMALL
 from crash.imitate import put
 from messagestore import Message, MessageStore
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 
 NOW_S = 1_700_000_000
 _HOUR_S, _YEAR_S = 3600, 31_557_600
@@ -31,7 +31,7 @@ def test_messages_are_found_though_the_clock_jumped(
 ) -> None:
     """It jumps, and jumps back; the index holds seconds since its begin, which end at 0 and at 2^31 - 1."""
     root, now = scratch / "store", [NOW_S]
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
     stamps = []
     store = MessageStore.open(root, SMALL)
     for number, second in enumerate((NOW_S, CLOCKS[clock], NOW_S + 1)):
@@ -63,7 +63,7 @@ def test_messages_are_found_though_the_clock_jumped(
 def test_a_store_that_was_made_before_1970_goes_on(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose clock battery is empty makes the store; the time is set right later."""
     root, now = scratch / "store", [-100_000]
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
     with MessageStore.open(root, SMALL) as store:
         first = put(store, "put/0/").store_timestamp_ms
     now[0] = NOW_S
@@ -76,7 +76,7 @@ def test_a_store_that_was_made_before_1970_goes_on(scratch: Path, monkeypatch: p
 def test_verify_names_a_record_of_the_future(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the right clock again, whether or not anything was put since."""
     root, now = scratch / "store", [NOW_S + 7200]
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
     with MessageStore.open(root, SMALL) as store:
         put(store, "put/0/")
     now[0] = NOW_S
@@ -95,7 +95,7 @@ def test_a_clock_that_goes_back_by_more_than_an_hour_is_warned_of_once(
 ) -> None:
     """By an hour or less: the last time is used again, without a word."""
     root, now = scratch / "store", [NOW_S]
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
     with MessageStore.open(root, SMALL) as store:
         put(store, "put/0/")
     with MessageStore.open(root, SMALL) as store:

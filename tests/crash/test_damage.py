@@ -14,7 +14,7 @@ from crash.flips import Sample, alias
 from crash.harness import SMALL, die
 from crash.memdisk import MemDisk
 from messagestore import CorruptionError, Message, MessageStore
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 
 
 @pytest.fixture

@@ -22,13 +22,13 @@ from crash.harness import ROOMY, no_thread_warnings, scratch_folder
 from crash.imitate import Process, rows_seen
 from crash.interrupts import ERRORS, Interrupter, Line
 from crash.workloads import Base, Bases
-from messagestore.batch_journal import BatchJournal
-from messagestore.catching_up import _catch_up
-from messagestore.commit_log import CommitLog
-from messagestore.log_writer import LogWriter
-from messagestore.mapped_file import Disk
-from messagestore.mapped_file_queue import MappedFileQueue
-from messagestore.verify import verify
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.mapped_file import Disk
+from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.verify.verify import verify
+from messagestore.write.catching_up import _catch_up
+from messagestore.write.log_writer import LogWriter
 
 pytestmark = no_thread_warnings
 

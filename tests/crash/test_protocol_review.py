@@ -74,12 +74,12 @@ from messagestore import (
     StoreLockedError,
     StorePoisonedError,
     VersionRegressionError,
-    writer_lock,
 )
-from messagestore.mapped_file import Disk
-from messagestore.message import BATCH_TOPIC
-from messagestore.verify import verify
-from messagestore.view import StoreView
+from messagestore.files import writer_lock
+from messagestore.files.mapped_file import Disk
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.read.view import StoreView
+from messagestore.verify.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -368,7 +368,9 @@ def test_06_the_checkpoint_is_never_newer_than_the_queues(
         clock.now += 5_000
         return clock.now * 1_000_000
 
-    monkeypatch.setattr("messagestore.log_writer.time", SimpleNamespace(time_ns=time_ns, monotonic=time.monotonic))
+    monkeypatch.setattr(
+        "messagestore.write.log_writer.time", SimpleNamespace(time_ns=time_ns, monotonic=time.monotonic)
+    )
     disk = recording(root)
     with process(root, disk, **SIZES).session() as store:
         for number in range(6):

@@ -21,8 +21,8 @@ from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import Folder
 from crash.workloads import Bases
 from messagestore import MessageStore
-from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.verify import verify
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.verify.verify import verify
 
 pytestmark = no_thread_warnings
 

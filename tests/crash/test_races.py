@@ -64,9 +64,9 @@ from messagestore import (
     StoreLockedError,
     StorePoisonedError,
 )
-from messagestore.mapped_file import Disk
-from messagestore.verify import verify
-from messagestore.view import StoreView
+from messagestore.files.mapped_file import Disk
+from messagestore.read.view import StoreView
+from messagestore.verify.verify import verify
 
 pytestmark = no_thread_warnings
 
@@ -747,7 +747,7 @@ def test_power_cuts_in_the_recovery_of_a_broker_s_store(root: Path, scratch: Pat
 def test_clocks_that_jump(root: Path, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock goes to 1970, to 2100 and back: store times go down once, when it comes back from 2100; nothing is lost."""
     now = [1_700_000_000]
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: now[0] * 10**9)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
     p = process(root)
     for version, second in enumerate((1_700_000_000, 0, -5, 4_102_444_800, 1_700_000_000, 1)):
         now[0] = second

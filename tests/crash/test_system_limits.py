@@ -17,9 +17,10 @@ from crash.faults import check_fault
 from crash.harness import SMALL, Promise, batch_columns, check_store, do_step, no_thread_warnings
 from crash.imitate import rows_seen
 from crash.workloads import WORKLOADS, Bases
-from messagestore import BatchRequest, Message, MessageStore, StoreFullError, mapped_file
-from messagestore.mapped_file import Disk
-from messagestore.verify import verify
+from messagestore import BatchRequest, Message, MessageStore, StoreFullError
+from messagestore.files import mapped_file
+from messagestore.files.mapped_file import Disk
+from messagestore.verify.verify import verify
 
 pytestmark = [no_thread_warnings, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

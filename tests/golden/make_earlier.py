@@ -22,7 +22,7 @@ from unittest import mock
 
 import spark_runs
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig
-from messagestore.log_writer import LogWriter
+from messagestore.write.log_writer import LogWriter
 from small import SMALL, SMALL_ASYNC, bodies, columns
 
 _DATE = (2026, 1, 1, 0, 0, 0)

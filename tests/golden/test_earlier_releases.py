@@ -12,9 +12,11 @@ import pytest
 
 import spark_runs
 from golden.make_earlier import QUERY, contents
-from messagestore import BatchRequest, Message, MessageStore, VersionRegressionError, state, view
-from messagestore.transaction import APPENDED, KNOWN
-from messagestore.verify import verify
+from messagestore import BatchRequest, Message, MessageStore, VersionRegressionError
+from messagestore.files import state
+from messagestore.read import view
+from messagestore.verify.verify import verify
+from messagestore.write.transaction import APPENDED, KNOWN
 from small import SMALL, bodies, columns
 
 HERE = Path(__file__).resolve().parent

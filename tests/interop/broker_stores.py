@@ -47,7 +47,7 @@ from interop.java_store import ANSWER_S, COUNTS, Driver, JavaError, JavaGoneErro
 from interop.trees import difference, tree
 from messagestore import BatchRequest, Message, MessageStore, NotAStoreError, StoreConfig, StoreError
 from messagestore.message_store import ReadOnlyStore
-from messagestore.verify import Finding, verify
+from messagestore.verify.verify import Finding, verify
 from small import columns
 
 Queue = tuple[str, int]

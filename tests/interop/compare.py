@@ -9,8 +9,9 @@ from typing import Any
 
 from interop.java_store import COUNTS, JavaStore
 from interop.recipes import Recipe
-from messagestore import GetMessageStatus, MessageExt, query
+from messagestore import GetMessageStatus, MessageExt
 from messagestore.message_store import ReadOnlyStore
+from messagestore.read import query
 
 ALL_COLUMNS = (
     "topic", "queue_id", "queue_offset", "body", "tags", "keys", "properties", "born_timestamp_ms", "store_timestamp_ms",

@@ -20,9 +20,9 @@ import pytest
 from interop import java_build, java_store
 from interop.java_store import JavaStore
 from messagestore import Message, MessageBatch, MessageColumns, MessageStore, StoreConfig
-from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH
-from messagestore.log_writer import LogWriter
-from messagestore.properties import RESERVED_PROPERTIES
+from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
+from messagestore.format.properties import RESERVED_PROPERTIES
+from messagestore.write.log_writer import LogWriter
 
 T0_MS = 1_700_000_000_000
 QUEUES = 3

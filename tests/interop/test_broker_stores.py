@@ -23,9 +23,10 @@ from interop import broker_recipes
 from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
-from messagestore import dispatch_request, record_scan
-from messagestore.queue_runs import QueueRuns
-from messagestore.recovery_walk import Walker
+from messagestore.format import record_scan
+from messagestore.log import dispatch_request
+from messagestore.log.queue_runs import QueueRuns
+from messagestore.recovery.walk import Walker
 
 STORES = int(os.environ.get("INTEROP_STORES", "150"))
 FIRST_SEED = int(os.environ.get("INTEROP_SEED", "0"))

@@ -12,9 +12,9 @@ import pytest
 from interop import recipes
 from interop.java_store import COUNTS, Driver, JavaStore, single
 from messagestore import ConfigError, Message, MessageIllegalError, MessageStore, StoreLockedError
-from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.mapped_file import Disk
-from messagestore.topics import TopicConfig, Topics
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.files.topics import TopicConfig, Topics
 from small import SMALL
 
 FIELDS = {

@@ -15,8 +15,9 @@ import zstandard
 from interop.compare import check_messages, check_statuses
 from interop.java_store import Driver, JavaStore, batch, java_config, of_message, single
 from interop.trees import difference, tree
-from messagestore import ConfigError, Message, MessageStore, NotAStoreError, UnknownTopicError, javahash
-from messagestore.verify import verify
+from messagestore import ConfigError, Message, MessageStore, NotAStoreError, UnknownTopicError
+from messagestore.format import javahash
+from messagestore.verify.verify import verify
 from small import SMALL, columns
 
 LZ4, ZSTD, ZLIB = 1, 2, 3

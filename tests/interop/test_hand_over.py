@@ -19,7 +19,7 @@ from interop.compare import check_keys, check_messages
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaStore, batch, java_config, single
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageBatch, MessageStore
 from messagestore.message_store import ReadOnlyStore
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import SMALL, columns
 
 TESTS = Path(__file__).resolve().parent.parent

@@ -19,8 +19,8 @@ import pytest
 import spark_runs
 from interop.java_store import COUNTS, Driver, JavaStore
 from interop.test_live_tail import MODES, PADDING, QUEUES, SIZES, check_block
-from messagestore.consumer_offsets import ConsumerOffsets
-from messagestore.mapped_file import Disk
+from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.mapped_file import Disk
 
 STOPS = 2
 """How many times the query is stopped and started again while Java writes."""

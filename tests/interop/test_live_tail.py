@@ -14,7 +14,7 @@ import pytest
 
 from interop.java_store import COUNTS, Driver, JavaStore
 from messagestore import MessageStore, StoreConfig
-from messagestore.view import StoreView
+from messagestore.read.view import StoreView
 
 QUEUES = 4
 PADDING = 60

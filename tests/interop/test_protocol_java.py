@@ -26,8 +26,8 @@ from interop.compare import check_messages
 from interop.java_store import ANSWER_S, Driver, JavaError, JavaStore, java_config, single
 from interop.trees import tree
 from messagestore import BatchConflictError, BatchRequest, ChecksumError, Message, MessageStore, StoreLockedError
-from messagestore.verify import verify
-from messagestore.writer_lock import Attachment
+from messagestore.files.writer_lock import Attachment
+from messagestore.verify.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

@@ -16,8 +16,8 @@ from interop.java_store import COUNTS, Driver
 from interop.real_broker import RealBroker
 from interop.test_protocol_java import SHORT_SESSIONS
 from messagestore import ConfigError, Message, MessageStore, StoreConfig, StoreLockedError
-from messagestore.broker_keys import KEYS
-from messagestore.verify import verify
+from messagestore.format.broker_keys import KEYS
+from messagestore.verify.verify import verify
 
 CLASSES = (
     "org.apache.rocketmq.store.config.MessageStoreConfig",

@@ -12,7 +12,7 @@ import pytest
 from interop.compare import check_messages, check_statuses, check_times
 from interop.java_store import Driver, JavaStore, batch, java_config, single
 from messagestore import Message, MessageStore
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import SMALL
 
 CONFIG = java_config(SMALL)

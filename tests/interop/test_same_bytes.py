@@ -17,7 +17,7 @@ from interop.java_build import OLDER
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaStore, java_config
 from interop.recipes import T0_MS, Put, Recipe
 from interop.trees import difference, tree
-from messagestore.layout import INDEX_HEADER
+from messagestore.format.layout import INDEX_HEADER
 
 SEEDS = 250
 EXAMPLES = 20

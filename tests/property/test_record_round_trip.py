@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore import record, record_columns
-from messagestore.config import StoreConfig
-from messagestore.hosts import pack_host
-from messagestore.message import Message
+from messagestore.format import record, record_columns
+from messagestore.format.config import StoreConfig
+from messagestore.format.hosts import pack_host
+from messagestore.format.message import Message
 
 PLACE = 1 << 33
 READ = ["topic", "queue_id", "body", "tags", "keys", "properties", "flag", "born_timestamp_ms", "store_timestamp_ms",

@@ -19,8 +19,8 @@ from messagestore import (
     StoreError,
     VersionRegressionError,
 )
-from messagestore.staging_files import sweep
-from messagestore.verify import verify
+from messagestore.files.staging_files import sweep
+from messagestore.verify.verify import verify
 from spark_faults.fake_spark import Checkpoint, Driver, Job, QueryFailedError
 from spark_faults.ledger import check, raw_bodies, visible
 from spark_faults.processes import WAIT_S, Killed, Process, site_of

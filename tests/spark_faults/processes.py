@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 import pytest
 
 from crash.simdisk import KillDisk, Killed, Operation
-from messagestore import StoreConfig, message_store, staging, staging_files
-from messagestore.attached_store import AttachedStore
+from messagestore import StoreConfig, message_store
+from messagestore.files import staging_files
+from messagestore.session import AttachedStore
+from messagestore.write import staging
 from pyspark_messagestore import sink, source
 
 T = TypeVar("T")

@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from messagestore import VersionRegressionError, batch_rules, transaction
-from messagestore.batch_journal import BatchJournal
+from messagestore import VersionRegressionError
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.write import batch_rules, transaction
 from pyspark_messagestore import sink
 from spark_faults import runner
 from spark_faults.histories import History

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagestore import arrow_bytes
+from messagestore.format import arrow_bytes
 
 VALUES = [b"ab", None, b"", b"c", b"\xc3\xa9"]
 KINDS = [

@@ -27,14 +27,14 @@ from messagestore import (
     StoreClosedError,
     StoreConfig,
     StoreLockedError,
-    writer_lock,
 )
-from messagestore.attached_store import attached_store
-from messagestore.mapped_file import Disk
-from messagestore.record_columns import EncodedRecords, encode
-from messagestore.state import State, StateFile
-from messagestore.transaction import Chunks, append_batch
-from messagestore.verify import verify
+from messagestore.files import writer_lock
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import State, StateFile
+from messagestore.format.record_columns import EncodedRecords, encode
+from messagestore.session import attached_store
+from messagestore.verify.verify import verify
+from messagestore.write.transaction import Chunks, append_batch
 from processes import CONTEXT, Java, starting_broker
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
 
@@ -525,7 +525,7 @@ WORKER = """
 import os, signal, sys, time
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from messagestore.attached_store import attached_store, detach_at_the_end
+from messagestore.session import attached_store, detach_at_the_end
 from store.test_attached_store import append
 {before}
 detach_at_the_end()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from messagestore.batch_journal import MISSING, PARTIAL, BatchJournal
-from messagestore.batch_record import SOURCE_NONE, BatchRecord
 from messagestore.errors import CorruptionError, NotAStoreError
-from messagestore.layout import JOURNAL_ENTRY, JOURNAL_HEADER
-from messagestore.mapped_file import Disk
+from messagestore.files.mapped_file import Disk
+from messagestore.format.layout import JOURNAL_ENTRY, JOURNAL_HEADER
+from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal
+from messagestore.log.batch_record import SOURCE_NONE, BatchRecord
 
 
 def batch(

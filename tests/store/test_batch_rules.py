@@ -16,11 +16,11 @@ from messagestore import (
     MessageStore,
     QueryConflictError,
     VersionRegressionError,
-    batch_rules,
 )
-from messagestore.batch_record import read_batch
-from messagestore.store_files import Paths
-from messagestore.verify import verify
+from messagestore.log.batch_record import read_batch
+from messagestore.log.store_files import Paths
+from messagestore.verify.verify import verify
+from messagestore.write import batch_rules
 from small import SMALL, bodies, columns, read_all
 
 

@@ -25,7 +25,7 @@ from crash.harness import die
 from crash.imitate import Broker, flip, overwrite, seen, units, walk
 from crash.simdisk import KillDisk, Killed
 from messagestore import CorruptionError, Message, MessageStore, StorePoisonedError
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import SMALL
 
 
@@ -139,7 +139,7 @@ def test_a_topic_that_a_broker_deleted_stays_deleted(root: Path) -> None:
 
 def test_a_log_that_is_too_long_to_search_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done then makes the queues again."""
-    monkeypatch.setattr("messagestore.recovery.LOOKED_THROUGH_SIZE", 1000)
+    monkeypatch.setattr("messagestore.recovery.recover.LOOKED_THROUGH_SIZE", 1000)
     records = lost_topic(root, named=True)
     with MessageStore.open(root, SMALL) as store:
         (note,) = notes(store)

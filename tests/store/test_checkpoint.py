@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagestore import checkpoint as store_checkpoint
-from messagestore.checkpoint import StoreCheckpoint
-from messagestore.layout import CHECKPOINT, CHECKPOINT_SIZE
-from messagestore.mapped_file import Disk
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.checkpoint import StoreCheckpoint
+from messagestore.files.mapped_file import Disk
+from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 CHECKPOINTS = st.builds(StoreCheckpoint, INT64, INT64, INT64, INT64, INT64)

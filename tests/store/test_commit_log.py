@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagestore import CorruptionError, Message, StoreConfig, record
-from messagestore.commit_log import CommitLog
-from messagestore.hosts import pack_host
-from messagestore.layout import MAGIC_BLANK
-from messagestore.mapped_file import Disk, FilePool
+from messagestore import CorruptionError, Message, StoreConfig
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.format import record
+from messagestore.format.hosts import pack_host
+from messagestore.format.layout import MAGIC_BLANK
 
 SEGMENT = 4096
 HOST = pack_host("127.0.0.1:10911")
@@ -71,7 +72,7 @@ def test_scan_crosses_segments(log: CommitLog) -> None:
 
 def test_scan_reads_on_for_a_record_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that is larger than what is read at once is found all the same."""
-    monkeypatch.setattr("messagestore.commit_log.SCAN_SIZE", 1000)
+    monkeypatch.setattr("messagestore.files.commit_log.SCAN_SIZE", 1000)
     (tmp_path / "spark").mkdir()
     log = CommitLog(str(tmp_path / "commitlog"), 1 << 20, FilePool(Disk(), 8), str(tmp_path / "spark"))
     log.load()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from messagestore.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key, settings
 from messagestore.errors import ConfigError
+from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key, settings
 
 SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "store.properties"
 

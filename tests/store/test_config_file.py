@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagestore.config_file import ConfigFile, parsed, written
 from messagestore.errors import CorruptionError
-from messagestore.mapped_file import Disk
+from messagestore.files.config_file import ConfigFile, parsed, written
+from messagestore.files.mapped_file import Disk
 
 WORDS = st.text(alphabet='a{,:1"\\ é😀\n', max_size=4)
 VALUES = st.recursive(

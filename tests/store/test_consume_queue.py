@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from messagestore.consume_queue import (
+from messagestore.errors import CorruptionError
+from messagestore.files.consume_queue import (
     UNIT_DTYPE,
     ConsumeQueue,
     QueueFileReplaced,
@@ -22,8 +23,7 @@ from messagestore.consume_queue import (
     list_queues,
     queue_directory,
 )
-from messagestore.errors import CorruptionError
-from messagestore.mapped_file import Disk, File, FilePool
+from messagestore.files.mapped_file import Disk, File, FilePool
 
 FILLER = (0, 0x7FFFFFFF, 0)
 ZERO = (0, 0, 0)

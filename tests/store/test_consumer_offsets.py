@@ -18,11 +18,11 @@ from messagestore import (
     StoreFullError,
     StoreLockedError,
 )
-from messagestore.config_file import parsed
-from messagestore.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.mapped_file import Disk
-from messagestore.message import group_fault
-from messagestore.writer_lock import WriterLock
+from messagestore.files.config_file import parsed
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.files.writer_lock import WriterLock
+from messagestore.format.message import group_fault
 from processes import CONTEXT
 from small import SMALL, filled
 

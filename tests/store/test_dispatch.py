@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore import BatchRequest, Message, MessageStore, dispatch_request, record, record_scan
-from messagestore.commit_log import Scanned
-from messagestore.dispatch import DispatchRequest, request_of
-from messagestore.hosts import pack_host
-from messagestore.javahash import index_hash, java_hash
-from messagestore.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
-from messagestore.message import SCHEDULE_TOPIC
+from messagestore import BatchRequest, Message, MessageStore
+from messagestore.files.commit_log import Scanned
+from messagestore.format import record, record_scan
+from messagestore.format.hosts import pack_host
+from messagestore.format.javahash import index_hash, java_hash
+from messagestore.format.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
+from messagestore.format.message import SCHEDULE_TOPIC
+from messagestore.log import dispatch_request
+from messagestore.log.dispatch import DispatchRequest, request_of
 from small import SMALL, bodies, columns, filled, read_all
 
 

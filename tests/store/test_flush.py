@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig, StorePoisonedError
-from messagestore.mapped_file import Disk, File
+from messagestore.files.mapped_file import Disk, File
 from small import SMALL, SMALL_ASYNC, bodies, columns, read_all
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from messagestore import layout
+from messagestore.format import layout
 
 ROOT = Path(__file__).parents[2]
 FORMAT = ROOT / "store" / "FORMAT.md"

@@ -11,7 +11,7 @@ from crash.harness import die
 from crash.imitate import units, walk
 from crash.simdisk import KillDisk, Killed
 from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StorePoisonedError
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

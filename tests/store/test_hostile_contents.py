@@ -11,19 +11,13 @@ import pytest
 import reference
 from crash.harness import die
 from crash.imitate import another_boot, overwrite, seen
-from messagestore import (
-    ASYNC_FLUSH,
-    BatchRequest,
-    Message,
-    MessageStore,
-    StoreConfig,
-    batch_record,
-    log_tail,
-    record,
-)
-from messagestore.mapped_file import Disk, File
-from messagestore.message import BATCH_TOPIC
-from messagestore.verify import verify
+from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig
+from messagestore.files.mapped_file import Disk, File
+from messagestore.format import record
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log import batch_record
+from messagestore.recovery import log_tail
+from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC, columns
 
 ROOMY = SMALL.replace(mapped_file_size_commit_log=1 << 20, max_message_size=1 << 19)

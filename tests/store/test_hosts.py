@@ -9,7 +9,7 @@ import reference
 import strategies
 import vectors
 from messagestore.errors import MessageIllegalError
-from messagestore.hosts import offset_message_id, pack_host, parse_offset_message_id, unpack_host
+from messagestore.format.hosts import offset_message_id, pack_host, parse_offset_message_id, unpack_host
 
 
 def test_the_known_message_id() -> None:

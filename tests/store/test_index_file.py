@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from java_index import JavaIndex, Record
-from messagestore import index_rewind, index_table
 from messagestore.errors import CorruptionError, StoreFullError
-from messagestore.index_file import IndexFileReplaced, IndexService
-from messagestore.index_table import ENTRY_DTYPE, IndexHeader
-from messagestore.javahash import index_hash
-from messagestore.layout import INDEX_ENTRY, INDEX_HEADER
-from messagestore.mapped_file import Disk, File, FilePool
+from messagestore.files import index_rewind, index_table
+from messagestore.files.index_file import IndexFileReplaced, IndexService
+from messagestore.files.index_table import ENTRY_DTYPE, IndexHeader
+from messagestore.files.mapped_file import Disk, File, FilePool
+from messagestore.format.javahash import index_hash
+from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER
 
 NOW_MS = 1_795_170_401_381
 FOREVER = (0, 2**62)
@@ -216,7 +216,7 @@ def test_a_search_finds_what_java_finds(rng: random.Random, shape: tuple[int, in
 def search(index: IndexService, key_hash: int, most: int, begin: int, end: int) -> list[int]:
     """IndexService.search for a hash instead of a key."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("messagestore.index_file.index_hash", lambda _topic, _key: key_hash)
+        patch.setattr("messagestore.files.index_file.index_hash", lambda _topic, _key: key_hash)
         return index.search("T", "k", most, begin, end)
 
 
@@ -312,7 +312,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, offsets, times, hash
 
 def test_large_puts_go_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The memory of a put is bounded; the bytes are the same."""
-    monkeypatch.setattr("messagestore.index_file._PUT_COUNT", 50)
+    monkeypatch.setattr("messagestore.files.index_file._PUT_COUNT", 50)
     records = some_records(random.Random(1), 200)
     index = make(tmp_path, 1000, 300)
     put(index, records)

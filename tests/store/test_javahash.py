@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import reference
 import strategies
 import vectors
-from messagestore import javahash
+from messagestore.format import javahash
 
 KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.dictionary(pa.int32(), pa.string())]
 texts = st.one_of(strategies.texts, st.just(""), st.text(st.characters(codec="utf-8"), max_size=200))

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagestore import layout
-from messagestore.layout import (
+from messagestore.format import layout
+from messagestore.format.layout import (
     ALL,
     BLANK,
     CHECKPOINT,
@@ -106,12 +106,12 @@ def test_the_tables_of_the_manual():
 
 
 def test_a_documents_tables_are_made_anew(tmp_path: Path):
-    """`python -m messagestore.layout FILE` writes what stands between the marks, and nothing else."""
+    """`python -m messagestore.format.layout FILE` writes what stands between the marks, and nothing else."""
     document = tmp_path / "FORMAT.md"
     document.write_text(
         "# Title\n<!-- layout: UNIT -->\nold\n<!-- end -->\ntext\n<!-- layout: BLANK -->\n<!-- end -->\n"
     )
-    command = [sys.executable, "-W", "ignore", "-m", "messagestore.layout", str(document)]
+    command = [sys.executable, "-W", "ignore", "-m", "messagestore.format.layout", str(document)]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

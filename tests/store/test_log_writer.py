@@ -17,12 +17,12 @@ from messagestore import (
     StoreFullError,
     StorePoisonedError,
 )
-from messagestore import checkpoint as store_checkpoint
-from messagestore.log_writer import NOTHING_IN_FLIGHT
-from messagestore.mapped_file import Disk, File
-from messagestore.record import crc32
-from messagestore.state import StateFile
-from messagestore.verify import verify
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.mapped_file import Disk, File
+from messagestore.files.state import StateFile
+from messagestore.format.record import crc32
+from messagestore.verify.verify import verify
+from messagestore.write.log_writer import NOTHING_IN_FLIGHT
 from small import SMALL, bodies, columns, filled, read_all
 
 

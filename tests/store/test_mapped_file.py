@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from messagestore import mapped_file
 from messagestore.errors import CorruptionError, NotAStoreError, StoreFullError
-from messagestore.mapped_file import Disk, File, FilePool, pool_limit, read_exactly
+from messagestore.files import mapped_file
+from messagestore.files.mapped_file import Disk, File, FilePool, pool_limit, read_exactly
 
 
 @pytest.fixture

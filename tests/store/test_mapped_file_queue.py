@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore.errors import CorruptionError, StoreFullError
-from messagestore.mapped_file import Disk, File, FilePool
-from messagestore.mapped_file_queue import MappedFileQueue, file_name
+from messagestore.files.mapped_file import Disk, File, FilePool
+from messagestore.files.mapped_file_queue import MappedFileQueue, file_name
 
 SIZE = 100
 

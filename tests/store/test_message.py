@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore.errors import MessageIllegalError
-from messagestore.message import (
+from messagestore.format.message import (
     BATCH_TOPIC,
     SCHEDULE_TOPIC,
     AppendMessageStatus,

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies
-from messagestore import properties
-from messagestore.config import StoreConfig
 from messagestore.errors import MessageIllegalError
-from messagestore.message import check_topic
-from messagestore.message_checks import first_fault
-from messagestore.message_columns import ColumnTexts, MessageColumns
+from messagestore.format import properties
+from messagestore.format.config import StoreConfig
+from messagestore.format.message import check_topic
+from messagestore.format.message_checks import first_fault
+from messagestore.format.message_columns import ColumnTexts, MessageColumns
 
 LIMITS = StoreConfig(max_message_size=100)
 TEXT_MAP = pa.map_(pa.string(), pa.string())

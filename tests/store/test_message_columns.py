@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from messagestore.errors import MessageIllegalError
-from messagestore.message_columns import NO_QUEUE, ColumnTexts, MessageColumns
+from messagestore.format.message_columns import NO_QUEUE, ColumnTexts, MessageColumns
 
 
 def from_columns(**columns: object) -> MessageColumns:

@@ -29,8 +29,8 @@ from messagestore import (
     StoreConfig,
     UnknownTopicError,
 )
-from messagestore.mapped_file import Disk, File
-from messagestore.verify import verify
+from messagestore.files.mapped_file import Disk, File
+from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
 
 
@@ -164,7 +164,7 @@ def test_find_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table that Java's getOffsetInQueueByTime gave for these store times."""
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         for ms in (0, 93, 113, 114, 134, 135):
-            monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda ms=ms: (10_000 + ms) * 1_000_000)
+            monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda ms=ms: (10_000 + ms) * 1_000_000)
             store.put_message(Message("t", b"x", queue_id=0))
         expected = {-5: (0, 0), 0: (0, 0), 93: (1, 1), 98: (2, 1), 113: (2, 2), 114: (3, 3), 135: (5, 5), 140: (6, 5)}
         for ms, (lower, upper) in expected.items():
@@ -174,7 +174,7 @@ def test_find_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_equal_store_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lower gives the first of equal times, upper the last."""
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: 5_000_000_000)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: 5_000_000_000)
     filled(tmp_path / "s", 10)
     with MessageStore.open_read_only(tmp_path / "s") as store:
         assert store.queue_offset_by_time("t", 0, 5000) == 0
@@ -185,7 +185,7 @@ def test_equal_store_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Store time never goes back: a search by time stays a search in a sorted list."""
     times = iter([1000, 1000, 1000, 900, -5, 0])
-    monkeypatch.setattr("messagestore.log_writer.time.time_ns", lambda: next(times, 2000) * 1_000_000)
+    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: next(times, 2000) * 1_000_000)
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         found = [
             store.put_message(Message("t", b"x", queue_id=0, born_timestamp_ms=1)).store_timestamp_ms for _ in range(5)

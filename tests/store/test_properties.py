@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore import properties
 from messagestore.errors import MessageIllegalError
-from messagestore.layout import PROPERTY_CRC_NAME
+from messagestore.format import properties
+from messagestore.format.layout import PROPERTY_CRC_NAME
 
 
 @given(strategies.property_maps)

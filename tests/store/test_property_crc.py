@@ -10,7 +10,7 @@ from crash.harness import die
 from crash.imitate import Broker, walk
 from messagestore import BatchRequest, Message, MessageBatch, MessageStore
 from messagestore.spi import Disk, Paths, config_of_records
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import SMALL, columns
 
 WITH_CRC = SMALL.replace(enabled_append_prop_crc=True)

@@ -25,9 +25,9 @@ from messagestore import (
     MessageStore,
     NotRecoveredError,
     ReadOnlyStore,
-    view,
 )
-from messagestore.view import StoreView
+from messagestore.read import view
+from messagestore.read.view import StoreView
 
 TOPIC = f"topic-{APP}"
 QUIET = ROOMY.replace(flush_interval_commit_log=3_600_000, flush_commit_log_thorough_interval=3_600_000)

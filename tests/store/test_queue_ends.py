@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 
 from crash.imitate import Broker, seen
-from messagestore import BatchRequest, Message, MessageBatch, MessageColumns, MessageStore, queue_ends
-from messagestore.queue_ends import QueueEnds
-from messagestore.view import StoreView
+from messagestore import BatchRequest, Message, MessageBatch, MessageColumns, MessageStore
+from messagestore.read import queue_ends
+from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.view import StoreView
 from small import SMALL, bodies, columns, filled
 
 TOPICS = ("t", "u")

@@ -9,10 +9,10 @@ import pytest
 
 from crash.harness import die
 from messagestore import Message, MessageStore
-from messagestore.layout import UNIT
-from messagestore.mapped_file import Disk
-from messagestore.queue_proof import is_settled
-from messagestore.store_files import Identity, Paths, StoreFiles
+from messagestore.files.mapped_file import Disk
+from messagestore.format.layout import UNIT
+from messagestore.log.queue_proof import is_settled
+from messagestore.log.store_files import Identity, Paths, StoreFiles
 from small import SMALL, bodies
 
 FILE_SIZE = SMALL.mapped_file_size_consume_queue

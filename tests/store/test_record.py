@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 import reference
 import strategies
 import vectors
-from messagestore import layout, record
-from messagestore.config import StoreConfig
 from messagestore.errors import ChecksumError, CorruptionError, MagicError, MessageIllegalError, TornRecordError
-from messagestore.hosts import pack_host
-from messagestore.message import Message, MessageExt
-from messagestore.properties import RESERVED_PROPERTIES
+from messagestore.format import layout, record
+from messagestore.format.config import StoreConfig
+from messagestore.format.hosts import pack_host
+from messagestore.format.message import Message, MessageExt
+from messagestore.format.properties import RESERVED_PROPERTIES
 
 CONFIG = StoreConfig()
 STORE_HOST = "10.1.2.3:10911"

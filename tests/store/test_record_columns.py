@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from messagestore import record_columns
-from messagestore.config import StoreConfig
-from messagestore.hosts import pack_host
+from messagestore.format import record_columns
+from messagestore.format.config import StoreConfig
+from messagestore.format.hosts import pack_host
 
 
 def test_what_other_modules_use() -> None:

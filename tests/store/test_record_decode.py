@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import reference
-from messagestore import record, record_decode
 from messagestore.errors import ChecksumError, CorruptionError, MagicError, TornRecordError
-from messagestore.record_decode import COLUMNS, Expected, decode
+from messagestore.format import record, record_decode
+from messagestore.format.record_decode import COLUMNS, Expected, decode
 
 ALL = list(COLUMNS)
 HOSTS = ("127.0.0.1:1234", "[2001:db8::1]:80", "10.0.0.2:65535")

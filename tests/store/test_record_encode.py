@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 import reference
-from messagestore import record, record_encode
-from messagestore.config import StoreConfig
 from messagestore.errors import MessageIllegalError
-from messagestore.hosts import pack_host
-from messagestore.message_columns import MessageColumns
-from messagestore.record_encode import EncodedRecords, encode, stamp
-from messagestore.row_digest import row_hashes
+from messagestore.format import record, record_encode
+from messagestore.format.config import StoreConfig
+from messagestore.format.hosts import pack_host
+from messagestore.format.message_columns import MessageColumns
+from messagestore.format.record_encode import EncodedRecords, encode, stamp
+from messagestore.format.row_digest import row_hashes
 
 V4, V6 = "10.1.2.3:10911", "[2001:db8::2]:10911"
 TEXT_MAP = pa.map_(pa.string(), pa.string())

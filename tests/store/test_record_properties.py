@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore.properties import RESERVED_PROPERTIES
-from messagestore.record_properties import PropertyTexts
+from messagestore.format.properties import RESERVED_PROPERTIES
+from messagestore.format.record_properties import PropertyTexts
 
 
 def parsed(texts: list[bytes], between: bytes = b"") -> PropertyTexts:

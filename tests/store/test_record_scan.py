@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import reference
-from messagestore import layout, record, record_scan
-from messagestore.record_scan import HEAD_DTYPE, crcs_of, crcs_of_ranges, heads, is_head, scan
+from messagestore.format import layout, record, record_scan
+from messagestore.format.record_scan import HEAD_DTYPE, crcs_of, crcs_of_ranges, heads, is_head, scan
 
 PLACE = 4096
 """Physical offset of the first record of a log made here."""

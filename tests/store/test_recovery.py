@@ -21,10 +21,10 @@ from messagestore import (
     Message,
     MessageStore,
     StorePoisonedError,
-    recovery_walk,
 )
-from messagestore.mapped_file import Disk
-from messagestore.verify import verify
+from messagestore.files.mapped_file import Disk
+from messagestore.recovery import walk as recovery_walk
+from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore.message_columns import MessageColumns
-from messagestore.record_scan import crcs_of
-from messagestore.row_digest import DIGEST_NAME, row_hashes
+from messagestore.format.message_columns import MessageColumns
+from messagestore.format.record_scan import crcs_of
+from messagestore.format.row_digest import DIGEST_NAME, row_hashes
 
 COLUMNS: dict[str, pa.DataType] = {
     "topic": pa.string(),

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from messagestore import BatchRequest, ChecksumError, CorruptionError, MessageStore, StoreConfig, staging_files
-from messagestore.hosts import pack_host
-from messagestore.mapped_file import Disk, File
-from messagestore.record_columns import EncodedRecords, encode
-from messagestore.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.staging_files import (
+from messagestore import BatchRequest, ChecksumError, CorruptionError, MessageStore, StoreConfig
+from messagestore.files import staging_files
+from messagestore.files.mapped_file import Disk, File
+from messagestore.files.staging_files import (
     UNKNOWN,
     Write,
     driver_token,
@@ -25,7 +23,10 @@ from messagestore.staging_files import (
     sweep,
     sweep_write,
 )
-from messagestore.transaction import Chunks, append_batch
+from messagestore.format.hosts import pack_host
+from messagestore.format.record_columns import EncodedRecords, encode
+from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.write.transaction import Chunks, append_batch
 from small import SMALL, bodies, columns, read_all
 
 HOST = pack_host("127.0.0.1:10911")

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore import Message, MessageStore, StoreError
-from messagestore.layout import (
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import State, StateFile, boot_hash
+from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
     STATE_FILE_SIZE,
@@ -23,8 +25,6 @@ from messagestore.layout import (
     STATE_SLOT,
     STATE_SLOT_POSITIONS,
 )
-from messagestore.mapped_file import Disk
-from messagestore.state import State, StateFile, boot_hash
 from small import SMALL, filled
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

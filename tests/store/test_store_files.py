@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from messagestore import ConfigError, CorruptionError, Message, MessageStore, NotAStoreError, StoreConfig
-from messagestore.mapped_file import Disk
-from messagestore.store_files import Identity, Paths, is_free, looks_like_store
+from messagestore.files.mapped_file import Disk
+from messagestore.log.store_files import Identity, Paths, is_free, looks_like_store
 from small import SMALL, filled, read_all
 
 

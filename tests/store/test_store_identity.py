@@ -19,11 +19,11 @@ from messagestore import (
     NotAStoreError,
     StoreConfig,
 )
-from messagestore.batch_journal import BatchJournal
-from messagestore.batch_record import BODY_BEGIN
-from messagestore.mapped_file import Disk
-from messagestore.store_files import Identity, Paths
-from messagestore.verify import verify
+from messagestore.files.mapped_file import Disk
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.batch_record import BODY_BEGIN
+from messagestore.log.store_files import Identity, Paths
+from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
 ROWS = 6

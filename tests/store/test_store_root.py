@@ -15,10 +15,10 @@ import pytest
 
 from crash import strangers
 from messagestore import ConfigError, Message, MessageStore, NotAStoreError, StoreConfig, StorePermissionError
-from messagestore import attached_store as attached_stores
-from messagestore.mapped_file import Disk
-from messagestore.store_files import Paths
-from messagestore.store_root import Place, known_root, root_of
+from messagestore import session as attached_stores
+from messagestore.files.mapped_file import Disk
+from messagestore.files.store_root import Place, known_root, root_of
+from messagestore.log.store_files import Paths
 from small import SMALL, filled
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT DONE HERE: files of another user need root")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messagestore.config_file import _UNQUOTED_KEY, _quoted_key
 from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, UnknownTopicError
-from messagestore.mapped_file import Disk
-from messagestore.topics import MAX_QUEUE_COUNT, TopicConfig, Topics
+from messagestore.files.config_file import _UNQUOTED_KEY, _quoted_key
+from messagestore.files.mapped_file import Disk
+from messagestore.files.topics import MAX_QUEUE_COUNT, TopicConfig, Topics
 
 # As a broker writes it: tabs, sorted fields, numbers as keys without quotes.
 JAVA = """{

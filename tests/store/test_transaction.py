@@ -26,9 +26,9 @@ from messagestore import (
     StorePoisonedError,
     VersionRegressionError,
 )
-from messagestore.batch_record import read_batch
-from messagestore.mapped_file import Disk, File
-from messagestore.verify import verify
+from messagestore.files.mapped_file import Disk, File
+from messagestore.log.batch_record import read_batch
+from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, read_all
 
 

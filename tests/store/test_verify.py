@@ -17,17 +17,12 @@ import numpy as np
 import pytest
 
 from crash.imitate import Broker
-from messagestore import (
-    BatchRequest,
-    Message,
-    MessageStore,
-    NotAStoreError,
-    StoreConfig,
-    record_scan,
-    verify_files,
-)
-from messagestore.batch_journal import BatchJournal
-from messagestore.layout import (
+from messagestore import BatchRequest, Message, MessageStore, NotAStoreError, StoreConfig
+from messagestore.files.mapped_file import Disk
+from messagestore.files.mapped_file_queue import file_name
+from messagestore.files.state import State, StateFile
+from messagestore.format import record_scan
+from messagestore.format.layout import (
     BLANK,
     CHECKPOINT,
     INDEX_ENTRY,
@@ -38,11 +33,10 @@ from messagestore.layout import (
     STATE_SLOT_POSITIONS,
     UNIT,
 )
-from messagestore.mapped_file import Disk
-from messagestore.mapped_file_queue import file_name
-from messagestore.state import State, StateFile
-from messagestore.verify import Finding, VerifyReport, verify
-from messagestore.verify_report import _MOST_FINDINGS
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.verify import files as verify_files
+from messagestore.verify.report import _MOST_FINDINGS
+from messagestore.verify.verify import Finding, VerifyReport, verify
 from small import SMALL, bodies, columns, filled
 
 ONE_SEGMENT = SMALL.replace(mapped_file_size_commit_log=256 * 1024)

@@ -27,9 +27,9 @@ from messagestore import (
     StoreConfig,
     StoreWentBackwardsError,
 )
-from messagestore.index_table import IndexTable
-from messagestore.layout import UNIT
-from messagestore.view import StoreView
+from messagestore.files.index_table import IndexTable
+from messagestore.format.layout import UNIT
+from messagestore.read.view import StoreView
 from processes import CONTEXT
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
 
@@ -116,7 +116,7 @@ def test_v_of_another_boot_counts_as_far_as_it_is_proven(
     die(root)
     with MessageStore.open_read_only(root) as reader:
         assert len(read_all(reader)) == 7
-    monkeypatch.setattr("messagestore.view.boot_hash", lambda: 12345)
+    monkeypatch.setattr("messagestore.read.view.boot_hash", lambda: 12345)
     with MessageStore.open_read_only(root) as reader:
         assert len(read_all(reader)) == seen
 

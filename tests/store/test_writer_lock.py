@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-from messagestore import writer_lock
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
-from messagestore.mapped_file import Disk
-from messagestore.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
+from messagestore.files import writer_lock
+from messagestore.files.mapped_file import Disk
+from messagestore.files.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
 from processes import starting_broker
 
 

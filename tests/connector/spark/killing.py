@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from messagestore.mapped_file import Disk
+from messagestore.files.mapped_file import Disk
 from pyspark_messagestore import sink, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
 
@@ -153,7 +153,7 @@ class KillingWriter(sink.StreamWriter):
         return message
 
     def commit(self, messages, batchId):  # noqa: N803
-        from messagestore import transaction
+        from messagestore.write import transaction
 
         at("commit", batchId)
         originals = sink.append_batch, transaction._commit, transaction._publish

@@ -1,0 +1,103 @@
+"""Up to which store time is a RocketMQ store known to be synced?
+
+The file `<root>/checkpoint`, RocketMQ's own (`StoreCheckpoint.java`): a broker that crashed starts its recovery at the
+segment that is older than the smaller of the first two times. A time that is newer than what is on the disk makes it
+trust ConsumeQueues that a power cut took; so it is written after the syncs it speaks of, never before.
+
+Threads: written only under the writer lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, fields
+
+import numpy as np
+
+from messagestore.files.mapped_file import Disk
+from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
+
+_SAFETY_MS = 3000
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheckpoint:
+    """The five numbers; times in ms since 1970, 0: not known.
+
+    Parameters
+    ----------
+    physic_timestamp_ms : int
+        Store time up to which the CommitLog is synced.
+    logics_timestamp_ms : int
+        Store time up to which the ConsumeQueues are synced.
+    index_timestamp_ms : int
+        Store time up to which the index is synced.
+    master_flushed_offset : int
+        HA; kept as found.
+    confirm_physical_offset : int
+        Where the last valid record begins.
+    """
+
+    physic_timestamp_ms: int = 0
+    logics_timestamp_ms: int = 0
+    index_timestamp_ms: int = 0
+    master_flushed_offset: int = 0
+    confirm_physical_offset: int = 0
+
+    @property
+    def min_timestamp_ms(self) -> int:
+        """Records older than this need no second look: the smaller of CommitLog and ConsumeQueues, less 3 s."""
+        return max(0, min(self.physic_timestamp_ms, self.logics_timestamp_ms) - _SAFETY_MS)
+
+    def to_bytes(self) -> bytes:
+        """The fields' bytes.
+
+        Raises
+        ------
+        ValueError
+            For a number beyond int64.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not _INT64.min <= value <= _INT64.max:
+                raise ValueError(f"checkpoint: {field.name}: found {value}; allowed is an int64")
+        return np.array(astuple(self), CHECKPOINT.dtype).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StoreCheckpoint:
+        """From the file's first bytes; all zero when they are too few (a broker killed in its first second)."""
+        if len(data) < CHECKPOINT.size:
+            return cls()
+        return cls(*np.frombuffer(data, CHECKPOINT.dtype, count=1)[0].item())
+
+
+def read(disk: Disk, path: str) -> StoreCheckpoint:
+    """The store checkpoint; all zero when the file is missing or short."""
+    try:
+        return StoreCheckpoint.from_bytes(disk.read_head(path, CHECKPOINT_SIZE))
+    except FileNotFoundError:
+        return StoreCheckpoint()
+
+
+def write(disk: Disk, path: str, checkpoint: StoreCheckpoint, *, via: str) -> None:
+    """Write and sync the store checkpoint.
+
+    Parameters
+    ----------
+    disk : Disk
+    path : str
+        A file of RocketMQ's size is written in place (40 bytes: one sector, so old or new); any other is made anew.
+    checkpoint : StoreCheckpoint
+    via : str
+        Where a new file is made before it gets its name.
+    """
+    data = checkpoint.to_bytes()
+    if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
+        disk.replace(path, data.ljust(CHECKPOINT_SIZE, b"\0"), via=via)
+        return
+    file = disk.open(path, writable=True)
+    try:
+        disk.pwrite(file, data, 0)
+        disk.fdatasync(file)
+    finally:
+        file.close()

@@ -1,0 +1,403 @@
+"""Where do records go, and how are they found again?
+
+The CommitLog is one long file cut into segments of equal size. A record of L bytes fits where L + 8 bytes are left in
+its segment; else a BLANK record fills the segment and the record opens the next one.
+
+    | record | record | ... | BLANK |   | record | ...        (one segment each; zeros behind the last record)
+
+Invariants: bytes behind the log's end are zero (what a Java broker left there is zeroed before Python writes).
+Threads: one writer; reads may come from any thread.
+Source: RocketMQ store/CommitLog.java.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError, StoreFullError
+from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
+from messagestore.files.mapped_file_queue import MAX_OFFSET, MappedFileQueue
+from messagestore.format import record, record_scan
+from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
+from messagestore.format.record_scan import ScanEnd
+
+SCAN_SIZE = 16 * 1024 * 1024
+RECORD_BEGIN = struct.Struct(">ii")
+"""TOTALSIZE and MAGICCODE, with which a record and a BLANK begin."""
+
+
+@dataclass
+class Scanned:
+    """A run of valid records that follow one another in one segment.
+
+    Parameters
+    ----------
+    physical_offset : int
+        Of `data[0]`.
+    data : uint8[m]
+        Bytes of the log; owned by this object.
+    starts : int64[n]
+        Where each record begins in `data`.
+    heads : structured[n]
+        Their heads, native byte order.
+    """
+
+    physical_offset: int
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    heads: NDArray[np.void]
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last record."""
+        if not len(self.starts):
+            return self.physical_offset
+        return self.physical_offset + int(self.starts[-1]) + int(self.heads["total_size"][-1])
+
+
+@dataclass
+class SyncPlan:
+    """Folders and files that one flush syncs."""
+
+    disk: Disk
+    folders: list[str]
+    files: list[File]
+
+    def run(self) -> None:
+        """Sync each once. After an `OSError` nothing here may be synced again."""
+        for folder in self.folders:
+            self.disk.fsync_dir(folder)
+        for file in self.files:
+            self.disk.fdatasync(file)
+
+
+class CommitLog:
+    """The segments of a store, read and written at physical offsets.
+
+    Parameters
+    ----------
+    directory : str
+        The `commitlog` folder.
+    segment_size : int
+        Bytes of a segment; 0: read off the files that exist.
+    pool : FilePool
+    staging : str
+        Folder in which new segments are made.
+    preallocate : bool
+        Reserve a segment's blocks when it is made.
+    """
+
+    def __init__(
+        self, directory: str, segment_size: int, pool: FilePool, staging: str, *, preallocate: bool = False
+    ) -> None:
+        self.files = MappedFileQueue(directory, segment_size, pool, staging)
+        self.disk = pool.disk
+        self.preallocate = preallocate
+        self._written: dict[
+            int, File
+        ] = {}  # kept open from the first write to the last sync: an error is reported there
+        self._created = False
+
+    def load(self) -> None:
+        """Look at the folder."""
+        self.files.load()
+
+    def refresh(self) -> None:
+        """Look for segments that came, or went, since the last look."""
+        self.files.refresh()
+
+    @property
+    def segment_size(self) -> int:
+        """Bytes of a segment."""
+        return self.files.file_size
+
+    @property
+    def min_offset(self) -> int:
+        """First physical offset that is on disk."""
+        return self.files.min_offset
+
+    def segment_of(self, physical_offset: int) -> int:
+        """First physical offset of the segment that `physical_offset` falls into, whether it exists or not."""
+        first = self.files.min_offset
+        return first + (physical_offset - first) // self.segment_size * self.segment_size
+
+    def left(self, physical_offset: int) -> int:
+        """Bytes from `physical_offset` to the end of its segment."""
+        return self.segment_of(physical_offset) + self.segment_size - physical_offset
+
+    def fits(self, physical_offset: int, size: int) -> bool:
+        """Whether a record of `size` bytes can begin there: its segment has room for it and a BLANK behind it."""
+        return RECORD_HEAD.size < size <= self.left(physical_offset) - BLANK.size
+
+    # ---- reading
+
+    def read(self, physical_offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the end of a segment, none where there is no segment."""
+        return self.files.pread(physical_offset, size)
+
+    def read_array(self, physical_offset: int, size: int) -> NDArray[np.uint8]:
+        """As `read`, into memory of the caller's own."""
+        start = self.files.holding(physical_offset)
+        if start is None:
+            return np.empty(0, np.uint8)
+        data = np.empty(min(size, start + self.segment_size - physical_offset), np.uint8)
+        count = self.disk.pread_into(self.files.file(start), data.data, physical_offset - start)
+        return data[:count]
+
+    def read_into(self, buffer: memoryview, physical_offset: int) -> None:
+        """Fill `buffer`; all of it must be there, in one segment.
+
+        Raises
+        ------
+        CorruptionError
+        """
+        start = self.files.holding(physical_offset)
+        if start is None:
+            self.load()  # a reader: the segment may be new
+            start = self.files.holding(physical_offset)
+        path = self.files.path(start if start is not None else self.segment_of(physical_offset))
+        count = 0 if start is None else self.disk.pread_into(self.files.file(start), buffer, physical_offset - start)
+        if count != len(buffer):
+            raise CorruptionError(path, physical_offset, f"{len(buffer)} bytes", f"{count}")
+
+    def reopen_replaced(self, physical_offset: int) -> None:
+        """Let go of the segment that holds an offset when another file is at its path now (a restored copy)."""
+        start = self.files.holding(physical_offset)
+        if start is not None and not self.disk.at_path(self.files.file(start)):
+            self.files.pool.forget(self.files.path(start))
+
+    def record_bytes(self, physical_offset: int) -> bytes | None:
+        """The bytes of what claims to be a record there, or None. Only its magic and its size are checked.
+
+        Nothing is allocated for a size that is no record's: it must have a record's magic and fit into its segment.
+        """
+        head = self.read(physical_offset, RECORD_HEAD.size)
+        if len(head) < RECORD_HEAD.size:
+            return None
+        size, magic = RECORD_BEGIN.unpack_from(head)
+        if magic not in TOPIC_LENGTH_SIZES or not self.fits(physical_offset, size):
+            return None
+        data = self.read(physical_offset, size)
+        return data if len(data) == size else None
+
+    def head(self, physical_offset: int) -> np.void | None:
+        """The head of the record there, or None when no record of the log can begin there."""
+        data = self.read_array(physical_offset, RECORD_HEAD.size + 24)
+        if len(data) < RECORD_HEAD.size:
+            return None
+        head = record_scan.heads(data, np.zeros(1, np.int64))[0]
+        return head if record_scan.is_head(head, physical_offset) else None
+
+    def scan(self, physical_offset: int, end: int | None = None, *, verify_body_crc: bool = True) -> Iterator[Scanned]:
+        """Runs of valid records from `physical_offset` on, across segments, to the first thing that is no record.
+
+        `end` stops the scan: no record that begins at or above it is given. After the last run `scan_end` and
+        `scan_offset` say why and where it stopped ("end" when `end` was reached).
+        """
+        position = physical_offset
+        size = SCAN_SIZE
+        self.scan_end = ScanEnd("end", 0, "", "")
+        while end is None or position < end:
+            wanted = size if end is None else min(size, end - position)
+            data = self.read_array(position, wanted)
+            if not len(data):
+                self.scan_end = ScanEnd("zero", 0, "a record", "the end of the last segment")
+                break
+            starts, heads, stop = record_scan.scan(
+                data, position, file_bytes_left=self.left(position), verify_body_crc=verify_body_crc
+            )
+            run = Scanned(position, data, starts, heads)
+            if len(starts):
+                yield run
+            position += stop.position
+            size = SCAN_SIZE
+            if stop.reason == "blank":
+                blank_at = position
+                position = self.segment_of(position) + self.segment_size
+                if self.files.holding(position) is None:
+                    position = blank_at  # as Java: a BLANK without a next segment is the log's end
+                    self.scan_end = stop
+                    break
+            elif stop.reason != "end":
+                self.scan_end = stop
+                break
+            elif not stop.position:
+                if (
+                    len(data) < wanted
+                    or len(data) == self.left(position)
+                    or (end is not None and position + wanted >= end)
+                ):
+                    self.scan_end = ScanEnd("size", 0, "a record within the segment", "one that passes its end")
+                    break
+                size = 2 * len(data)  # a record larger than what was read
+        self.scan_offset = position
+
+    # ---- writing
+
+    def blank_needed(self, physical_offset: int, size: int) -> bool:
+        """Whether a record (or batch) of `size` bytes does not fit behind `physical_offset` in its segment."""
+        return size + BLANK.size > self.left(physical_offset)
+
+    def check_room(self, end: int) -> None:
+        """Refuse bytes up to `end` when their segment would end above the largest offset that there is.
+
+        Raises
+        ------
+        StoreFullError
+        """
+        segment_end = self.segment_of(end - 1) + self.segment_size
+        if segment_end > MAX_OFFSET:
+            text = f"{self.files.directory}: physical offsets end at {MAX_OFFSET}; go on in a new store"
+            raise StoreFullError(text, path=self.files.directory, needed=segment_end - MAX_OFFSET, free=0)
+
+    def blank(self, physical_offset: int) -> bytes:
+        """The BLANK record that fills the segment from `physical_offset` on."""
+        return record.pack_blank(self.left(physical_offset), MAGIC_BLANK)
+
+    def write(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes that lie in one segment; a missing next segment is made with them in it."""
+        start = self.segment_of(physical_offset)
+        file = self._written.get(start)
+        if file is None:
+            if self.files.holding(physical_offset) is None:
+                self._created = True  # first: whatever goes wrong behind the rename, the name is to be synced
+                self._written[start] = self.files.create(
+                    start, memoryview(data), physical_offset - start, preallocate=self.preallocate
+                )
+                return
+            file = self._written[start] = self.files.file(start, writable=True)
+        self.disk.pwrite(file, data, physical_offset - start)
+
+    def start_writeback(self, physical_offset: int, size: int) -> None:
+        """Let the disk begin with bytes just written; they lie in one segment."""
+        start = self.segment_of(physical_offset)
+        self.disk.start_writeback(self._written[start], physical_offset - start, size)
+
+    def sync_plan(self, start: int, end: int) -> SyncPlan:
+        """What must be synced so that `start..end` is durable; run it with or without the writer's mutex."""
+        folders = []
+        if self._created and self.files.offsets:
+            folders = [self.files.directory, os.path.dirname(self.files.directory)]
+            self._created = False
+        last = self.segment_of(max(start, end - 1))
+        segments = range(self.segment_of(max(start, self.min_offset)), last + 1, self.segment_size)
+        files = [
+            self._written.get(s) or self.files.file(s, writable=True)
+            for s in segments
+            if self.files.holding(s) is not None
+        ]
+        return SyncPlan(self.disk, folders, files)
+
+    def note_names(self) -> None:
+        """Another writer may have made segments: their names are synced with the next flush."""
+        self._created = True
+
+    def sync(self, start: int, end: int) -> None:
+        """Make everything in `start..end` durable: the folder if a segment was made, then each segment once."""
+        self.sync_plan(start, end).run()
+
+    def sync_segment(self, physical_offset: int) -> None:
+        """One `fdatasync` of the segment that holds an offset, through the descriptor that wrote it."""
+        start = self.segment_of(physical_offset)
+        file = self._written.get(start)
+        if file is None:
+            if self.files.holding(start) is None:
+                return
+            file = self.files.file(start, writable=True)
+        self.disk.fdatasync(file)
+
+    def close(self) -> None:
+        """Let go of the files written."""
+        self._written.clear()
+
+    def forget_written(self, below: int) -> None:
+        """Let go of the descriptors of segments that end at or below `below` (all of them synced)."""
+        for start in [s for s in self._written if s + self.segment_size <= below]:
+            del self._written[start]
+
+    def replaced(self, start: int, end: int) -> str | None:
+        """Path of a segment between two offsets that is no longer the file that was written, or None."""
+        for segment, file in self._written.items():
+            if segment < end and segment + self.segment_size > start and not self.disk.at_path(file):
+                return file.path
+        return None
+
+    def undo(self, start: int, end: int) -> None:
+        """Make `start..end` zero again: an append that failed."""
+        for segment in self.files.offsets:
+            begin, stop = max(start, segment), min(end, segment + self.segment_size)
+            if begin < stop:
+                self.disk.punch(self.files.file(segment, writable=True), begin - segment, stop - begin)
+
+    def zero_behind(self, end: int) -> int:
+        """Make every byte behind `end` zero, later segments included, and sync; the bytes that were not zero before."""
+        count = 0
+        for start in self.files.offsets:
+            if start + self.segment_size <= end:
+                continue
+            file = self.files.file(start, writable=True)
+            position = max(end - start, 0)
+            dirty = self.nonzero_ranges(start + position)
+            if not dirty:
+                continue
+            count += sum(stop - begin for begin, stop in dirty)
+            self.disk.punch(file, position, self.segment_size - position)
+            self.disk.fdatasync(file)
+        return count
+
+    def nonzero_ranges(self, physical_offset: int) -> list[tuple[int, int]]:
+        """Physical ranges (from the first to the last byte that is not zero of each read) to the end of its segment."""
+        start = self.files.holding(physical_offset)
+        if start is None:
+            return []
+        file = self.files.file(start)
+        found: list[tuple[int, int]] = []
+        for begin, stop in self.disk.data_ranges(file, physical_offset - start, self.segment_size):
+            for position in range(begin, stop, SCAN_SIZE):
+                data = np.frombuffer(self.disk.pread(file, min(SCAN_SIZE, stop - position), position), np.uint8)
+                nonzero = np.flatnonzero(data)
+                if len(nonzero):
+                    found.append((start + position + int(nonzero[0]), start + position + int(nonzero[-1]) + 1))
+        return found
+
+    def rewrite(self, start: int, end: int) -> None:
+        """Write `start..end` again, the same bytes, and sync.
+
+        After a failed sync the page cache may show bytes that are not on the disk; writing makes them dirty again.
+        """
+        position = start
+        while position < end:
+            data = self.read_array(position, min(SCAN_SIZE, end - position))
+            if not len(data):
+                raise CorruptionError(self.files.path(self.segment_of(position)), position, "a segment", "no file")
+            self.write(position, data.data)
+            position += len(data)
+        if start < end:
+            self._created = True  # names made by a writer that died may not be on the disk either
+            self.sync(start, end)
+
+    def crc(self, start: int, end: int) -> int:
+        """CRC-32 of a range of the log, read in pieces."""
+        crc = 0
+        position = start
+        while position < end:
+            data = self.read_array(position, min(SCAN_SIZE, end - position))
+            if not len(data):
+                return -1
+            crc = record.crc32(data, crc)
+            position += len(data)
+        return crc
+
+    def exact(self, physical_offset: int, size: int) -> bytes:
+        """Bytes that must be there; `CorruptionError` when the segment is missing or short."""
+        start = self.files.holding(physical_offset)
+        if start is None:
+            path = self.files.path(self.segment_of(physical_offset))
+            raise CorruptionError(path, physical_offset, "a segment", "no file")
+        return read_exactly(self.disk, self.files.file(start), size, physical_offset - start)

@@ -1,0 +1,171 @@
+"""How are the broker's small files in `config/` read and written?
+
+RocketMQ writes them with fastjson: tabs, no blanks, and numbers as keys without quotes (`{0:250}`), which is no JSON.
+They are read so, written so, and what this project does not know in them is kept. A file is replaced as a whole; the
+`.bak` that a broker leaves beside it is read when the file itself cannot be, and left to the broker.
+
+    {"dataVersion":{"counter":..,"stateVersion":..,"timestamp":..},"<table>":{...}, <others>}
+
+Threads: one. Processes: whoever saves holds a lock, and loads first, so that what another process wrote stays.
+Source: RocketMQ `common/ConfigManager.java`, `remoting/.../DataVersion.java`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from messagestore.errors import CorruptionError
+from messagestore.files.mapped_file import Disk
+from messagestore.files.store_root import known_root
+
+T = TypeVar("T")
+
+MAX_SIZE = 128 * 1024 * 1024
+"""Most bytes that are read: the offsets of some hundred groups in 32 000 queues each."""
+
+# A string as a whole (and left alone), or a number where a key stands.
+_UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+_NOT_AS_IT_SHOULD_BE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+class ConfigFile:
+    """One file of `config/`, with one table in it.
+
+    Parameters
+    ----------
+    disk : Disk
+    root : str
+        The store.
+    name : str
+        Of the file in `config/`.
+    table : str
+        The field that holds the table.
+    via : str
+        Name in `spark/` under which a new file is made before it gets its own.
+    meaning, hint : str
+        For errors: what the file is, and what to do when it is damaged.
+    """
+
+    def __init__(self, disk: Disk, root: str, name: str, table: str, *, via: str, meaning: str, hint: str) -> None:
+        self.disk = disk
+        self.root = root
+        known_root(os.path.abspath(root))
+        self.path = os.path.join(root, "config", name)
+        self._table = table
+        self._via = os.path.join(root, "spark", via)
+        self._meaning, self._hint = meaning, hint
+        self._data_version: dict[str, Any] = {}
+        self._others: dict[str, Any] = {}
+
+    def load(self, parse: Callable[[dict[str, Any]], T]) -> T:
+        """What `parse` makes of the table in the file, or in its `.bak` when that is missing, empty or unreadable.
+
+        Parameters
+        ----------
+        parse : function of a dict
+            A `ValueError`, `TypeError`, `AttributeError` or `OverflowError` of it is an unreadable file. Without any
+            file it gets an empty table.
+
+        Raises
+        ------
+        CorruptionError
+            When there is a file, but none that can be read.
+        """
+        self._data_version, self._others = {}, {}
+        unreadable: tuple[str, str] | None = None
+        for path in (self.path, self.path + ".bak"):
+            try:
+                data = self.disk.read(path, MAX_SIZE)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except CorruptionError as error:
+                unreadable = unreadable or (path, error.found)
+                continue
+            if not data.strip():
+                continue
+            try:
+                return self._taken(data, parse)
+            except _NOT_AS_IT_SHOULD_BE as error:
+                unreadable = unreadable or (path, f"{error} in {data[:40]!r}")
+        if unreadable is not None:
+            path, found = unreadable
+            raise CorruptionError(path, 0, self._meaning, found, hint=self._hint)
+        return parse({})
+
+    def _taken(self, data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+        fields = parsed(data.decode("utf-8"))
+        table = fields.pop(self._table, None) or {}
+        version = dict(fields.pop("dataVersion", None) or {})
+        version["counter"] = int(version.get("counter", 0))
+        result = parse(table)
+        self._data_version, self._others = version, fields
+        return result
+
+    def save(self, table: Mapping[str, Any], **derived: Any) -> None:
+        """Replace the file: this table, the next version, and what else was in it at the last `load`.
+
+        Parameters
+        ----------
+        derived : other fields of the root
+            Renewed with the table.
+        """
+        version = {"stateVersion": 0, **self._data_version}
+        version["counter"] = version.get("counter", 0) + 1
+        version["timestamp"] = time.time_ns() // 1_000_000
+        text = written({**self._others, **derived, "dataVersion": version, self._table: dict(table)})
+        folder = os.path.dirname(self.path)
+        if not self.disk.is_folder(folder):
+            self.disk.mkdir(folder)
+            self.disk.fsync_dir(self.root)
+        self.disk.replace(self.path, text.encode("utf-8"), via=self._via)
+        self._data_version = version
+
+
+# ---- the text
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The fields of a file as fastjson writes it; numbers as keys become text.
+
+    Raises
+    ------
+    ValueError, TypeError, RecursionError
+        For what is no JSON object even then.
+    """
+    fields = json.loads(_UNQUOTED_KEY.sub(_quoted_key, text))
+    if not isinstance(fields, dict):
+        raise ValueError("no JSON object")
+    return fields
+
+
+def _quoted_key(match: re.Match[str]) -> str:
+    return match[0] if match[2] is None else f'{match[1]}"{match[2]}"'
+
+
+def written(value: Any, indent: str = "\n") -> str:
+    """JSON text as fastjson's PrettyFormat lays it out: tabs, `"key":value`, keys sorted.
+
+    Integers as keys get no quotes and no lines of their own, as there. A tuple stands for a Java Set: on one line.
+    """
+    inner = indent + "\t"
+    if isinstance(value, dict) and value:
+        if all(type(key) is int for key in value):
+            return "{" + ",".join(f"{key}:{written(item, inner)}" for key, item in sorted(value.items())) + indent + "}"
+        rows = ",".join(f"{inner}{_text(str(key))}:{written(item, inner)}" for key, item in sorted(value.items()))
+        return "{" + rows + indent + "}"
+    if isinstance(value, tuple):
+        return "[" + ",".join(written(item, inner) for item in value) + "]"
+    if isinstance(value, list) and value:
+        return "[" + ",".join(inner + written(item, inner) for item in value) + indent + "]"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    # A lone surrogate (an escape in the file that was read) has no UTF-8: it stays an escape.
+    return text if not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(value)

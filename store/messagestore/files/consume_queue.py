@@ -1,0 +1,506 @@
+"""Where in the log is message n of a queue?
+
+A ConsumeQueue is an array on disk: unit n, 20 bytes, lies at byte n * 20 of the queue's files.
+
+    +--------+--------+-- ... --+--------+--------+--------+
+    | filler | filler |         | unit   | unit   | 0 0 0  |
+    +--------+--------+-- ... --+--------+--------+--------+
+    0        1                  n        n + 1    end
+
+Units are derived data: each one repeats what its record in the CommitLog says, and recovery writes again what a crash
+took. They are a prefix: what is not there is zero, and behind the first zero there is nothing. So `end`, `begin` and
+`search_physical` gallop from a hint and then search binary; none of them reads a whole file. A queue whose first
+message has a number above 0 begins with filler units up to it, as RocketMQ writes them.
+
+Offsets are in messages. Threads: one writer; any number of readers, each with an object of its own that it loads itself
+(another process may add and delete files). Source: RocketMQ `store/ConsumeQueue.java`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError
+from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
+from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
+from messagestore.format.message import LMQ_PREFIX, stored_topic_fault, topic_fault
+
+CONSUME_QUEUE_FOLDER = "consumequeue"
+UNIT_DTYPE: np.dtype[Any] = UNIT.dtype.newbyteorder("=")
+"""A unit in memory: the fields of `layout.UNIT` in the machine's byte order, packed."""
+
+Units = NDArray[np.void]
+
+_INT64 = np.iinfo(np.int64)
+_INT32 = np.iinfo(np.int32)
+_PROBE_COUNT = 128
+"""Units read at once around a hint: one page."""
+_SCAN_SIZE = 1 << 20
+
+
+class QueueFileReplaced(Exception):
+    """A file of the queue is not at its path any more: a Java broker, started by mistake, has deleted or remade it.
+
+    The caller loads the queue again and rebuilds it from the log, from the queue's first record on.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: found deleted or replaced while it is written; rebuild the queue from the log")
+        self.path = path
+
+
+class ConsumeQueue:
+    """The units of one queue.
+
+    Parameters
+    ----------
+    directory : str
+        `<root>/consumequeue/<topic>/<queue id>` (`queue_directory`); it may be missing.
+    file_size : int
+        Bytes of each file, a multiple of 20. 0: taken from the files that exist.
+    pool : FilePool
+        Where open files are kept; shared by all queues.
+    staging : str
+        A folder on the same file system, in which new files are made.
+
+    Attributes
+    ----------
+    dirty : dict of str to (int, int)
+        Paths written since they were last synced, each with device and inode of the file that was written.
+    dirty_folders : set of str
+        Folders in which a name was added or removed since they were last synced.
+    """
+
+    def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
+        self.files = MappedFileQueue(directory, file_size, pool, staging)
+        self.disk: Disk = pool.disk
+        self.dirty: dict[str, tuple[int, int]] = {}
+        self.dirty_folders: set[str] = set()
+
+    def load(self) -> None:
+        """Look at the folder again; files that were open are opened anew.
+
+        Raises
+        ------
+        CorruptionError
+            For a file that RocketMQ would refuse, or a size that is no multiple of a unit's.
+        """
+        for offset in self.files.offsets:
+            self.files.pool.forget(self.files.path(offset))
+        self.files.load()
+        if self.files.file_size % UNIT.size:
+            found = f"{self.files.file_size} bytes"
+            raise CorruptionError(self.files.path(self.files.min_offset), 0, f"a multiple of {UNIT.size} bytes", found)
+        for offset in self.files.offsets:
+            if offset % UNIT.size:
+                raise CorruptionError(self.files.path(offset), 0, f"a multiple of {UNIT.size} as name", f"{offset}")
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of each file; 0 while no file says so. May be set while the queue has no file."""
+        return self.files.file_size
+
+    @file_size.setter
+    def file_size(self, size: int) -> None:
+        if self.files.offsets or size <= 0 or size % UNIT.size:
+            allowed = f"a multiple of {UNIT.size}, set before the queue has a file"
+            raise ValueError(f"{self.files.directory}: file size: found {size}; allowed is {allowed}")
+        self.files.file_size = size
+
+    @property
+    def first_file_queue_offset(self) -> int:
+        """Number of the first unit of the first file; 0 without files."""
+        return self.files.min_offset // UNIT.size
+
+    @property
+    def end_file_queue_offset(self) -> int:
+        """Number of the first unit that the last file has no room for; 0 without files."""
+        return self.files.max_offset // UNIT.size
+
+    # ---- reading
+
+    def read(self, queue_offset: int, count: int) -> Units:
+        """Units from `queue_offset` on, across files.
+
+        Parameters
+        ----------
+        queue_offset : int
+        count : int
+            How many are wanted.
+
+        Returns
+        -------
+        Units
+            Native, contiguous, the caller's own. At most `count`: as many as the files have room for, so zero units
+            may be among them; none where `queue_offset` lies outside the files.
+
+        Raises
+        ------
+        FileNotFoundError
+            When a file was deleted since `load` (retention): load again, and begin at the first file.
+        """
+        if not self.first_file_queue_offset <= queue_offset < self.end_file_queue_offset or count <= 0:
+            return np.empty(0, UNIT_DTYPE)
+        units: Units = np.empty(min(count, self.end_file_queue_offset - queue_offset), UNIT_DTYPE)
+        view = units.view(np.uint8).data
+        offset = queue_offset * UNIT.size
+        done = 0
+        while done < len(view):
+            start = self.files.holding(offset + done)
+            assert start is not None
+            position = offset + done - start
+            size = min(len(view) - done, self.files.file_size - position)
+            file = self.files.file(start)
+            found = self.disk.pread_into(file, view[done : done + size], position)
+            if found != size:
+                raise CorruptionError(file.path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
+            done += size
+        if UNIT.dtype != UNIT_DTYPE:
+            units.byteswap(inplace=True)
+        return units
+
+    def end(self, hint: int = 0, limit: int | None = None) -> int:
+        """Number of the first unit that is not there: the next message's queue offset.
+
+        Parameters
+        ----------
+        hint : int
+            Where the end was last, or any number. When it is the end still, this costs one read.
+        limit : int | None
+            A physical offset: units whose record ends above it count as not there.
+
+        Returns
+        -------
+        int
+            At least `first_file_queue_offset`; when it is `end_file_queue_offset`, another process may have made the
+            next file: load, and ask again. Filler units count as there.
+        """
+        return self._first_without(lambda units: _there(units, limit), hint)
+
+    def begin(self, min_physical_offset: int) -> int:
+        """Queue offset of the first message whose record is still in the log (RocketMQ correctMinOffset).
+
+        Parameters
+        ----------
+        min_physical_offset : int
+            First byte of the log that is still there.
+
+        Returns
+        -------
+        int
+            First unit that is no filler and points to `min_physical_offset` or above; `end()` when there is none.
+        """
+        return self.search_physical(min_physical_offset)
+
+    def search_physical(self, physical_offset: int, hint: int = 0) -> int:
+        """Queue offset of the first unit that points to `physical_offset` or above; `end()` when there is none.
+
+        Filler units count as below every offset.
+        """
+
+        def below(units: Units) -> NDArray[np.bool_]:
+            fits: NDArray[np.bool_] = units["size"] == FILLER_UNIT_SIZE
+            fits |= units["physical_offset"] < physical_offset
+            return fits & _there(units, None)
+
+        return self._first_without(below, hint)
+
+    def _first_without(self, holds: Callable[[Units], NDArray[np.bool_]], hint: int) -> int:
+        """First queue offset whose unit does not hold a condition that holds for a prefix of the queue."""
+        low, high = self.first_file_queue_offset, self.end_file_queue_offset
+        start = max(low, min(hint - 1, high - 1))
+        flags = holds(self.read(start, _PROBE_COUNT))
+        if not len(flags):
+            return low
+        step = _PROBE_COUNT
+        if flags[0]:
+            if not flags.all():
+                return start + int(flags.argmin())
+            low = start + len(flags)
+            while low < high:
+                probe = min(low + step, high) - 1
+                if not holds(self.read(probe, 1))[0]:
+                    high = probe
+                    break
+                low, step = probe + 1, step * 2
+        else:
+            high = start
+            while low < high:
+                probe = max(high - step, low)
+                if holds(self.read(probe, 1))[0]:
+                    low = probe + 1
+                    break
+                high, step = probe, step * 2
+        while high - low > _PROBE_COUNT:
+            probe = (low + high) // 2
+            if holds(self.read(probe, 1))[0]:
+                low = probe + 1
+            else:
+                high = probe
+        if low == high:
+            return low
+        flags = holds(self.read(low, high - low))
+        return low + (int(flags.argmin()) if not flags.all() else len(flags))
+
+    # ---- writing
+
+    def append(self, queue_offset: int, units: Units) -> None:
+        """Write units at `queue_offset`; what is there is overwritten. Nothing is synced but older full files.
+
+        The first file of a queue that begins above 0 is filled with filler units up to `queue_offset`. Before the first
+        unit of a file is written, the file two before it is synced: Java looks back three files only.
+
+        Parameters
+        ----------
+        queue_offset : int
+            Number of the first unit; at most `end_file_queue_offset`, unless the queue has no file.
+        units : Units
+            Of dtype `UNIT_DTYPE`, each of a record: physical offset at least 0, size above 0.
+
+        Raises
+        ------
+        ValueError
+            For a queue offset or a unit out of range, or a gap; nothing was written.
+        QueueFileReplaced
+            When a file is not at its path any more.
+        """
+        if not len(units):
+            return
+        self._check(queue_offset, units)
+        data = (units if UNIT.dtype == UNIT_DTYPE else units.byteswap()).tobytes()
+        offset = queue_offset * UNIT.size
+        done = 0
+        while done < len(data):
+            start = (offset + done) // self.files.file_size * self.files.file_size
+            position = offset + done - start
+            chunk = memoryview(data)[done : done + self.files.file_size - position]
+            if position == 0:
+                self._sync_file(start - 2 * self.files.file_size)
+            if self.files.holding(start) is None:
+                self._create(start, chunk, position)
+            else:
+                file = self._writable(start)
+                self.disk.pwrite(file, chunk, position)
+            done += len(chunk)
+
+    def _check(self, queue_offset: int, units: Units) -> None:
+        if units.dtype != UNIT_DTYPE or units.ndim != 1:
+            raise ValueError(f"units: found {units.dtype} of {units.ndim} dimensions; allowed is one of UNIT_DTYPE")
+        if not self.file_size:
+            raise ValueError(f"{self.files.directory}: the queue has no file; set file_size before the first append")
+        most = int(_INT64.max) // UNIT.size - len(units)
+        if not 0 <= queue_offset <= most:
+            raise ValueError(f"queue offset: found {queue_offset}; allowed is 0 to {most}")
+        if not _there(units, None).all():
+            row = int(_there(units, None).argmin())
+            raise ValueError(f"unit {row}: found {units[row]}; allowed are physical offsets >= 0 and sizes > 0")
+        first, end = self.first_file_queue_offset, self.end_file_queue_offset
+        if self.files.offsets and not first <= queue_offset <= end:
+            allowed = f"allowed by the files of {self.files.directory} is {first} to {end}"
+            raise ValueError(f"queue offset: found {queue_offset}; {allowed}")
+
+    def _create(self, start: int, chunk: memoryview, position: int) -> None:
+        """Make the file that begins at `start`, with its first units in it."""
+        path = self.files.path(start)
+        if self.disk.exists(path) and self.disk.size(path):  # an empty one is no file yet, as for `load`
+            raise QueueFileReplaced(path)  # somebody else made it: renaming ours there would delete theirs
+        self._note_folders()
+        filler = np.zeros(position // UNIT.size, UNIT.dtype)
+        filler["size"] = FILLER_UNIT_SIZE
+        file = self.files.create(start, filler.tobytes() + chunk if position else chunk)
+        self.dirty[path] = (file.device, file.inode)
+
+    def _note_folders(self) -> None:
+        """Remember the folders in which making a file changes a name: the queue's, and the parents of missing ones."""
+        folder = self.files.directory
+        self.dirty_folders.add(folder)
+        while not self.disk.exists(folder):
+            folder = os.path.dirname(folder)
+            self.dirty_folders.add(folder)
+
+    def _writable(self, start: int) -> File:
+        """The file that begins at `start`, open for writing, at its path, and noted as written."""
+        file = self._opened(start)
+        self.dirty[file.path] = (file.device, file.inode)
+        return file
+
+    def _opened(self, start: int) -> File:
+        path = self.files.path(start)
+        try:
+            file = self.files.file(start, writable=True)
+        except FileNotFoundError:
+            raise self._replaced(path) from None
+        if not self.disk.at_path(file) or self.dirty.get(path, (file.device, file.inode)) != (file.device, file.inode):
+            raise self._replaced(path)
+        return file
+
+    def _replaced(self, path: str) -> QueueFileReplaced:
+        self.files.pool.forget(path)
+        self.dirty.pop(path, None)
+        return QueueFileReplaced(path)
+
+    def truncate(self, queue_offset: int) -> None:
+        """Make everything from unit `queue_offset` on zero. Files are never shortened; doing it twice changes nothing.
+
+        Files left without a unit of a record are unlinked, the first one too: Java sees a phantom message in a file of
+        zeros. A file that is zero there already is not written.
+        """
+        offset = max(0, queue_offset) * UNIT.size
+        for start in reversed(self.files.offsets.copy()):
+            if start + self.files.file_size <= offset:
+                return
+            if start >= offset or not self._has_message(start, min(offset, start + self.files.file_size)):
+                self._remove(start)
+                continue
+            file = self._opened(start)
+            position = offset - start
+            if self._has_data(file, position):
+                self.dirty[file.path] = (file.device, file.inode)
+                self.disk.punch(file, position, self.files.file_size - position)
+
+    def _has_message(self, start: int, end: int) -> bool:
+        """Whether a unit of a record lies in the bytes `start` to `end` of the queue, all of one file."""
+        first, last = start // UNIT.size, end // UNIT.size
+        for queue_offset in (first, last - 1):
+            if _real(self.read(queue_offset, 1)).any():
+                return True
+        step = _SCAN_SIZE // UNIT.size
+        return any(_real(self.read(at, min(step, last - at))).any() for at in range(first, last, step))
+
+    def _has_data(self, file: File, position: int) -> bool:
+        """Whether a byte from `position` to the end of the file is not zero."""
+        for start, end in self.disk.data_ranges(file, position, self.files.file_size):
+            for at in range(start, end, _SCAN_SIZE):
+                data = self.disk.pread(file, min(_SCAN_SIZE, end - at), at)
+                if data.count(0) != len(data):
+                    return True
+        return False
+
+    def _remove(self, start: int) -> None:
+        path = self.files.path(start)
+        self.files.remove(start)
+        self.dirty.pop(path, None)
+        self.dirty_folders.add(self.files.directory)
+
+    # ---- the disk
+
+    def check_files(self) -> None:
+        """Whether every file written since the last sync is still the file at its path (asked before publishing).
+
+        Raises
+        ------
+        QueueFileReplaced
+            For the first that is not.
+        """
+        for path in list(self.dirty):
+            self._opened(self._start(path))
+
+    def sync(self) -> None:
+        """Force the dirty files and folders to the disk. When it raises an `OSError`, it must not be called again.
+
+        Raises
+        ------
+        QueueFileReplaced
+            When a file that was written is not at its path any more.
+        """
+        for path in list(self.dirty):
+            self._sync_file(self._start(path))
+        for folder in sorted(self.dirty_folders, reverse=True):
+            with sync_errors(folder):
+                self.disk.fsync_dir(folder)
+        self.dirty_folders.clear()
+
+    def note_names(self) -> None:
+        """The names of this queue's files and folders may not be synced: a writer that died may have made them."""
+        folder = self.files.directory
+        for _ in range(3):  # the queue's, the topic's, and all queues'
+            self.dirty_folders.add(folder)
+            folder = os.path.dirname(folder)
+
+    def mark_synced(self) -> None:
+        """The caller has synced the whole file system (one call for thousands of queues): nothing is dirty."""
+        self.dirty.clear()
+        self.dirty_folders.clear()
+
+    def _sync_file(self, start: int) -> None:
+        """Sync one file where there is one, dirty or not: a process before this one may have left it unsynced."""
+        if self.files.holding(start) is not None:
+            file = self._opened(start)
+            with sync_errors(file.path):
+                self.disk.fdatasync(file)
+            self.dirty.pop(file.path, None)
+
+    @staticmethod
+    def _start(path: str) -> int:
+        return int(os.path.basename(path))
+
+
+def _there(units: Units, limit: int | None) -> NDArray[np.bool_]:
+    """Which units are there, fillers included; with a limit, those only whose record ends at or below it."""
+    sizes = units["size"]
+    there: NDArray[np.bool_] = (sizes > 0) & (units["physical_offset"] >= 0)
+    if limit is not None:
+        there &= (sizes == FILLER_UNIT_SIZE) | (units["physical_offset"] <= limit - sizes.astype(np.int64))
+    return there
+
+
+def _real(units: Units) -> NDArray[np.bool_]:
+    """Which units belong to a record."""
+    real: NDArray[np.bool_] = units["size"] != FILLER_UNIT_SIZE
+    return real & _there(units, None)
+
+
+def queue_directory(root: str, topic: str, queue_id: int) -> str:
+    """Folder of a queue's files.
+
+    Raises
+    ------
+    ValueError
+        When the topic cannot be the name of a folder.
+    """
+    fault = stored_topic_fault(topic)
+    if fault is not None or queue_id < 0:
+        raise ValueError(f"queue {topic[:80]!r}/{queue_id}: {fault or 'found a number below 0'}")
+    return os.path.join(root, CONSUME_QUEUE_FOLDER, topic, str(queue_id))
+
+
+def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]:
+    """The queues that have a folder.
+
+    Returns
+    -------
+    queues : dict of str to list of int
+        Queue ids, ascending, by topic. Children whose name is no queue id are skipped, as RocketMQ does; a topic
+        without a queue is not in it.
+    refused : list of str
+        Folders whose name is no legal topic and that hold no queue.
+    """
+    queues: dict[str, list[int]] = {}
+    refused: list[str] = []
+    top = os.path.join(root, CONSUME_QUEUE_FOLDER)
+    for topic, is_folder in disk.entries(top):
+        if not is_folder or topic.startswith(LMQ_PREFIX):  # a light queue has no records of its own
+            continue
+        ids = queue_ids_of(disk, root, topic)
+        if stored_topic_fault(topic) is not None or (not ids and topic_fault(topic) is not None):
+            refused.append(topic)
+        elif ids:
+            queues[topic] = ids
+    return queues, refused
+
+
+def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
+    """The queues of one topic that have a folder: their ids, ascending."""
+    folder = os.path.join(root, CONSUME_QUEUE_FOLDER, topic)
+    return sorted(int(name) for name, is_folder in disk.entries(folder) if is_folder and _is_queue_id(name))
+
+
+def _is_queue_id(name: str) -> bool:
+    plain = name.isascii() and name.isdigit() and len(name) <= len(str(_INT32.max))
+    return plain and str(int(name)) == name and int(name) <= int(_INT32.max)

@@ -1,0 +1,196 @@
+"""How far have consumer groups read?
+
+`config/consumerOffset.json` is the broker's own file (`ConsumerOffsetManager.java`): for each topic and group the next
+offset to consume of each queue. A broker that lives rewrites it from memory, every 5 s and when it ends, and has read
+it before it takes its lock: so it is only written while no broker lives, and nothing in this project relies on it.
+
+    "offsetTable":{"flights@delays":{0:1200,1:1190}}
+
+Threads: one. Processes: whoever publishes holds `spark/consumer-offsets.lock`, a lock of its own: a writer's session
+may hold `spark/writer.lock` for days, and the groups of those who read meanwhile must not stand still. It does not
+attach either: that would protect nothing, make a broker that is about to start fail, and a writer that is about to
+close leave `abort` behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from messagestore.errors import ConfigError, MessageIllegalError, StoreLockedError
+from messagestore.files.config_file import ConfigFile
+from messagestore.files.mapped_file import Disk
+from messagestore.files.writer_lock import WriterLock, probe_java
+from messagestore.format.message import MAX_QUEUE_ID, group_fault, topic_fault
+
+_SEPARATOR = "@"
+_LARGEST_OFFSET = (1 << 63) - 1
+_TIMEOUT_S = 1.0
+
+
+class ConsumerOffsets:
+    """`config/consumerOffset.json` of one store.
+
+    Parameters
+    ----------
+    disk : Disk
+    root : str
+        The store.
+    """
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        # Recovery sweeps `new-*` in `spark/` under a lock that is not held here: another name.
+        self._file = ConfigFile(
+            disk,
+            root,
+            "consumerOffset.json",
+            "offsetTable",
+            via="consumer-offsets.json",
+            meaning="the broker's table of consumer offsets",
+            hint="Restore it from a copy, or move it away: groups without an entry begin anew.",
+        )
+        self.path = self._file.path
+        self._offsets: dict[str, dict[int, int]] = {}
+        self._changed: dict[str, dict[int, int]] = {}
+
+    # ---- the file
+
+    def load(self) -> None:
+        """Read the file, or its `.bak` when it is missing, empty or unreadable. Changes not saved are dropped.
+
+        Raises
+        ------
+        CorruptionError
+            When there is a file, but none that can be read.
+        """
+        self._offsets, self._changed = {}, {}
+        self._offsets = self._file.load(_table)
+
+    def save(self) -> None:
+        """Write the file: what was updated since `load` or the last `save`, over the rest as it is now.
+
+        Called under the lock (`publish_offsets`). Nothing changed: nothing is written.
+        """
+        changed = self._changed
+        if not changed:
+            return
+        self.load()
+        before = {name: dict(offsets) for name, offsets in self._offsets.items()}
+        for name, offsets in changed.items():
+            self._offsets.setdefault(name, {}).update(offsets)
+        if self._offsets != before:
+            self._changed = changed  # still to be saved if this fails
+            self._file.save(self._offsets, groupTopicMap={group: tuple(self.topics(group)) for group in self.groups})
+        self._changed = {}
+
+    # ---- offsets
+
+    @property
+    def groups(self) -> list[str]:
+        """All groups, sorted."""
+        return sorted({pair[1] for name in self._offsets if (pair := _topic_and_group(name)) is not None})
+
+    def topics(self, group: str) -> list[str]:
+        """The topics a group has offsets in, sorted."""
+        pairs = (_topic_and_group(name) for name in self._offsets)
+        return sorted(pair[0] for pair in pairs if pair is not None and pair[1] == group)
+
+    def get(self, topic: str, group: str) -> dict[int, int]:
+        """Queue id -> next offset to consume; empty for a group that never read the topic."""
+        return dict(self._offsets.get(topic + _SEPARATOR + group, {}))
+
+    def update(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        """Set offsets of some queues, lower ones, too; `save` writes them.
+
+        Raises
+        ------
+        ConfigError
+            For a group that RocketMQ does not allow, or keeps for itself; for a queue id or an offset out of range.
+        MessageIllegalError
+            For a topic that is not legal.
+        """
+        fault = group_fault(group)
+        if fault is not None:
+            raise ConfigError(f"consumer group: {fault}", key="consumerGroup", value=group)
+        fault = topic_fault(topic)
+        if fault is not None:
+            raise MessageIllegalError(f"topic: {fault}", field="topic")
+        for queue_id, offset in offsets.items():
+            for key, value, most in (("queue id", queue_id, MAX_QUEUE_ID), ("offset", offset, _LARGEST_OFFSET)):
+                if type(value) is not int or not 0 <= value <= most:
+                    message = f"{topic}, consumer group {group}: {key}: found {value!r}; allowed is 0 to {most}"
+                    raise ConfigError(message, key=key, value=value)
+        if offsets:
+            name = topic + _SEPARATOR + group
+            for table in (self._offsets, self._changed):
+                table.setdefault(name, {}).update(offsets)
+
+
+def publish_offsets(
+    root: str,
+    group: str,
+    offsets: Mapping[tuple[str, int], int],
+    disk: Disk | None = None,
+    timeout_s: float = _TIMEOUT_S,
+) -> None:
+    """Say how far a group has read; other groups, topics and queues in the file stay as they are.
+
+    Parameters
+    ----------
+    offsets : dict of (topic, queue id) to int
+        Next offset to consume.
+    timeout_s : float
+        How long to wait for another one who publishes.
+
+    Raises
+    ------
+    StoreLockedError
+        A Java broker holds the store, and so the file; or another process publishes for longer than `timeout_s`.
+    CorruptionError
+        The file cannot be read; it is left as it is.
+    ConfigError, MessageIllegalError
+        As `ConsumerOffsets.update`.
+    OSError
+        The file cannot be written; it is as it was.
+    """
+    disk = disk or Disk()
+    holder = probe_java(root)
+    if holder is not None:
+        raise StoreLockedError(
+            f"{root}: locked by {holder.words}; while it lives it keeps all consumer offsets itself and overwrites the "
+            "file; stop it first",
+            path=root,
+            holder=holder.words,
+        )
+    table = ConsumerOffsets(disk, root)
+    by_topic: dict[str, dict[int, int]] = {}
+    for (topic, queue_id), offset in offsets.items():
+        by_topic.setdefault(topic, {})[queue_id] = offset
+    own = os.path.join(root, "spark")
+    if not disk.is_folder(own):
+        disk.mkdir(own)
+    lock = WriterLock(os.path.join(own, "consumer-offsets.lock"))
+    try:
+        lock.acquire(timeout_s, description=f"consumer group {group}")
+        for topic, of_topic in by_topic.items():
+            table.update(topic, group, of_topic)
+        table.save()
+    finally:
+        lock.close()
+
+
+def _topic_and_group(name: str) -> tuple[str, str] | None:
+    """Of a key in the table; a broker takes no notice of one that has not both."""
+    topic, _, group = name.partition(_SEPARATOR)
+    return (topic, group) if topic and group and _SEPARATOR not in group else None
+
+
+def _table(fields: dict[str, Any]) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for name, offsets in fields.items():
+        found[name] = {int(queue_id): offset for queue_id, offset in offsets.items()}
+        for offset in found[name].values():
+            if type(offset) is not int or not -_LARGEST_OFFSET - 1 <= offset <= _LARGEST_OFFSET:
+                raise ValueError(f"offset {offset!r}")
+    return found

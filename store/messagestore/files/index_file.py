@@ -1,0 +1,413 @@
+"""Which records have this key?
+
+The index is a row of files in `<root>/index`, named by the local time they were made at. Only the newest is written to;
+a full one is followed by the next. Each file is a hash table (`index_table`). A search compares 31 bits of hash: the
+caller must look at the records.
+
+An index is derived data. After a crash `rewind` takes it back to a place in the log, whatever part of the later writes
+reached the disk (`index_rewind`); records from there on are put again.
+
+Threads: one writer; any number of readers, each with an object of its own that it loads itself.
+Source: RocketMQ `store/index/IndexService.java`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError
+from messagestore.files import index_check, index_rewind
+from messagestore.files.index_table import MAX_SECONDS, IndexFileReplaced, IndexHeader, IndexTable
+from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.format.javahash import index_hash
+
+__all__ = ["IndexFileReplaced", "IndexService"]
+
+_NAME_DIGITS = 17
+_PUT_COUNT = 1 << 20
+"""Keys put at once; more are put in turns, which bounds the memory."""
+_FEW_COUNT = 32
+_MOST_BACK_MS = 3_600_000
+"""Entries count seconds from their file's begin: a time further below that goes into a new file."""
+_LOOKS = 3
+_LOOK_PAUSE_S = 0.01
+
+
+class IndexService:
+    """The index files of a store.
+
+    Parameters
+    ----------
+    directory : str
+        `<root>/index`; it may be missing.
+    pool : FilePool
+        Where open files are kept.
+    staging : str
+        A folder on the same file system, in which new files are made.
+    slot_count, max_entry_count : int
+        The store's `maxHashSlotNum` and `maxIndexNum`.
+
+    Attributes
+    ----------
+    dirty_folders : set of str
+        Folders in which a name was added or removed since they were last synced.
+    """
+
+    def __init__(self, directory: str, pool: FilePool, staging: str, *, slot_count: int, max_entry_count: int) -> None:
+        self.directory = directory
+        self.pool = pool
+        self.disk: Disk = pool.disk
+        self.staging = staging
+        self.slot_count = slot_count
+        self.max_entry_count = max_entry_count
+        self.files: list[IndexTable] = []
+        """Oldest first."""
+        self.dirty_folders: set[str] = set()
+        self._header: IndexHeader | None = None
+
+    def load(self) -> None:
+        """Look at the folder again; files that were open are opened anew.
+
+        Raises
+        ------
+        CorruptionError
+            For a file of another size.
+        """
+        for file in self.files:
+            self.pool.forget(file.path)
+        files = []
+        for name in self.disk.names(self.directory):
+            path = os.path.join(self.directory, name)
+            if not _is_index_name(name) or self.disk.is_folder(path):
+                continue  # RocketMQ skips names that are no numbers, too
+            file = IndexTable(path, self.pool, self.slot_count, self.max_entry_count)
+            try:
+                size = self.disk.size(path)
+            except FileNotFoundError:
+                continue  # deleted by retention just now
+            if size == 0:
+                continue  # just created by a broker, or left by one that crashed: not a file yet
+            if size != file.size:
+                raise CorruptionError(
+                    path,
+                    0,
+                    f"{file.size} bytes (maxHashSlotNum {self.slot_count}, maxIndexNum {self.max_entry_count})",
+                    f"{size} bytes",
+                    hint="Open the store with the settings it was written with, or delete the index folder: recovery "
+                    "makes it again.",
+                )
+            files.append(file)
+        self.files = files
+        self._header = None
+
+    @property
+    def header(self) -> IndexHeader:
+        """The newest file's header, as the writer knows it; all zero without files."""
+        if self._header is None:
+            self._header = self.files[-1].header() if self.files else IndexHeader()
+        return self._header
+
+    @property
+    def end_physical_offset(self) -> int:
+        """The record of the newest entry; `put` skips records below it. 0 without entries."""
+        return self.header.end_physical_offset
+
+    @property
+    def end_timestamp_ms(self) -> int:
+        """Store time of the newest entry; 0 without entries."""
+        return self.header.end_timestamp_ms
+
+    # ---- writing
+
+    def put(
+        self,
+        physical_offsets: NDArray[np.int64],
+        store_timestamps_ms: NDArray[np.int64] | int,
+        key_hashes: NDArray[np.int32],
+        key_counts: NDArray[np.int32],
+    ) -> None:
+        """Index n records in log order. When it raises, `rewind` to the first of them before the next put.
+
+        Parameters
+        ----------
+        physical_offsets : int64[n]
+            Where each record begins; never going down.
+        store_timestamps_ms : int64[n] or int
+        key_hashes : int32[k]
+            `javahash.index_hash` of each key, at least 0.
+        key_counts : int32[n]
+            Record i has the next `key_counts[i]` keys; 0 for none.
+
+        Raises
+        ------
+        ValueError
+            When the arrays do not fit together; nothing was written.
+        IndexFileReplaced
+            When the newest file is not at its path any more.
+        """
+        if not len(physical_offsets):
+            return
+        _check(physical_offsets, store_timestamps_ms, key_hashes, key_counts)
+        self._make_room()
+        timestamps = np.broadcast_to(np.asarray(store_timestamps_ms, np.int64), physical_offsets.shape)
+        skipped = int(np.searchsorted(physical_offsets, self.end_physical_offset))
+        if skipped:  # put before
+            key_hashes = key_hashes[int(key_counts[:skipped].sum()) :]
+            physical_offsets, timestamps, key_counts = (
+                physical_offsets[skipped:],
+                timestamps[skipped:],
+                key_counts[skipped:],
+            )
+        offsets, times = physical_offsets, timestamps
+        if len(key_hashes) != len(key_counts) or (key_counts != 1).any():  # not one key each
+            offsets, times = np.repeat(physical_offsets, key_counts), np.repeat(timestamps, key_counts)
+        done = 0
+        while done < len(offsets):
+            header = self._make_room()
+            end = done + min(_PUT_COUNT, len(offsets) - done, self.max_entry_count - header.entry_count)
+            begin_ms = header.begin_timestamp_ms if header.entry_count > 1 else int(times[done])
+            back = np.flatnonzero(times[done:end] < begin_ms - _MOST_BACK_MS)
+            if len(back) and not back[0]:
+                self._make_file(header)
+                continue
+            end = done + int(back[0]) if len(back) else end
+            part = slice(done, end)
+            self._header = self._put(header, key_hashes[part], offsets[part], times[part])
+            done = end
+        if len(key_counts) and not key_counts[-1]:
+            self._make_room()  # a record without keys behind a full file makes the next file, too
+
+    def _put(
+        self, header: IndexHeader, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]
+    ) -> IndexHeader:
+        if len(hashes) > _FEW_COUNT:
+            return self.files[-1].put(header, hashes, offsets, times)
+        keys = list(zip(hashes.tolist(), offsets.tolist(), times.tolist(), strict=True))
+        return self.files[-1].put_few(header, keys)
+
+    def _make_room(self) -> IndexHeader:
+        """The newest file's header; a new file is made where there is none, or a full one."""
+        header = self.header
+        if self.files and header.entry_count < self.max_entry_count:
+            return header
+        return self._make_file(header)
+
+    def _make_file(self, header: IndexHeader) -> IndexHeader:
+        """A new file behind the one with this header."""
+        # RocketMQ gives a new file the end of the one before as its begin and end, until its first entry.
+        header = IndexHeader(
+            header.end_timestamp_ms, header.end_timestamp_ms, header.end_physical_offset, header.end_physical_offset
+        )
+        temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
+        file = IndexTable(self._next_path(), self.pool, self.slot_count, self.max_entry_count)
+        made = self.disk.open_new(temporary, file.size)
+        try:
+            self.disk.pwrite(made, header.to_bytes(), 0)
+            if not self.disk.exists(self.directory):
+                self.disk.mkdir(self.directory)
+                self.dirty_folders.add(os.path.dirname(self.directory))
+            self.disk.rename(temporary, file.path)
+        except BaseException:
+            made.close()
+            if self.disk.exists(temporary):
+                self.disk.unlink(temporary)
+            raise
+        self.dirty_folders.add(self.directory)
+        made.path = file.path
+        self.pool.put(made)
+        file.written = (made.device, made.inode)
+        self.files.append(file)
+        self._header = header
+        return header
+
+    def _next_path(self) -> str:
+        """A name for now in local time, behind every name there is."""
+        now_ms = time.time_ns() // 1_000_000
+        number = int(time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000))) * 1000 + now_ms % 1000
+        names = [int(name) for name in self.disk.names(self.directory) if _is_index_name(name)]
+        return os.path.join(self.directory, f"{max([number, *(name + 1 for name in names)]):0{_NAME_DIGITS}d}")
+
+    def rewind(self, physical_offset: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
+        """Make the index as if no record at or above `physical_offset` had ever been put, whatever was kept of them.
+
+        Entries below it must be whole. Files without an entry below it are unlinked. What is changed is synced, so
+        that what is put next cannot mix with what was there. Doing it twice, or again after a crash in it, gives the
+        same bytes.
+
+        Parameters
+        ----------
+        physical_offset : int
+        store_timestamp_ms : callable | None
+            Store time of the record at a physical offset. Without it the header's end time, where it has to be made
+            again, is that of the last entry: up to 999 ms too early.
+        """
+        self._header = None
+        while self.files:
+            file = self.files[-1]
+            count = index_rewind.count_below(file, physical_offset)
+            if count:
+                index_rewind.keep(file, count, store_timestamp_ms)
+                break
+            self._unlink(file)
+        self.sync()
+
+    def unlink_all(self) -> None:
+        """Delete the index: it will be made again from the log."""
+        self._header = None
+        for file in reversed(self.files.copy()):
+            self._unlink(file)
+
+    def _unlink(self, file: IndexTable) -> None:
+        if self.disk.exists(file.path):
+            self.disk.unlink(file.path)
+        self.pool.forget(file.path)
+        self.files.remove(file)
+        self.dirty_folders.add(self.directory)
+
+    def check_files(self) -> None:
+        """Whether every file written since the last sync is still the file at its path (asked before publishing).
+
+        Raises
+        ------
+        IndexFileReplaced
+            For the first that is not.
+        """
+        for file in self.files:
+            if file.written is not None:
+                file.opened()
+
+    def sync(self) -> None:
+        """Force what was written to the disk. When it raises an `OSError`, it must not be called again."""
+        for file in self.files:
+            file.sync()
+        for folder in sorted(self.dirty_folders, reverse=True):
+            self.disk.fsync_dir(folder)
+        self.dirty_folders.clear()
+
+    def mark_synced(self) -> None:
+        """The caller has synced the whole file system: nothing is dirty."""
+        for file in self.files:
+            file.written = None
+        self.dirty_folders.clear()
+
+    # ---- reading
+
+    def search(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Physical offsets of records that may have this key, newest first (RocketMQ queryOffset).
+
+        Parameters
+        ----------
+        topic, key : str
+            Only their hash is compared: look at the records.
+        max_count : int
+            At most so many; RocketMQ allows `maxMsgsNumBatch`.
+        begin_ms, end_ms : int
+            Store times, both included, compared in whole seconds from each file's first entry.
+
+        Raises
+        ------
+        FileNotFoundError
+            When a file was deleted since `load` (retention): load, and search again.
+        """
+        key_hash = index_hash(topic, key)
+        found: list[int] = []
+        for file in reversed(self.files):
+            header = file.header()
+            first_ms, last_ms = header.begin_timestamp_ms, header.end_timestamp_ms
+            if begin_ms <= last_ms and end_ms >= first_ms:
+                found += file.search(key_hash, max_count - len(found), begin_ms, end_ms)
+            if first_ms < begin_ms or len(found) >= max_count:
+                break
+        return found
+
+    def forget_unsafe(self, physical_offset: int) -> None:
+        """Until the next `load` use only files that were full, and synced, before the record at an offset was put.
+
+        The newest file that begins below the offset was written to later, and so may be in pieces after a power cut:
+        a lost entry cuts off all older ones of its slot.
+        """
+        begins = [header.begin_physical_offset if header.entry_count > 1 else None for header in self._headers()]
+        below = [i for i, begin in enumerate(begins) if begin is not None and begin < physical_offset]
+        self.files = self.files[: below[-1]] if below else []
+
+    def _headers(self) -> list[IndexHeader]:
+        return [file.header() for file in self.files]
+
+    def covers(self) -> tuple[int, int]:
+        """Physical offsets of the first and the last record with an entry; (0, 0) without entries.
+
+        Records between two files may be missing where a broker has crashed: `ranges`.
+        """
+        ranges = self.ranges()
+        return (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """First and last record of each file that has entries, oldest first."""
+        return [(h.begin_physical_offset, h.end_physical_offset) for h in self._headers() if h.entry_count > 1]
+
+    # ---- checking
+
+    def missing(self, key_hashes: NDArray[np.int32], physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Physical offsets of the records that lack an entry for one of their keys; they may be in `ranges`, or not.
+
+        Parameters
+        ----------
+        key_hashes, physical_offsets : int32[k], int64[k]
+            Of each key, and of its record, in log order. An entry is there when it is in a file, whether the chain of
+            its slot leads to it or not: `unreachable`.
+        """
+        return index_check.missing(self.files, key_hashes, physical_offsets)
+
+    def wrong_times(
+        self, physical_offsets: NDArray[np.int64], timestamps_ms: NDArray[np.int64]
+    ) -> list[tuple[str, int, str, str]]:
+        """Path, position, what is expected and what was found, of each time of these records that is wrong."""
+        return index_check.wrong_times(self.files, physical_offsets, timestamps_ms)
+
+    def wrong_headers(self) -> list[tuple[str, int, str, str]]:
+        """The same, of each file's header that does not agree with its first and last entry."""
+        return index_check.wrong_headers(self.files)
+
+    def unreachable(self) -> list[tuple[str, int, int]]:
+        """Path, position and physical offset of each entry that no search can find. Reads all files once.
+
+        A put counts its entries in the header before slots lead to them: what was found is looked for again.
+        """
+        found = []
+        for file in self.files:
+            numbers = index_check.unreachable(file).tolist()
+            for _ in range(_LOOKS if numbers else 0):
+                time.sleep(_LOOK_PAUSE_S)
+                again = set(index_check.unreachable(file).tolist())
+                numbers = [number for number in numbers if number in again]
+            found += [(file.path, file.entry_position(number), file.entry(number)[1]) for number in numbers]
+        return found
+
+
+def _check(
+    physical_offsets: NDArray[np.int64],
+    store_timestamps_ms: NDArray[np.int64] | int,
+    key_hashes: NDArray[np.int32],
+    key_counts: NDArray[np.int32],
+) -> None:
+    count = len(physical_offsets)
+    if len(key_counts) != count or np.shape(store_timestamps_ms) not in ((), (count,)):
+        raise ValueError(
+            f"found {len(key_counts)} key counts for {count} records; allowed is one count and time for each"
+        )
+    if int(key_counts.min()) < 0 or int(key_counts.sum()) != len(key_hashes):
+        raise ValueError(f"found {len(key_hashes)} key hashes; the key counts add up to {int(key_counts.sum())}")
+    if len(key_hashes) and int(key_hashes.min()) < 0:
+        raise ValueError(f"found the key hash {int(key_hashes.min())}; allowed is 0 to {MAX_SECONDS}")
+    if physical_offsets[0] < 0 or (physical_offsets[1:] < physical_offsets[:-1]).any():
+        raise ValueError("found physical offsets that are negative or go down; records are put in log order")
+
+
+def _is_index_name(name: str) -> bool:
+    return name.isascii() and name.isdigit()

@@ -1,0 +1,362 @@
+"""How is a key found in one index file?
+
+An index file is a hash table on disk, of a size that never changes:
+
+    +--------+-------------------------+------------------------------------------------+
+    | header | slots, 4 bytes each     | entry 0 (unused) | entry 1 | entry 2 | ... | 0 |
+    +--------+-------------------------+------------------------------------------------+
+               slot: number of the       entry: hash, record, seconds, and the number of
+               newest entry with         the entry before it in the same slot
+               hash mod slots
+
+A search walks a slot's chain from the newest entry back. Entries are in log order: their physical offsets never go
+down. A put writes entries, then the header, then slots: what the header counts is there, and slots lead to nothing
+else.
+
+Threads: one writer; readers with an object of their own. Source: RocketMQ `store/index/IndexFile.java`,
+`IndexHeader.java`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError
+from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly, sync_errors
+from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT_SIZE
+
+ENTRY_DTYPE: np.dtype[Any] = INDEX_ENTRY.dtype.newbyteorder("=")
+"""An entry in memory: the fields of `layout.INDEX_ENTRY` in the machine's byte order, packed."""
+SLOT_DTYPE = np.dtype(f">i{INDEX_SLOT_SIZE}")
+MAX_SECONDS = int(np.iinfo(np.int32).max)
+
+_SLOT_GAP_COUNT = 1024
+"""Slots further apart than this, one page, are read and written one by one."""
+_NEAR_COUNT = 256
+_MAX_STEPS = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class IndexFileReplaced(Exception):
+    """An index file is not at its path any more: a Java broker, started by mistake, has deleted or remade it.
+
+    The caller deletes what is left (`IndexService.unlink_all`), loads, and puts the log's records again.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: found deleted or replaced while it is written; rebuild the index from the log")
+        self.path = path
+
+
+class IndexHeader(NamedTuple):
+    """The header of an index file; the fields of `layout.INDEX_HEADER`, in its order."""
+
+    begin_timestamp_ms: int = 0
+    end_timestamp_ms: int = 0
+    begin_physical_offset: int = 0
+    end_physical_offset: int = 0
+    slot_count: int = 0
+    entry_count: int = 1
+
+    def to_bytes(self) -> bytes:
+        """As on disk."""
+        return np.array([tuple(self)], INDEX_HEADER.dtype).tobytes()
+
+
+class IndexTable:
+    """One index file.
+
+    Parameters
+    ----------
+    path : str
+    pool : FilePool
+    slot_count, max_entry_count : int
+        The store's; a file does not tell. Numbers of entries are below `max_entry_count`.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the file.
+    written : (int, int) | None
+        Device and inode of the file that was written since the last sync.
+    """
+
+    def __init__(self, path: str, pool: FilePool, slot_count: int, max_entry_count: int) -> None:
+        self.path = path
+        self.pool = pool
+        self.disk: Disk = pool.disk
+        self.slot_count = slot_count
+        self.max_entry_count = max_entry_count
+        self.entries_position = slot_position(slot_count)
+        self.size = self.entry_position(max_entry_count)
+        self.written: tuple[int, int] | None = None
+
+    # ---- the file
+
+    def opened(self) -> File:
+        """The file, open for writing and at its path.
+
+        Raises
+        ------
+        IndexFileReplaced
+            When it is not.
+        """
+        try:
+            file = self.pool.get(self.path, writable=True)
+        except FileNotFoundError:
+            raise self._replaced() from None
+        identity = (file.device, file.inode)
+        if not self.disk.at_path(file) or (self.written or identity) != identity:
+            raise self._replaced()
+        return file
+
+    def writable(self) -> File:
+        """As `opened`, noted as written."""
+        file = self.opened()
+        self.written = (file.device, file.inode)
+        return file
+
+    def _replaced(self) -> IndexFileReplaced:
+        self.pool.forget(self.path)
+        self.written = None
+        return IndexFileReplaced(self.path)
+
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        if self.written is not None:
+            file = self.opened()
+            with sync_errors(file.path):
+                self.disk.fdatasync(file)
+            self.written = None
+
+    # ---- its parts
+
+    def header(self) -> IndexHeader:
+        """The header on disk; an entry count of 0 or less reads as 1, as in RocketMQ."""
+        data = read_exactly(self.disk, self.pool.get(self.path), INDEX_HEADER.size, 0)
+        header = IndexHeader(*np.frombuffer(data, INDEX_HEADER.dtype)[0].item())
+        return header._replace(entry_count=min(max(1, header.entry_count), self.max_entry_count))
+
+    def slots(self, first: int, count: int) -> NDArray[np.int32]:
+        """Slots `first` to `first + count - 1`: native, the caller's own."""
+        data = read_exactly(self.disk, self.pool.get(self.path), count * INDEX_SLOT_SIZE, slot_position(first))
+        return np.frombuffer(data, SLOT_DTYPE).astype(np.int32)
+
+    def slot(self, key_hash: int) -> int:
+        """The slot of a hash: the number of its newest entry."""
+        return int(self.slots(key_hash % self.slot_count, 1)[0])
+
+    def entries(self, first: int, count: int) -> NDArray[np.void]:
+        """Entries `first` to `first + count - 1`: native, the caller's own."""
+        size = count * INDEX_ENTRY.size
+        data = read_exactly(self.disk, self.pool.get(self.path), size, self.entry_position(first))
+        return np.frombuffer(data, INDEX_ENTRY.dtype).astype(ENTRY_DTYPE)
+
+    def entry(self, number: int) -> tuple[int, int, int, int]:
+        """One entry: key hash, physical offset, seconds, previous."""
+        data = read_exactly(self.disk, self.pool.get(self.path), INDEX_ENTRY.size, self.entry_position(number))
+        key_hash, physical_offset, seconds, previous = np.frombuffer(data, INDEX_ENTRY.dtype)[0].item()
+        return key_hash, physical_offset, seconds, previous
+
+    def entry_position(self, number: int) -> int:
+        """Where an entry lies in the file."""
+        return self.entries_position + number * INDEX_ENTRY.size
+
+    # ---- put
+
+    def put(
+        self,
+        header: IndexHeader,
+        key_hashes: NDArray[np.int32],
+        physical_offsets: NDArray[np.int64],
+        store_timestamps_ms: NDArray[np.int64],
+    ) -> IndexHeader:
+        """Write one entry per key: the entries, the header, then the slots.
+
+        A broker that takes over from a killed writer deletes an index file whose end is later than its checkpoint, and
+        makes it again; one with the old header it would keep, and lose what lies behind a slot that leads to an entry
+        the header does not count.
+
+        Parameters
+        ----------
+        header : IndexHeader
+            The file's, as it is.
+        key_hashes, physical_offsets, store_timestamps_ms : int32[k], int64[k], int64[k]
+            In log order; at least one, and as many as there is room for.
+
+        Returns
+        -------
+        IndexHeader
+            The file's new header.
+        """
+        file = self.writable()
+        first_number = header.entry_count
+        slots = key_hashes - key_hashes // self.slot_count * self.slot_count  # numpy divides faster than it takes rests
+        order = _order(slots)
+        ordered = slots[order]
+        group_starts = np.append(0, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+        touched = SlotRuns(self.disk, file, ordered[group_starts])
+        heads = touched.read()
+        heads[(heads < 0) | (heads >= first_number)] = 0
+        numbers = (order + first_number).astype(np.int32)
+        before = np.empty_like(numbers)
+        before[1:] = numbers[:-1]
+        before[group_starts] = heads
+        previous = np.empty_like(before)
+        previous[order] = before
+        entries = np.empty(len(order), INDEX_ENTRY.dtype)
+        entries["key_hash"] = key_hashes
+        entries["physical_offset"] = physical_offsets
+        entries["seconds"] = _seconds(header, store_timestamps_ms)
+        entries["previous"] = previous
+        self.disk.pwrite(file, entries.view(np.uint8).data, self.entry_position(first_number))
+        if first_number <= 1:
+            header = header._replace(
+                begin_timestamp_ms=int(store_timestamps_ms[0]), begin_physical_offset=int(physical_offsets[0])
+            )
+        header = header._replace(
+            end_timestamp_ms=int(store_timestamps_ms[-1]),
+            end_physical_offset=int(physical_offsets[-1]),
+            slot_count=header.slot_count + int(np.count_nonzero(heads == 0)),
+            entry_count=first_number + len(order),
+        )
+        self.disk.pwrite(file, header.to_bytes(), 0)
+        touched.write(numbers[np.append(group_starts[1:], len(order)) - 1])
+        return header
+
+    def put_few(self, header: IndexHeader, keys: list[tuple[int, int, int]]) -> IndexHeader:
+        """As `put`, for a few keys given as (hash, physical offset, store time in ms).
+
+        A loop over keys: below some dozens it is faster than arrays, and a store in which single messages are put would
+        spend most of its time there.
+        """
+        file = self.writable()
+        first_number = header.entry_count
+        slots: dict[int, int] = {}
+        entries = []
+        for number, (key_hash, physical_offset, timestamp_ms) in enumerate(keys, first_number):
+            slot = key_hash % self.slot_count
+            previous = slots.get(slot)
+            if previous is None:
+                data = read_exactly(self.disk, file, INDEX_SLOT_SIZE, slot_position(slot))
+                previous = int.from_bytes(data, "big", signed=True)
+                if not 0 < previous < first_number:
+                    previous = 0
+                    header = header._replace(slot_count=header.slot_count + 1)
+            slots[slot] = number
+            begin_ms = header.begin_timestamp_ms
+            seconds = min(max(0, timestamp_ms - begin_ms) // 1000, MAX_SECONDS) if begin_ms > 0 else 0
+            entries.append((key_hash, physical_offset, seconds, previous))
+            if number <= 1:
+                header = header._replace(begin_timestamp_ms=timestamp_ms, begin_physical_offset=physical_offset)
+        self.disk.pwrite(file, np.array(entries, INDEX_ENTRY.dtype).tobytes(), self.entry_position(first_number))
+        header = header._replace(
+            end_timestamp_ms=timestamp_ms, end_physical_offset=physical_offset, entry_count=first_number + len(keys)
+        )
+        self.disk.pwrite(file, header.to_bytes(), 0)
+        for slot, number in slots.items():
+            self.disk.pwrite(file, number.to_bytes(INDEX_SLOT_SIZE, "big"), slot_position(slot))
+        return header
+
+    # ---- search
+
+    def search(self, key_hash: int, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Physical offsets of entries with this hash, newest first, at most `max_count`.
+
+        RocketMQ's rules, but a chain must lead to ever smaller numbers. An entry the header does not count yet (another
+        process is putting it) is walked through, not taken.
+        """
+        header = self.header()
+        number, number_before = self.slot(key_hash), self.max_entry_count
+        found: list[int] = []
+        block_start, block = 0, np.empty(0, ENTRY_DTYPE)
+        for _ in range(_MAX_STEPS):
+            if not 0 < number < number_before or len(found) >= max_count:
+                return found
+            if not block_start <= number < block_start + len(block):
+                # One key over and over is a chain of neighbours: read many at once.
+                near = _NEAR_COUNT if number_before - number < _NEAR_COUNT else 1
+                block_start = max(1, number - near + 1)
+                block = self.entries(block_start, number - block_start + 1)
+            entry_hash, physical_offset, seconds, previous = block[number - block_start].item()
+            if number < header.entry_count:
+                timestamp_ms = header.begin_timestamp_ms + seconds * 1000
+                if seconds < 0:
+                    return found
+                if entry_hash == key_hash and begin_ms <= timestamp_ms <= end_ms:
+                    found.append(physical_offset)
+                if timestamp_ms < begin_ms:
+                    return found
+            elif (entry_hash - key_hash) % self.slot_count:
+                return found
+            number_before, number = number, previous
+        _log.warning("%s: hash %d: gave up after %d entries of other keys", self.path, key_hash, _MAX_STEPS)
+        return found
+
+
+class SlotRuns:
+    """Some slots of a file, read and written in runs of pages that touch.
+
+    Parameters
+    ----------
+    disk : Disk
+    file : File
+    slots : int[m]
+        Ascending, each once; at least one.
+    """
+
+    def __init__(self, disk: Disk, file: File, slots: NDArray[Any]) -> None:
+        self.disk = disk
+        self.file = file
+        breaks = np.flatnonzero(np.diff(slots) > _SLOT_GAP_COUNT) + 1
+        starts, ends = np.append(0, breaks), np.append(breaks, len(slots))
+        firsts = slots[starts].astype(np.int64)
+        counts = slots[ends - 1] - firsts + 1
+        bases = np.cumsum(counts) - counts
+        self.positions = slots - np.repeat(firsts - bases, ends - starts)
+        self.buffer = np.empty(int(counts.sum()), SLOT_DTYPE)
+        view = self.buffer.view(np.uint8).data
+        spans = zip(firsts.tolist(), bases.tolist(), (bases + counts).tolist(), strict=True)
+        self.parts = [(slot_position(a), view[b * INDEX_SLOT_SIZE : c * INDEX_SLOT_SIZE]) for a, b, c in spans]
+
+    def read(self) -> NDArray[np.int32]:
+        """The slots' values."""
+        for position, part in self.parts:
+            found = self.disk.pread_into(self.file, part, position)
+            if found != len(part):
+                raise CorruptionError(self.file.path, position, f"{len(part)} bytes", f"{found} bytes")
+        values: NDArray[np.int32] = self.buffer[self.positions].astype(np.int32)
+        return values
+
+    def write(self, values: NDArray[np.int32]) -> None:
+        """Other values for the slots; `read` must have been called, for what lies between them."""
+        self.buffer[self.positions] = values
+        for position, part in self.parts:
+            self.disk.pwrite(self.file, part, position)
+
+
+def slot_position(slot: int) -> int:
+    """Where a slot lies in its file."""
+    return INDEX_HEADER.size + slot * INDEX_SLOT_SIZE
+
+
+def _order(slots: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Indexes that sort the slots, equal ones in their order: two passes over 16 bits, which numpy sorts by radix."""
+    order = np.argsort((slots & 0xFFFF).astype(np.uint16), kind="stable")
+    ordered: NDArray[np.int64] = order[np.argsort((slots >> 16).astype(np.uint16)[order], kind="stable")]
+    return ordered
+
+
+def _seconds(header: IndexHeader, timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Seconds since the file's begin, as RocketMQ counts them: a new file's first entry against the file before."""
+    begin_ms = np.full(len(timestamps_ms), header.begin_timestamp_ms, np.int64)
+    if header.entry_count <= 1:
+        begin_ms[1:] = timestamps_ms[0]
+    seconds: NDArray[np.int64] = np.clip((timestamps_ms - begin_ms) // 1000, 0, MAX_SECONDS)
+    seconds[begin_ms <= 0] = 0
+    return seconds

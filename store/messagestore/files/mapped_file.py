@@ -1,0 +1,532 @@
+"""How do bytes reach the disk, and come back?
+
+`Disk` is the one seam: every file operation of the store goes through one of its methods, so that a test can record,
+fail or cut off any of them. Writes are `pwrite` (a full disk is an error, never a SIGBUS), reads are `pread` into
+memory of our own: the bytes that were checked are the bytes that are used, and an I/O error is an exception. What is
+created, renamed or deleted below a store's root, and everything in `spark/`, is reached without following links, and
+belongs to the root folder's owner (`store_root`).
+
+A `File` is one open descriptor. It closes when the last reference to it goes, so a pool may forget a file that another
+thread still reads. The name of the module is RocketMQ's (`logfile/DefaultMappedFile.java`); nothing is mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from messagestore.errors import (
+    CorruptionError,
+    NotAStoreError,
+    StoreFullError,
+    StorePermissionError,
+    SyncFailedError,
+)
+from messagestore.files.store_root import Place, is_owners_link, no_access
+
+SMALL_FILE_SIZE = 64 * 1024
+"""Most bytes of a small file that is read whole, unless the caller says more."""
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+_ZEROS = bytes(1 << 20)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_SYNC_FILE_RANGE_WRITE = 2
+
+T = TypeVar("T")
+
+
+class File:
+    """An open regular file. `path` is where it was opened; `inode` tells whether it is still there."""
+
+    __slots__ = ("_fd", "device", "inode", "path", "writable")
+
+    def __init__(self, fd: int, path: str, writable: bool) -> None:
+        self._fd = fd
+        self.path = path
+        self.writable = writable
+        info = os.fstat(fd)
+        self.inode = info.st_ino
+        self.device = info.st_dev
+
+    def fileno(self) -> int:
+        """The descriptor; an `OSError` (EBADF) when closed."""
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "file is closed", self.path)
+        return self._fd
+
+    def close(self) -> None:
+        """Close now; a second time does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):  # not when `__init__` was interrupted
+            self.close()
+
+
+class Disk:
+    """The real disk. Methods raise `OSError` with the path in it; a full disk raises `StoreFullError`.
+
+    Threads: every method may be called from any thread.
+    """
+
+    def open(self, path: str | Path, *, writable: bool = False) -> File:
+        """Open an existing regular file; a symbolic link, FIFO or device is refused."""
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            with _place(path, checked=writable) as place:
+                fd = os.open(place.name, flags, dir_fd=place.folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise NotAStoreError(
+                    f"{path}: found a link, FIFO or folder where a file must be", path=str(path)
+                ) from error
+            raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise NotAStoreError(f"{path}: found a FIFO, device or folder where a file must be", path=str(path))
+        return File(fd, str(path), writable)
+
+    def open_new(self, path: str | Path, size: int) -> File:
+        """Create a file of `size` zero bytes (sparse); `FileExistsError` when the name is taken.
+
+        Its owner, group and mode are those of `store_root` before anything is in it.
+        """
+        with _place(path) as place:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(place.name, flags, _FILE_MODE, dir_fd=place.folder)
+            try:
+                place.take_file(fd)
+                if size:
+                    os.ftruncate(fd, size)
+            except OSError as error:
+                os.close(fd)
+                os.unlink(place.name, dir_fd=place.folder)
+                raise self._translated(error, str(path), size) from error
+        return File(fd, str(path), True)
+
+    def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of `data` at `position`; a short write is gone on with, one of nothing is an error."""
+        view = memoryview(data).cast("B")
+        fd = file.fileno()
+        done = 0
+        while done < len(view):
+            try:
+                count = self._pwrite(fd, view[done:], position + done)
+            except OSError as error:
+                raise self._translated(error, file.path, len(view) - done) from error
+            if count == 0:
+                raise OSError(errno.EIO, f"wrote 0 of {len(view) - done} bytes at {position + done}", file.path)
+            done += count
+
+    def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+        return os.pwrite(fd, view, position)
+
+    def pread(self, file: File, size: int, position: int) -> bytes:
+        """At most `size` bytes at `position`; fewer only at the end of the file."""
+        data = self._named(lambda: os.pread(file.fileno(), size, position), file.path)
+        if len(data) == size or not data:
+            return data
+        buffer = bytearray(size)
+        return bytes(buffer[: self.pread_into(file, memoryview(buffer), position)])
+
+    def pread_into(self, file: File, buffer: memoryview, position: int) -> int:
+        """Fill `buffer` from `position`; the count of bytes read, less only at the end of the file."""
+        buffer = buffer.cast("B")
+        fd = file.fileno()
+        done = 0
+        while done < len(buffer):
+            target = buffer[done:]
+            count = self._named(lambda: os.preadv(fd, [target], position + done), file.path)  # noqa: B023 - called at once
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def fdatasync(self, file: File) -> None:
+        """Force the file's data to the disk. When it raises, the caller must never sync again (fsyncgate)."""
+        self._named(lambda: os.fdatasync(file.fileno()), file.path)
+
+    def start_writeback(self, file: File, position: int, size: int) -> None:
+        """Let the system begin to write a range to the disk, and do not wait: a later sync has less to do.
+
+        A hint only: it makes nothing durable, and what it meets is reported by that sync.
+        """
+        _libc.sync_file_range(file.fileno(), position, size, _SYNC_FILE_RANGE_WRITE)
+
+    def fsync_dir(self, path: str | Path) -> None:
+        """Force a folder's names to the disk."""
+        with _place(path, checked=False) as place:
+            fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
+        try:
+            self._named(lambda: os.fsync(fd), str(path))
+        finally:
+            os.close(fd)
+
+    def syncfs(self, file: File) -> None:
+        """Force everything on the file system of `file` (one call instead of thousands)."""
+        if _libc.syncfs(file.fileno()) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), file.path)
+
+    def rename(self, source: str | Path, target: str | Path) -> None:
+        """Give a file another name; a file at `target` is replaced."""
+        with _place(source) as old, _place(target) as new:
+            try:
+                os.rename(old.name, new.name, src_dir_fd=old.folder, dst_dir_fd=new.folder)
+            except OSError as error:
+                error.filename, error.filename2 = str(source), str(target)
+                if error.errno == errno.EXDEV:
+                    text = (
+                        "is on another file system than the store's folder spark, where new files are made and renamed "
+                        "from; both must be on one"
+                    )
+                    raise OSError(error.errno, text, str(target)) from error
+                raise
+
+    def unlink(self, path: str | Path) -> None:
+        """Remove a name; of a link, the link."""
+        with _place(path) as place:
+            os.unlink(place.name, dir_fd=place.folder)
+
+    def mkdir(self, path: str | Path) -> None:
+        """Make a folder; one that exists is left as it is, and a link to one is refused but where `store_root` says."""
+        with _place(path) as place:
+            try:
+                os.mkdir(place.name, _DIRECTORY_MODE, dir_fd=place.folder)
+            except FileExistsError:
+                if not self.is_folder(path):
+                    found = "a symbolic link" if os.path.islink(path) else "a file"
+                    text = f"{path}: found {found} where a folder must be"
+                    raise NotAStoreError(text, path=str(path)) from None
+                return
+            fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+            try:
+                place.take_folder(fd)
+            finally:
+                os.close(fd)
+
+    def fallocate(self, file: File, size: int) -> None:
+        """Reserve the file's first `size` bytes on the disk."""
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            raise self._translated(error, file.path, size) from error
+
+    def punch(self, file: File, position: int, size: int) -> None:
+        """Make a range zero without changing the file's size: a hole, or zeros where holes cannot be made."""
+        if size <= 0:
+            return  # the kernel refuses an empty range
+        fd = file.fileno()
+        number = errno.EINTR
+        while number == errno.EINTR:  # Python tries its own calls again after a signal, not those through ctypes
+            if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, position, size) == 0:
+                return
+            number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number), file.path)
+        for start, end in self.data_ranges(file, position, position + size):
+            for at in range(start, end, len(_ZEROS)):
+                self.pwrite(file, _ZEROS[: min(len(_ZEROS), end - at)], at)
+
+    def size(self, path: str | Path) -> int:
+        """Bytes of the file at `path`; `FileNotFoundError` when there is none."""
+        return os.stat(path, follow_symlinks=False).st_size
+
+    def modified_s(self, path: str | Path) -> float:
+        """When the file at `path` was last written, seconds since 1970; now when it is gone."""
+        try:
+            return os.stat(path, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return time.time()
+
+    def exists(self, path: str | Path) -> bool:
+        """Whether the name is there (a dangling link is)."""
+        try:
+            os.stat(path, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+        return True
+
+    def names(self, path: str | Path) -> list[str]:
+        """Sorted names in a folder; none when there is no folder."""
+        try:
+            return sorted(os.listdir(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+
+    def entries(self, path: str | Path) -> list[tuple[str, bool]]:
+        """Sorted names in a folder, each with whether it is a folder itself; none when there is no folder.
+
+        One look at the folder, however many names it has.
+        """
+        try:
+            with os.scandir(path) as found:
+                return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+
+    def is_folder(self, path: str | Path) -> bool:
+        """Whether a folder is there; a link to one only where `store_root` allows it."""
+        try:
+            mode = os.stat(path, follow_symlinks=False).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except PermissionError as error:
+            raise no_access(error, str(path)) from error
+        return stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and is_owners_link(str(path)))
+
+    def open_folder(self, path: str | Path) -> File:
+        """Hold on to a folder, to tell it from another one that is put at its path later (`folder_at_path`).
+
+        While it is held no other folder can get its inode number. A link to a folder is followed.
+        """
+        return File(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), str(path), False)
+
+    def folder_at_path(self, folder: File) -> bool:
+        """Whether a folder from `open_folder` is still what its path names."""
+        try:
+            info = os.stat(folder.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return info.st_ino == folder.inode and info.st_dev == folder.device
+
+    def at_path(self, file: File) -> bool:
+        """Whether `file` is still what its path names (nobody deleted or replaced it)."""
+        try:
+            info = os.stat(file.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return info.st_ino == file.inode and info.st_dev == file.device
+
+    def check_folders(self, path: str | Path) -> None:
+        """Refuse a file's path that leads through a link to somewhere else; folders may be missing.
+
+        Asked before an append: what is refused only when the file is made is in the log already.
+
+        Raises
+        ------
+        NotAStoreError
+        """
+        with contextlib.suppress(FileNotFoundError), _place(path):
+            pass
+
+    def data_ranges(self, file: File, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Parts of `start..end` that are not holes (they may still be zeros), as (start, end)."""
+        fd = file.fileno()
+        position = start
+        while position < end:
+            try:
+                begin = os.lseek(fd, position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                raise
+            if begin >= end:
+                return
+            position = min(os.lseek(fd, begin, os.SEEK_HOLE), end)
+            yield begin, position
+
+    def free(self, path: str | Path) -> int:
+        """Bytes that can still be written on the file system of `path`."""
+        info = os.statvfs(path)
+        return info.f_bavail * info.f_frsize
+
+    def length(self, file: File) -> int:
+        """Bytes of an open file."""
+        return os.fstat(file.fileno()).st_size
+
+    # ---- made of the above
+
+    def read(self, path: str | Path, limit: int = SMALL_FILE_SIZE) -> bytes:
+        """A whole small file.
+
+        Raises
+        ------
+        CorruptionError
+            When it has more than `limit` bytes: it is not what it should be, and is not read.
+        """
+        file = self.open(path)
+        try:
+            size = self.length(file)
+            if size > limit:
+                raise CorruptionError(str(path), limit, f"a file of at most {limit} bytes", f"{size} bytes")
+            return self.pread(file, size, 0)
+        finally:
+            file.close()
+
+    def read_head(self, path: str | Path, size: int) -> bytes:
+        """At most the first `size` bytes of a file, however large it is."""
+        file = self.open(path)
+        try:
+            return self.pread(file, min(self.length(file), size), 0)
+        finally:
+            file.close()
+
+    def replace(self, path: str | Path, data: bytes, *, via: str | Path) -> None:
+        """Make `path` hold `data`, whole or not at all: written at `via`, synced, renamed, the folder synced."""
+        if self.exists(via):
+            self.unlink(via)
+        file = self.open_new(via, 0)
+        try:
+            self.pwrite(file, data, 0)
+            self.fdatasync(file)
+        finally:
+            file.close()
+        self.rename(via, path)
+        self.fsync_dir(os.path.dirname(os.fspath(path)))
+
+    def _translated(self, error: OSError, path: str, needed: int) -> OSError:
+        if error.errno in _FULL:
+            free = self.free(os.path.dirname(path))
+            text = f"{path}: no room for {needed} bytes ({error.strerror}, {free} free); make room or raise the limit"
+            full = StoreFullError(text, path=path, needed=needed, free=free)
+            full.errno = error.errno
+            return full
+        error.filename = path
+        return error
+
+    @staticmethod
+    def _named(call: Callable[[], T], path: str) -> T:
+        try:
+            return call()
+        except OSError as error:
+            error.filename = path
+            raise
+
+
+class _Opening(Place):
+    """A `Place` whose folder is used by an operation: a refusal by the system says whose the file is."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> _Opening:
+        try:
+            super().__enter__()
+        except PermissionError as error:
+            raise no_access(error, self.path) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        if isinstance(error, PermissionError) and not isinstance(error, StorePermissionError):
+            raise no_access(error, self.path) from error
+        if isinstance(error, OSError) and error.filename == self.name:
+            error.filename = self.path
+
+
+def _place(path: str | Path, *, checked: bool = True) -> _Opening:
+    return _Opening(os.fspath(path), checked=checked)
+
+
+@contextlib.contextmanager
+def sync_errors(path: str) -> Iterator[None]:
+    """Turn an `OSError` of a sync into a `SyncFailedError`: whoever would try again must not."""
+    try:
+        yield
+    except SyncFailedError:
+        raise
+    except OSError as error:
+        failed = SyncFailedError(f"{path}: a sync failed ({error.strerror or error})", path=path)
+        failed.errno = error.errno
+        raise failed from error
+
+
+class FilePool:
+    """Open files by path, at most `limit` of them: the least recently used is forgotten first.
+
+    Threads: safe. A file that was forgotten stays open for whoever still holds it.
+    """
+
+    def __init__(self, disk: Disk, limit: int | None = None) -> None:
+        self.disk = disk
+        self.limit = limit if limit is not None else pool_limit()
+        self._files: OrderedDict[tuple[str, bool], File] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: str, *, writable: bool = False) -> File:
+        """The file at `path`, opened now or before."""
+        key = (path, writable)
+        with self._lock:
+            file = self._files.get(key)
+            if file is not None:
+                self._files.move_to_end(key)
+                return file
+        file = self.disk.open(path, writable=writable)
+        with self._lock:
+            if self.disk.at_path(file):  # else it was unlinked meanwhile, and has been forgotten already
+                self._keep(file)
+        return file
+
+    def put(self, file: File) -> None:
+        """Take in a file that was opened elsewhere."""
+        with self._lock:
+            self._keep(file)
+
+    def _keep(self, file: File) -> None:
+        self._files[(file.path, file.writable)] = file
+        while len(self._files) > self.limit:
+            self._files.popitem(last=False)
+
+    def forget(self, path: str) -> None:
+        """Drop a path: it was unlinked or replaced."""
+        with self._lock:
+            for writable in (False, True):
+                self._files.pop((path, writable), None)
+
+    def clear(self) -> None:
+        """Drop all."""
+        with self._lock:
+            self._files.clear()
+
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self._lock = threading.Lock()
+
+
+def pool_limit() -> int:
+    """How many files a pool may hold: a quarter of the process's descriptors, 8 to 512."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(8, min(512, soft // 4))
+
+
+def read_exactly(disk: Disk, file: File, size: int, position: int) -> bytes:
+    """`size` bytes at `position`.
+
+    Raises
+    ------
+    CorruptionError
+        When the file ends before.
+    """
+    data = disk.pread(file, size, position)
+    if len(data) != size:
+        raise CorruptionError(file.path, position, f"{size} bytes", f"{len(data)} bytes, then the end of the file")
+    return data

@@ -1,0 +1,233 @@
+"""Which file of a queue of equal files holds an offset?
+
+Files are named by the offset of their first byte, 20 digits, and all have one size (RocketMQ `MappedFileQueue.java`).
+A new file is made in the store's `spark` folder with its first bytes in it and renamed into place: RocketMQ's folders
+never show a file of another size, nor an empty one.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import uuid
+
+from messagestore.errors import CorruptionError
+from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
+
+_NAME_DIGITS = 20
+FILE_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
+MAX_OFFSET = (1 << 63) - 1
+
+
+def file_name(file_from_offset: int) -> str:
+    """`0` -> `00000000000000000000`."""
+    return f"{file_from_offset:0{_NAME_DIGITS}d}"
+
+
+class MappedFileQueue:
+    """The files of one CommitLog or ConsumeQueue.
+
+    Parameters
+    ----------
+    directory : str
+        Where the files are; it may be missing (no files).
+    file_size : int
+        Bytes of each file. 0: taken from the files that exist.
+    pool : FilePool
+        Where open files are kept.
+    staging : str
+        A folder on the same file system in which new files are made.
+
+    Threads: one writer; any number of readers that call `load` themselves.
+    """
+
+    def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self._size_is_known = file_size > 0
+        self.pool = pool
+        self.disk: Disk = pool.disk
+        self.staging = staging
+        self.offsets: list[int] = []
+        """file_from_offset of each file, ascending."""
+        self._name_unsynced = False
+
+    def load(self) -> None:
+        """Look at the folder: names and sizes.
+
+        Raises
+        ------
+        CorruptionError
+            For a file that RocketMQ would refuse (a stray name, another size) or a gap between files.
+        """
+        offsets: list[int] = []
+        sizes: list[int] = []
+        entries = self.disk.entries(self.directory)
+        for name, is_folder in entries:
+            if is_folder:
+                continue  # RocketMQ skips folders, too
+            path = os.path.join(self.directory, name)
+            try:
+                size = self.disk.size(path)
+            except FileNotFoundError:
+                continue  # deleted by retention just now
+            if FILE_NAME.fullmatch(name) is None or int(name) > MAX_OFFSET - size:
+                raise CorruptionError(
+                    path,
+                    0,
+                    f"files named by 20 digits only, that end at {MAX_OFFSET} at most",
+                    f"{name!r}",
+                    hint="Move it out of the folder.",
+                )
+            if size == 0 and name == entries[-1][0]:
+                continue  # just created by a broker, or left by one that crashed: not a file yet
+            offsets.append(int(name))
+            sizes.append(size)
+        if sizes and not self._size_is_known and not self.offsets:
+            self.file_size = sizes[0]  # whatever was assumed while there was no file
+        for offset, size in zip(offsets, sizes, strict=True):
+            if size != self.file_size:
+                raise CorruptionError(self.path(offset), 0, f"a file of {self.file_size} bytes", f"{size} bytes")
+        for before, offset in itertools.pairwise(offsets):
+            if offset != before + self.file_size:
+                raise CorruptionError(
+                    self.path(before + self.file_size),
+                    before + self.file_size,
+                    "this file",
+                    f"the next is {file_name(offset)}",
+                )
+        self.offsets = offsets
+
+    def forget_deleted(self) -> bool:
+        """Forget the first files when they are not there any more (retention); one system call when they are.
+
+        Returns
+        -------
+        bool
+            Whether a file was gone.
+        """
+        count = 0
+        while count < len(self.offsets) and not self.disk.exists(self.path(self.offsets[count])):
+            self.pool.forget(self.path(self.offsets[count]))
+            count += 1
+        del self.offsets[:count]
+        return count > 0
+
+    def refresh(self) -> None:
+        """Take in the files that came behind the last one, and drop those that retention has deleted before the first.
+
+        For whoever has looked with `load` before: a few looks, however many files there are.
+
+        Raises
+        ------
+        CorruptionError
+            For a next file of another size.
+        """
+        gone = 0
+        while gone < len(self.offsets) and not self.disk.exists(self.path(self.offsets[gone])):
+            gone += 1
+        if gone == len(self.offsets):
+            self.load()
+            return
+        del self.offsets[:gone]
+        while True:
+            path = self.path(self.max_offset)
+            try:
+                size = self.disk.size(path)
+            except FileNotFoundError:
+                return
+            if size == 0:
+                return  # just created by a broker: not a file yet
+            if size != self.file_size or self.max_offset > MAX_OFFSET - size:
+                raise CorruptionError(path, 0, f"a file of {self.file_size} bytes", f"{size} bytes")
+            self.offsets.append(self.max_offset)
+
+    def path(self, file_from_offset: int) -> str:
+        """Path of the file that begins at an offset."""
+        return f"{self.directory}/{file_from_offset:020d}"  # asked for with every read: no `os.path.join`
+
+    @property
+    def min_offset(self) -> int:
+        """First byte that a file holds; 0 without files."""
+        return self.offsets[0] if self.offsets else 0
+
+    @property
+    def max_offset(self) -> int:
+        """End of the last file; 0 without files."""
+        return self.offsets[-1] + self.file_size if self.offsets else 0
+
+    def holding(self, offset: int) -> int | None:
+        """file_from_offset of the file that holds `offset`, or None."""
+        if not self.offsets or not self.offsets[0] <= offset < self.max_offset:
+            return None
+        return self.offsets[0] + (offset - self.offsets[0]) // self.file_size * self.file_size
+
+    def file(self, file_from_offset: int, *, writable: bool = False) -> File:
+        """The open file that begins at an offset."""
+        return self.pool.get(self.path(file_from_offset), writable=writable)
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Bytes from `offset` on, at most to the end of its file; empty where there is no file."""
+        start = self.holding(offset)
+        if start is None:
+            return b""
+        return self.disk.pread(self.file(start), min(size, start + self.file_size - offset), offset - start)
+
+    def create(
+        self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False
+    ) -> File:
+        """Make the next file, with `data` at `position` already in it, and give it its name.
+
+        At most one name of a folder is not synced: after a power cut the files that are there are the first ones, with
+        no gap between them.
+
+        Raises
+        ------
+        SyncFailedError
+            The folder could not be synced; nothing was made.
+        """
+        if self._name_unsynced:
+            with sync_errors(self.directory):
+                self.disk.fsync_dir(self.directory)
+        temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
+        file = self.disk.open_new(temporary, self.file_size)
+        try:
+            if preallocate:
+                self.disk.fallocate(file, self.file_size)
+            if len(data):
+                self.disk.pwrite(file, data, position)
+            self.make_folder()
+            path = self.path(file_from_offset)
+            if self.disk.exists(path) and self.disk.size(path):
+                text = "found a file that this writer did not make (a broker started on this store?)"
+                raise FileExistsError(errno.EEXIST, text, path)
+            self._name_unsynced = True
+            self.disk.rename(temporary, path)
+        except BaseException:
+            file.close()
+            if self.disk.exists(temporary):
+                self.disk.unlink(temporary)
+            raise
+        file.path = self.path(file_from_offset)
+        self.pool.put(file)
+        self.offsets.append(file_from_offset)
+        return file
+
+    def make_folder(self) -> None:
+        """Make the folder and its missing parents."""
+        missing = []
+        path = self.directory
+        while not self.disk.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            self.disk.mkdir(path)
+
+    def remove(self, file_from_offset: int) -> None:
+        """Unlink a file; whoever has it open keeps what they have."""
+        path = self.path(file_from_offset)
+        self.disk.unlink(path)
+        self.pool.forget(path)
+        self.offsets.remove(file_from_offset)

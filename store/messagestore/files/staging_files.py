@@ -1,0 +1,231 @@
+"""Whose is a staging file, and when may it go?
+
+A name says which process wrote the file, which driver will commit it, and for which write it is:
+
+    <driver>-<write>.<batch>-<writer>-<random>.writing      not finished
+                                              .staged       finished: its name is on its way to the driver
+
+    process   <pid>.<start>.<boot>.<pid namespace>; 0: not known
+    write     SHA-256 of who writes (a streaming run, or one batch write), 16 hex digits
+
+A commit reads finished files of its own write only. So these go, each without a wait:
+
+- a file of a write and batch that this driver has committed or aborted, whoever wrote it (`sweep_write`);
+- an unfinished file whose writer is dead, and any file whose driver is dead (`sweep`).
+
+Everything else goes when nobody has written to it for `stagingTtl`. A process counts as dead only if this kernel says
+so: same boot, same pid namespace, and no process with this pid and start time. One of another machine, container or
+boot is not known to be dead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import time
+import uuid
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import boot_hash
+
+STAGED = ".staged"
+WRITING = ".writing"
+UNKNOWN = "0"
+_MOST_ANCESTORS = 16
+_PROCESS = r"0|\d+\.\d+\.[0-9a-f]{8}\.[0-9a-f]{8}"
+_NAME = re.compile(rf"({_PROCESS})-([0-9a-f]{{16}})\.(\d+)-({_PROCESS})-[0-9a-f]{{8}}({STAGED}|{WRITING})")
+_log = logging.getLogger(__name__)
+_warned_s: dict[str, float] = {}
+_WARN_AGAIN_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """What a staging file is for: plain values, pickled into tasks.
+
+    Parameters
+    ----------
+    driver : str
+        The process whose death ends the write; `UNKNOWN` where it cannot be told.
+    key : str
+        The same in all tasks and in the commit of one write, and of no other.
+    batch : int
+        Of a stream; commits of one key come in this order.
+    """
+
+    driver: str
+    key: str
+    batch: int = 0
+
+    def path(self, folder: str) -> str:
+        """A fresh path for a file that is being written."""
+        writer = process_token(os.getpid())
+        return os.path.join(folder, f"{self._prefix}{self.batch}-{writer}-{uuid.uuid4().hex[:8]}{WRITING}")
+
+    @property
+    def _prefix(self) -> str:
+        return f"{self.driver}-{hashlib.sha256(self.key.encode()).hexdigest()[:16]}."
+
+
+def no_write() -> Write:
+    """For whoever stages without a driver: known by nobody else."""
+    return Write(UNKNOWN, uuid.uuid4().hex)
+
+
+def finished(path: str) -> str:
+    """The name that a file gets when it is whole."""
+    return path.removesuffix(WRITING) + STAGED
+
+
+# ---- processes
+
+
+def process_token(pid: int) -> str:
+    """What tells a process from all others of this machine, also when its pid is used again."""
+    start = _start_of(pid)
+    if start is None:
+        return UNKNOWN
+    return f"{pid}.{start}.{boot_hash():08x}.{_namespace():08x}"
+
+
+@lru_cache(1)
+def _namespace() -> int:
+    return zlib.crc32(os.readlink("/proc/self/ns/pid").encode())
+
+
+def _stat_of(pid: int) -> list[str] | None:
+    """Name, state, parent, ... of a process; None when it cannot be seen."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return [text[text.index("(") + 1 : text.rindex(")")], *text[text.rindex(")") + 2 :].split()]
+
+
+def _start_of(pid: int) -> str | None:
+    fields = _stat_of(pid)
+    return None if fields is None else fields[20]
+
+
+def is_dead(token: str) -> bool:
+    """Whether a process is known to be gone."""
+    if token == UNKNOWN:
+        return False
+    pid, start, boot, namespace = token.split(".")
+    if (int(boot, 16), int(namespace, 16)) != (boot_hash(), _namespace()):
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # of another user: it is there
+        pass
+    found = _start_of(int(pid))
+    return found is not None and found != start
+
+
+def driver_token() -> str:
+    """Spark's driver, asked in a Python worker that it started: the nearest JVM above this process."""
+    pid = os.getpid()
+    for _ in range(_MOST_ANCESTORS):
+        fields = _stat_of(pid)
+        if fields is None or pid <= 1:
+            return UNKNOWN
+        if fields[0] == "java":
+            return process_token(pid)
+        pid = int(fields[2])
+    return UNKNOWN
+
+
+# ---- sweeping
+
+
+def remove(paths: Iterable[str], disk: Disk | None = None) -> None:
+    """Delete staging files; those that are gone already do not matter."""
+    disk = disk or Disk()
+    for path in paths:
+        try:
+            disk.unlink(path)
+        except FileNotFoundError:
+            continue
+
+
+def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[str]:
+    """Delete files that nobody will commit, and those that nobody has written to for `older_than_s` seconds.
+
+    Warns when what is left takes more than is free on the disk.
+
+    Returns
+    -------
+    list of str
+        Paths of the deleted files.
+    """
+    disk = disk or Disk()
+    limit_s = time.time() - older_than_s
+    gone, left = [], 0
+    dead = lru_cache(None)(is_dead)  # many files, few processes
+    for name in disk.names(folder):
+        if not name.endswith((STAGED, WRITING)):
+            continue
+        path = os.path.join(folder, name)
+        match = _NAME.fullmatch(name)
+        orphan = match is not None and (dead(match[1]) or (match[5] == WRITING and dead(match[4])))
+        if orphan or disk.modified_s(path) < limit_s:
+            gone.append(path)
+        else:
+            left += _size_of(disk, path)
+    remove(gone, disk)
+    if left:
+        _warn_if_large(disk, folder, left)
+    return gone
+
+
+def sweep_write(paths: Iterable[str], disk: Disk | None = None) -> list[str]:
+    """Delete what failed attempts left of the writes that some files belong to, up to these files' batches.
+
+    Called when the write is committed or aborted: nobody reads these files any more, nor those of earlier batches.
+    """
+    disk = disk or Disk()
+    last: dict[tuple[str, str, str], int] = {}
+    for path in paths:
+        folder, name = os.path.split(path)
+        match = _NAME.fullmatch(name)
+        if match is not None:
+            key = (folder, match[1], match[2])
+            last[key] = max(last.get(key, 0), int(match[3]))
+    gone = []
+    for folder in {key[0] for key in last}:
+        for name in disk.names(folder):
+            match = _NAME.fullmatch(name)
+            if match is not None and int(match[3]) <= last.get((folder, match[1], match[2]), -1):
+                gone.append(os.path.join(folder, name))
+    remove(gone, disk)
+    return gone
+
+
+def _size_of(disk: Disk, path: str) -> int:
+    try:
+        return disk.size(path)
+    except FileNotFoundError:
+        return 0
+
+
+def _warn_if_large(disk: Disk, folder: str, size: int) -> None:
+    free = disk.free(folder)
+    now_s = time.monotonic()
+    if size > free and now_s - _warned_s.get(folder, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
+        _warned_s[folder] = now_s
+        _log.warning(
+            "%s: holds %d bytes of files that are not committed, and %d bytes are free on the disk; when no write is "
+            "running they may be deleted, and a shorter stagingTtl deletes them sooner",
+            folder,
+            size,
+            free,
+        )

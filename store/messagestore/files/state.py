@@ -1,0 +1,255 @@
+"""Up to where may a reader read, and what must the next writer look at?
+
+`spark/state` is 4 096 bytes with two slots, 512 bytes apart so that no torn sector hits both. A change is one pwrite of
+one slot; a slot counts when its CRC agrees, and of two the one with the higher counter. So a torn write leaves the
+state before it.
+
+    0         64        512       576                4096
+    | slot 0  | zeros   | slot 1  | zeros            |       a state with counter n is in slot n % 2
+
+Written only under the writer lock; read by any thread and process at any time.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+import zlib
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from messagestore.files.mapped_file import Disk, File
+from messagestore.format.layout import (
+    STATE_ASYNC,
+    STATE_CLEAN,
+    STATE_FILE_SIZE,
+    STATE_POISONED,
+    STATE_RECOVERING,
+    STATE_SLOT,
+    STATE_SLOT_POSITIONS,
+)
+
+NOTHING_IN_FLIGHT = -1
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_READ_SIZE = STATE_SLOT_POSITIONS[-1] + STATE_SLOT.size
+_READ_TRIES = 3
+
+# A numpy scalar costs more than this whole file does: the format of the table, for one slot at a time.
+_SLOT = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[field.type] for field in STATE_SLOT.fields))
+_CRC_POSITION = STATE_SLOT.offset("crc")
+_PACKED = struct.Struct(_SLOT.format[:-1])  # what the CRC is of
+
+_values = attrgetter(*(field.name for field in STATE_SLOT.fields if field.name != "crc"))
+
+_boot_hash: int | None = None
+
+
+def boot_hash() -> int:
+    """CRC-32 of this boot's id: what was written in another boot and not synced may be gone."""
+    global _boot_hash  # noqa: PLW0603 - one value per boot
+    if _boot_hash is None:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            _boot_hash = zlib.crc32(file.read().strip().encode())
+    return _boot_hash
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One slot.
+
+    Parameters
+    ----------
+    counter : int
+        The generation, from 1; every change is a new one.
+    in_flight : int
+        S: bytes at or above it may be unfinished; `NOTHING_IN_FLIGHT`: none are.
+    visible_end : int
+        V: readers see the records that end at or below it.
+    clean_end : int
+        C: below it CommitLog, ConsumeQueues and index are synced.
+    anchor_position, anchor_size, anchor_crc : int
+        The last record below C: its physical offset, bytes, and CRC-32. Size 0: there is none.
+    boot_hash : int
+        `boot_hash()` of who wrote the slot.
+    flags : int
+        STATE_POISONED, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING of `layout`.
+    writer_pid : int
+        Who wrote the slot; for messages only.
+    """
+
+    counter: int = 1
+    in_flight: int = NOTHING_IN_FLIGHT
+    visible_end: int = 0
+    clean_end: int = 0
+    anchor_position: int = 0
+    anchor_size: int = 0
+    anchor_crc: int = 0
+    boot_hash: int = 0
+    flags: int = 0
+    writer_pid: int = 0
+
+    @property
+    def poisoned(self) -> bool:
+        """A sync failed in the process that wrote this."""
+        return bool(self.flags & STATE_POISONED)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Bytes above C were appended in ASYNC_FLUSH: a ConsumeQueue unit there proves nothing."""
+        return bool(self.flags & STATE_ASYNC)
+
+    @property
+    def clean(self) -> bool:
+        """The store was closed with everything synced up to C, and nobody of us has written since."""
+        return bool(self.flags & STATE_CLEAN)
+
+    @property
+    def recovering(self) -> bool:
+        """A recovery is at work, or died: what is derived from the log above C may be in pieces."""
+        return bool(self.flags & STATE_RECOVERING)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no append and no recovery was under way when this was written, and all that was written since the
+        machine was started is still there.
+        """
+        return (
+            self.in_flight == NOTHING_IN_FLIGHT
+            and not self.poisoned
+            and not self.recovering
+            and self.boot_hash == boot_hash()
+        )
+
+    def to_bytes(self) -> bytes:
+        """The slot's bytes.
+
+        Raises
+        ------
+        ValueError
+            For a value that its field cannot hold.
+        """
+        values = _values(self)
+        try:
+            return _SLOT.pack(*values, zlib.crc32(_PACKED.pack(*values)))
+        except struct.error as error:
+            raise ValueError(f"state: {error}; found {self}") from error
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> State | None:
+        """The state in a slot; None when it was never written, or torn."""
+        if len(data) != STATE_SLOT.size:
+            return None
+        *values, crc = _SLOT.unpack(data)
+        return cls(*values) if crc == zlib.crc32(data[:_CRC_POSITION]) else None
+
+
+class StateFile:
+    """The file `spark/state`, kept open.
+
+    Parameters
+    ----------
+    disk : Disk
+    path : str
+        The file; it may be missing until `create`.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self.disk = disk
+        self.path = path
+        self._file: File | None = None
+        self._last: State | None = None
+
+    @property
+    def last_counter(self) -> int:
+        """Counter of the state read or written last through this object; -1 before the first."""
+        return self._last.counter if self._last is not None else -1
+
+    @property
+    def inode(self) -> int:
+        """Of the file read last; -1 without one. Another one: the file was made again, or restored."""
+        return self._file.inode if self._file is not None else -1
+
+    def create(self, via: str, state: State) -> State:
+        """Make the file, whole and synced, with `state` in its slot; one that exists is replaced."""
+        data = bytearray(STATE_FILE_SIZE)
+        position = STATE_SLOT_POSITIONS[state.counter % 2]
+        data[position : position + STATE_SLOT.size] = state.to_bytes()
+        self.close()
+        self.disk.replace(self.path, bytes(data), via=via)
+        self._last = state
+        return state
+
+    def read(self) -> State | None:
+        """The state that counts; None without a file, or when no slot is valid. A few microseconds."""
+        for _ in range(_READ_TRIES):  # a reader that was stopped amid two writes may see both slots torn
+            data = self._read_slots()
+            if data is None:
+                return None
+            state: State | None = None
+            for position in STATE_SLOT_POSITIONS:
+                found = State.from_bytes(data[position : position + STATE_SLOT.size])
+                if found is not None and (state is None or found.counter > state.counter):
+                    state = found
+            if state is not None:
+                self._last = state
+                return state
+        return None
+
+    def _read_slots(self) -> bytes | None:
+        file = self._file
+        if file is None or not self.disk.at_path(file):
+            self.close()
+            try:
+                file = self._file = self.disk.open(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return self.disk.pread(file, _READ_SIZE, 0)
+
+    def write(self, state: State) -> State:
+        """Write one slot, never the one that counts. Not synced.
+
+        Raises
+        ------
+        ValueError
+            When the counter is not above the last one, or would fall into that one's slot.
+        FileNotFoundError
+            When the file is gone, or is another one than was read or written last.
+        """
+        last = self._last if self._last is not None else self.read()
+        if last is not None and (state.counter <= last.counter or (state.counter - last.counter) % 2 == 0):
+            raise ValueError(f"state: counter: found {state.counter}; after {last.counter} comes {last.counter + 1}")
+        self.disk.pwrite(self._writable(), state.to_bytes(), STATE_SLOT_POSITIONS[state.counter % 2])
+        self._last = state
+        return state
+
+    def write_both(self, state: State) -> State:
+        """Write the same content into both slots, with counters +0 and +1, so that neither shows the state before.
+
+        Returns
+        -------
+        State
+            The one that counts now: `state` with its counter plus 1.
+        """
+        self.write(state)
+        return self.write(replace(state, counter=state.counter + 1))
+
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        self.disk.fdatasync(self._writable())
+
+    def _writable(self) -> File:
+        """The file to write to; never one that was put in the place of the one this process knows.
+
+        Whoever restores a store under its writer puts another store's state there.
+        """
+        file = self._file
+        if file is not None and not self.disk.at_path(file):
+            text = "was removed or replaced while this process wrote the store"
+            raise FileNotFoundError(errno.ENOENT, text, self.path)
+        if file is None or not file.writable:
+            file = self._file = self.disk.open(self.path, writable=True)
+        return file
+
+    def close(self) -> None:
+        """Let go of the file (it closes when no thread reads it any more); the next call opens it again."""
+        self._file = None

@@ -1,0 +1,227 @@
+"""Which topics does the store know, and how many queues have they?
+
+`config/topics.json` is the broker's own file (`TopicConfigManager.java`).
+
+A name in the file says nothing about messages: a topic may be here without a queue, and a queue without being here.
+
+Threads: one. Processes: `save` is called under the writer lock; it reads the file again, so that what another process
+added stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from messagestore.errors import ConfigError, MessageIllegalError, UnknownTopicError
+from messagestore.files.config_file import ConfigFile
+from messagestore.files.mapped_file import Disk
+from messagestore.format.message import MAX_QUEUE_ID, topic_fault
+
+PERM_READ_WRITE = 6
+SINGLE_TAG = "SINGLE_TAG"
+QUEUE_TYPE = "queue.type"
+SIMPLE_QUEUE = "SimpleCQ"
+MAX_QUEUE_COUNT = MAX_QUEUE_ID + 1
+_MAX_PERM = 15
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic, as RocketMQ's TopicConfig.
+
+    Parameters
+    ----------
+    topic_name : str
+    read_queue_nums, write_queue_nums : int
+        How many queues consumers read, and producers write.
+    perm : int
+        4 read, 2 write, 1 inherit, 8 priority; added up.
+    topic_sys_flag : int
+    order : bool
+    topic_filter_type : str
+        SINGLE_TAG or MULTI_TAG.
+    attributes : dict of str to str
+        RocketMQ's topic attributes (`queue.type`, ...), names as they are in the file.
+    others : dict
+        Fields of the file that this project does not know; they are written back.
+    """
+
+    topic_name: str
+    read_queue_nums: int = 16
+    write_queue_nums: int = 16
+    perm: int = PERM_READ_WRITE
+    topic_sys_flag: int = 0
+    order: bool = False
+    topic_filter_type: str = SINGLE_TAG
+    attributes: dict[str, str] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+
+    def attribute(self, name: str) -> str | None:
+        """An attribute by its name, with or without the `+` that RocketMQ's tools put before it."""
+        return self.attributes.get(name, self.attributes.get("+" + name))
+
+    def to_fields(self) -> dict[str, Any]:
+        """As in the file."""
+        known = {
+            "attributes": dict(self.attributes),
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_nums,
+            "topicFilterType": self.topic_filter_type,
+            "topicName": self.topic_name,
+            "topicSysFlag": self.topic_sys_flag,
+            "writeQueueNums": self.write_queue_nums,
+        }
+        return {**self.others, **known}
+
+    @classmethod
+    def from_fields(cls, name: str, fields: dict[str, Any]) -> TopicConfig:
+        """From the file; a `ValueError`, `TypeError` or `AttributeError` when a field is not what it should be."""
+        others = dict(fields)
+        topic = cls(name)
+        attributes = others.pop("attributes", None) or {}
+        others.pop("topicName", None)  # the name in the table decides, as for RocketMQ
+        return cls(
+            topic_name=name,
+            read_queue_nums=int(others.pop("readQueueNums", topic.read_queue_nums)),
+            write_queue_nums=int(others.pop("writeQueueNums", topic.write_queue_nums)),
+            perm=int(others.pop("perm", topic.perm)),
+            topic_sys_flag=int(others.pop("topicSysFlag", topic.topic_sys_flag)),
+            order=str(others.pop("order", topic.order)).lower() == "true",
+            topic_filter_type=str(others.pop("topicFilterType", topic.topic_filter_type)),
+            attributes={str(key): str(value) for key, value in attributes.items()},
+            others=others,
+        )
+
+
+class Topics:
+    """`config/topics.json` of one store.
+
+    Parameters
+    ----------
+    disk : Disk
+    root : str
+        The store.
+    """
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._file = ConfigFile(
+            disk,
+            root,
+            "topics.json",
+            "topicConfigTable",
+            via="new-topics.json",
+            meaning="the broker's table of topics",
+            hint="Restore it from a copy, or move it away: topics without an entry have default settings.",
+        )
+        self.path = self._file.path
+        self._topics: dict[str, TopicConfig] = {}
+        self._changed: dict[str, TopicConfig] = {}
+
+    # ---- the file
+
+    def load(self) -> None:
+        """Read the file, or its `.bak` when it is missing, empty or unreadable. Changes not saved are dropped.
+
+        Raises
+        ------
+        CorruptionError
+            When there is a file, but none that can be read.
+        """
+        self._topics, self._changed = {}, {}
+        self._topics = self._file.load(
+            lambda table: {name: TopicConfig.from_fields(name, fields) for name, fields in table.items()}
+        )
+
+    def save(self) -> None:
+        """Write the file, with what was created and altered since `load` or the last `save`; the rest as it is now.
+
+        Called under the writer lock. Nothing changed: nothing is written.
+        """
+        changed = self._changed
+        if not changed:
+            return
+        self.load()
+        self._topics.update(changed)
+        self._changed = changed  # still to be saved if this fails
+        self._file.save({name: topic.to_fields() for name, topic in self._topics.items()})
+        self._changed = {}
+
+    # ---- topics
+
+    @property
+    def names(self) -> list[str]:
+        """All topics, sorted."""
+        return sorted(self._topics)
+
+    def get(self, name: str) -> TopicConfig | None:
+        """The topic, or None."""
+        return self._topics.get(name)
+
+    def create(self, name: str, queue_nums: int) -> TopicConfig:
+        """Add a topic with as many queues to read as to write; `save` writes it.
+
+        Raises
+        ------
+        MessageIllegalError
+            For a name that is not legal.
+        ConfigError
+            When the topic is there, or for a count that is not allowed.
+        """
+        fault = topic_fault(name)
+        if fault is not None:
+            raise MessageIllegalError(f"topic: {fault}", field="topic")
+        if name in self._topics:
+            raise ConfigError(
+                f"topic {name!r} is there already; alter it, or take another name", key="topic", value=name
+            )
+        return self._put(TopicConfig(name, read_queue_nums=queue_nums, write_queue_nums=queue_nums))
+
+    def alter(
+        self,
+        name: str,
+        *,
+        read_queue_nums: int | None = None,
+        write_queue_nums: int | None = None,
+        perm: int | None = None,
+        order: bool | None = None,
+    ) -> TopicConfig:
+        """Change what is given of a topic; `save` writes it.
+
+        Raises
+        ------
+        UnknownTopicError
+        ConfigError
+            For a value that is not allowed.
+        """
+        topic = self._topics.get(name)
+        if topic is None:
+            raise UnknownTopicError(name, self._topics)
+        return self._put(
+            replace(
+                topic,
+                read_queue_nums=topic.read_queue_nums if read_queue_nums is None else read_queue_nums,
+                write_queue_nums=topic.write_queue_nums if write_queue_nums is None else write_queue_nums,
+                perm=topic.perm if perm is None else perm,
+                order=topic.order if order is None else order,
+            )
+        )
+
+    def _put(self, topic: TopicConfig) -> TopicConfig:
+        for key, value, least, most in (
+            ("readQueueNums", topic.read_queue_nums, 1, MAX_QUEUE_COUNT),
+            ("writeQueueNums", topic.write_queue_nums, 1, MAX_QUEUE_COUNT),
+            ("perm", topic.perm, 0, _MAX_PERM),
+        ):
+            if type(value) is not int or not least <= value <= most:
+                message = f"topic {topic.topic_name!r}: {key}: found {value!r}; allowed is {least} to {most}"
+                raise ConfigError(message, key=key, value=value)
+        self._topics[topic.topic_name] = topic
+        self._changed[topic.topic_name] = topic
+        return topic
+
+    def is_simple_queue(self, name: str) -> bool:
+        """Whether the topic's queues are of RocketMQ's simple kind (one unit a message); so is an unknown topic."""
+        topic = self._topics.get(name)
+        return topic is None or topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)

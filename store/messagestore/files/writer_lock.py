@@ -1,0 +1,507 @@
+"""The locks that say who may write to a store: Python writers, one at a time, or a Java broker.
+
+Two locks. Both are open file description locks: they belong to a descriptor, not to a process, so closing another
+descriptor of the same file does not drop them, as it would a POSIX lock; and they conflict with Java's POSIX locks.
+
+    <root>/lock         byte 0: shared by all Python writers (`Attachment`), exclusive for a Java broker
+    spark/writer.lock   byte 0: one Python writer at a time (`WriterLock`)
+
+A Java broker locks only after it has read and cut the files, so the lock alone does not keep the two apart. But a
+broker opens `<root>/lock` for writing in its constructor, before it looks at any other file, and keeps it open. An
+attached writer therefore also holds a kernel lease on `<root>/lock`, through a descriptor that only reads:
+
+    the writer came first    the broker's `open` waits until the writer lets the lease go (`Attachment.broker_waits`)
+    the broker came first    the lease is refused, from the broker's constructor on, and so is the writer
+
+Python writers never open `<root>/lock` for writing, so their leases do not disturb each other. A lease that is not let
+go is broken by the kernel after `/proc/sys/fs/lease-break-time` (45 s); the lock still keeps that broker from starting.
+The kernel tells the holder by a signal; SIGURG is chosen because it is ignored unless somebody handles it. Leases need
+a local file system, and the file's owner or CAP_LEASE; where there are none the lock alone has to do, and a warning
+says so.
+
+In a forked child the descriptors are closed, never unlocked: an unlock would drop the parent's lock, too. Lock files
+hold no data and are not part of the seam to the disk. Threads: the caller lets one thread at a time use a lock object;
+`Attachment.broker_waits` may be called from any thread. Linux, 64 bit. Source: RocketMQ `DefaultMessageStore.java`
+(constructor, load, start), fcntl(2) "Open file description locks" and "Leases".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import struct
+import time
+import weakref
+from dataclasses import dataclass
+
+from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
+from messagestore.files.mapped_file import Disk, File
+
+LOCK_NAME = "lock"
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_NO_LOCKS = (errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+_NOTE_SIZE = 512
+_TRIES = 20
+_NO_LEASES = (errno.EACCES, errno.EPERM, *_NO_LOCKS)
+"""A file of another owner, or a file system without leases."""
+_BREAK_TIME = "/proc/sys/fs/lease-break-time"
+_USUAL_BREAK_TIME_S = 45
+_BREAK_MARGIN_S = 5.0
+
+_FLOCK = struct.Struct("hhqqi4x")
+"""`struct flock` of the kernel: type, whence, start, length, pid. Native order and alignment."""
+
+
+_log = logging.getLogger(__name__)
+_warned: set[str] = set()
+"""Lock files for which this process has said that they have no lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds an exclusive lock, as far as the kernel says.
+
+    Parameters
+    ----------
+    pid : int
+        0: a process of another pid namespace (a container); below 0: one that the kernel does not name.
+    """
+
+    pid: int
+
+    @property
+    def words(self) -> str:
+        """Process, program and host, for messages."""
+        host = socket.gethostname()
+        if self.pid > 0:
+            program = _program(self.pid)
+            return f"a RocketMQ broker, pid {self.pid}" + (f" ({program})" if program else "") + f" on {host}"
+        if self.pid == 0:
+            return f"a RocketMQ broker in another pid namespace (a container) on {host}"
+        return f"a process on {host} that the kernel does not name"
+
+    def __str__(self) -> str:
+        return self.words
+
+
+def _program(pid: int) -> str:
+    """Name of a process's program; empty when it has ended or may not be looked at."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+class _LockFile:
+    """A file that is there to be locked; knows the locks that live in this process."""
+
+    _writable = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: File | None = None
+        self._forked = False
+        _live.add(self)
+
+    def _open(self) -> File:
+        """The file, created if absent; a link, FIFO, device or folder is refused."""
+        if self._forked:
+            raise StoreClosedError(f"{self.path}: was opened before a fork; a child opens the store itself")
+        while self._file is None:
+            try:
+                self._file = Disk().open(self.path, writable=self._writable)
+            except FileNotFoundError:
+                self._create()
+        return self._file
+
+    def _create(self) -> None:
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            Disk().open_new(self.path, 0).close()
+
+    def _set(self, kind: int) -> bool:
+        """Lock or unlock byte 0; False when somebody else's lock is in the way."""
+        file = self._open()
+        try:
+            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            raise _without_locks(error, self.path) from error
+        return True
+
+    def _at_path(self) -> bool:
+        return self._file is not None and Disk().at_path(self._file)
+
+    def _close(self) -> None:
+        """Close the descriptor; that drops its lock, unless a forked child has the description open, too."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _after_fork(self) -> None:
+        self._forked = True
+        self._close()
+
+
+_live: weakref.WeakSet[_LockFile] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for lock in list(_live):
+        lock._after_fork()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def _without_locks(error: OSError, path: str) -> Exception:
+    """The error of a lock call; where the file system, or the system, knows no such locks, one that says so."""
+    if error.errno not in _NO_LOCKS:
+        error.filename = path
+        return error
+    return NotAStoreError(
+        f"{path}: the file system gives no open file description locks ({error.strerror}), which keep two writers "
+        f"apart. Put the store on a local file system (ext4, XFS, btrfs, tmpfs), or on NFS with a running lock "
+        "service, and use Linux 3.15 or newer",
+        path=path,
+    )
+
+
+def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
+    """Whose lock conflicts with one of `kind` on byte 0 through `fd`."""
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+    except OSError as error:
+        raise _without_locks(error, path) from error
+    found, _, _, _, pid = _FLOCK.unpack(answer)
+    return None if found == fcntl.F_UNLCK else Holder(pid)
+
+
+# ---- against a Java broker
+
+
+class Attachment(_LockFile):
+    """The shared lock and the lease on `<root>/lock`: while they are held no Java broker starts. Made by `attach`."""
+
+    _writable = False  # a lease needs a descriptor that only reads, and one that writes would break those of others
+
+    def __init__(self, root: str, disk: Disk) -> None:
+        super().__init__(os.path.join(root, LOCK_NAME))
+        self.disk = disk
+        self.leased = False
+        """Whether the kernel makes a broker wait that opens the lock file."""
+        self._undisturbed_s = 0.0
+
+    @property
+    def attached(self) -> bool:
+        """Whether it is held; False after `detach`, and in a forked child."""
+        return self._file is not None
+
+    def intact(self) -> bool:
+        """Whether the lock file at the path is still the one that is locked (nobody removed or replaced it), and no
+        broker can have gone past the lease.
+        """
+        return self._file is not None and self.disk.at_path(self._file) and not self.overrun()
+
+    def broker_waits(self) -> bool:
+        """Whether somebody waits to open the lock file for writing, as a broker does that starts. Under a microsecond.
+
+        Also True once the kernel has let it through. Never without a lease.
+        """
+        file = self._file
+        if file is None or not self.leased:
+            return False
+        try:
+            undisturbed = fcntl.fcntl(file.fileno(), fcntl.F_GETLEASE) == fcntl.F_RDLCK
+        except OSError:
+            if self._file is file:
+                raise
+            return False  # another thread has detached meanwhile
+        if undisturbed:
+            self._undisturbed_s = time.monotonic()
+        return not undisturbed
+
+    def overrun(self) -> bool:
+        """Whether a broker may have waited for so long that the kernel has let it through."""
+        return self.broker_waits() and time.monotonic() - self._undisturbed_s > _break_time_s() - _BREAK_MARGIN_S
+
+    def alone(self) -> bool:
+        """Whether no other Python writer is attached, in this process or another.
+
+        Raises
+        ------
+        StoreClosedError
+            When not attached.
+        """
+        if self._file is None:
+            raise StoreClosedError(f"{self.path}: not attached to the store; open it again")
+        return _in_the_way(self._file.fileno(), fcntl.F_WRLCK, self.path) is None
+
+    def detach(self) -> None:
+        """Let a Java broker start; a second time does nothing. In a forked child nothing is unlocked."""
+        if self._file is not None:
+            try:
+                # Closing alone leaves the lock to a child forked without our hook. The lease goes last: a broker that
+                # waits for it must not find the lock held.
+                self._set(fcntl.F_UNLCK)
+                if self.leased:
+                    with contextlib.suppress(BlockingIOError):  # the kernel has taken it away already
+                        fcntl.fcntl(self._file.fileno(), fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        self.leased = False
+        super()._close()
+
+    def _take(self) -> Holder | None:
+        for _ in range(_TRIES):
+            if not self._lease():
+                holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK, self.path)
+                self._close()
+                if holder is not None:
+                    return holder
+                time.sleep(_FIRST_PAUSE_S)  # a process may have it open for a moment only
+            elif not self._set(fcntl.F_RDLCK):
+                holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK, self.path)
+                if holder is not None:
+                    self._close()
+                    return holder
+                time.sleep(_FIRST_PAUSE_S)  # let go between the two calls
+            elif self._at_path():
+                return None
+            else:
+                self._close()  # removed or replaced since it was opened: lock what is there now
+        self._close()
+        raise self._refused()
+
+    def _lease(self) -> bool:
+        """Take the lease; False while somebody has the file open for writing, or waits to open it so."""
+        fd = self._open().fileno()
+        self.leased = False
+        try:
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return False
+            if error.errno not in _NO_LEASES:
+                error.filename = self.path
+                raise
+            if self.path not in _warned:
+                _warned.add(self.path)
+                _log.warning(
+                    "%s: no lease can be had on this file (%s), so a broker that begins to start is not noticed before "
+                    "it has read the store: do not start one while this process writes",
+                    self.path,
+                    error.strerror,
+                )
+            return True
+        self.leased = True
+        self._undisturbed_s = time.monotonic()
+        return True
+
+    def _refused(self) -> StoreLockedError:
+        holder = opened_for_writing(self.path)
+        return StoreLockedError(
+            f"{self.path}: {holder} has it open for writing, or waits to, as a RocketMQ broker does from its start on; "
+            f"stop the broker, or only read, then try again",
+            path=self.path,
+            holder=holder,
+        )
+
+
+def attach(root: str, disk: Disk) -> Attachment:
+    """Keep Java brokers out, before anything of the store is read that a write will rely on.
+
+    Parameters
+    ----------
+    root : str
+        The store; the folder must be there.
+    disk : Disk
+        Through which `Attachment.intact` looks.
+
+    Raises
+    ------
+    StoreLockedError
+        When a Java broker holds the store, or is starting on it.
+    """
+    attachment = Attachment(root, disk)
+    holder = attachment._take()
+    if holder is not None:
+        raise StoreLockedError(
+            f"{attachment.path}: locked by {holder.words}; stop it, or only read, then try again",
+            path=attachment.path,
+            holder=holder.words,
+        )
+    return attachment
+
+
+def opened_for_writing(path: str) -> str:
+    """Which processes have a file open for writing, in words, as far as this user may look."""
+    try:
+        wanted = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return "a process"
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):  # another user's, or gone
+            if any(_writes(pid, fd, wanted) for fd in os.listdir(f"/proc/{pid}/fd")):
+                found.append(f"pid {pid} ({_program(int(pid))}) on {socket.gethostname()}")
+    return " and ".join(found) or "a process that this user cannot see"
+
+
+def _writes(pid: str, fd: str, wanted: os.stat_result) -> bool:
+    info = os.stat(f"/proc/{pid}/fd/{fd}")
+    if (info.st_dev, info.st_ino) != (wanted.st_dev, wanted.st_ino):
+        return False
+    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as file:
+        flags = next(line for line in file if line.startswith("flags:"))
+    return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _break_time_s() -> float:
+    """After how long the kernel lets a process through that waits for a lease; it takes 0 for "never"."""
+    try:
+        with open(_BREAK_TIME, encoding="ascii") as file:
+            return float(file.read()) or math.inf
+    except (OSError, ValueError):
+        return _USUAL_BREAK_TIME_S
+
+
+def probe_java(root: str) -> Holder | None:
+    """The live Java broker of a store, or None. Python's own locks are shared ones and never show here."""
+    return _probe(os.path.join(root, LOCK_NAME), fcntl.F_RDLCK)
+
+
+def probe_attached(root: str) -> bool:
+    """Whether anybody is attached to a store: Python writers, who keep brokers out, or a broker."""
+    return _probe(os.path.join(root, LOCK_NAME), fcntl.F_WRLCK) is not None
+
+
+def probe_writer(path: str) -> str | None:
+    """Who holds `spark/writer.lock` at this moment, in words, or None. Nothing is locked or created."""
+    return WriterLock(path).holder() if _probe(path, fcntl.F_RDLCK) is not None else None
+
+
+def _probe(path: str, kind: int) -> Holder | None:
+    """Whose lock on a file would be in the way of one of `kind`."""
+    try:
+        file = Disk().open(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return _in_the_way(file.fileno(), kind, path)
+    finally:
+        file.close()
+
+
+# ---- among ourselves
+
+
+class WriterLock(_LockFile):
+    """The exclusive lock on `spark/writer.lock`; the file names its holder.
+
+    Parameters
+    ----------
+    path : str
+        The lock file; created if absent.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock; False in a forked child."""
+        return self._held
+
+    def intact(self) -> bool:
+        """Whether it is held, and the file at the path is still the one that is locked (nobody removed or replaced
+        it).
+        """
+        return self._held and self._at_path()
+
+    def acquire(self, timeout_s: float, *, description: str) -> None:
+        """Take the lock, waiting for it at most `timeout_s`; once held, a second time does nothing.
+
+        Parameters
+        ----------
+        timeout_s : float
+            0: one try.
+        description : str
+            What for ("query 3f2a..., batch 17"); others see it while they wait in vain.
+
+        Raises
+        ------
+        StoreLockedError
+            When the time is over; it names the holder.
+        """
+        if self._held:
+            return
+        deadline = time.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            if self._set(fcntl.F_WRLCK):
+                if self._at_path():
+                    break
+                self._close()  # removed or replaced since it was opened: lock what is there now
+            left = deadline - time.monotonic()
+            if left <= 0:
+                holder = self.holder()
+                raise StoreLockedError(
+                    f"{self.path}: after {timeout_s:g} s still locked by {holder}; wait, stop it, or raise lockTimeout",
+                    path=self.path,
+                    holder=holder,
+                )
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+        self._held = True
+        self._write_note(description)
+
+    def release(self) -> None:
+        """Let the next writer in; the descriptor is kept. Not held: nothing happens."""
+        if self._held:
+            self._held = False
+            self._set(fcntl.F_UNLCK)
+
+    def close(self) -> None:
+        """Release and let go of the file."""
+        self.release()
+        self._close()
+
+    def holder(self) -> str:
+        """Who holds the lock, or held it last, in words."""
+        try:
+            text = Disk().read_head(self.path, _NOTE_SIZE).decode("utf-8", "replace")
+            note = json.loads(text)
+            return f"pid {note['pid']} on {note['host']} ({note['description']})"
+        except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
+            return "a process that has not left its name"
+
+    def _write_note(self, description: str) -> None:
+        """Leave our name in the file, in one write of a fixed size."""
+        length = len(description)
+        while True:
+            note = {"pid": os.getpid(), "host": socket.gethostname(), "description": description[:length]}
+            line = json.dumps(note).encode("ascii")
+            if len(line) < _NOTE_SIZE or not length:
+                break
+            length = min(length - 1, length * _NOTE_SIZE // len(line))
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, only its holder's name is missing
+            os.pwrite(self._open().fileno(), line[: _NOTE_SIZE - 1].ljust(_NOTE_SIZE - 1) + b"\n", 0)
+
+    def _after_fork(self) -> None:
+        self._held = False
+        super()._after_fork()

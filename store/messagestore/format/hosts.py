@@ -1,0 +1,89 @@
+"""How is a host written in a record, and in a message id?
+
+A host is 4 or 16 address bytes in network order and a 4-byte port: 8 bytes for IPv4, 20 for IPv6. The offset message id
+is a store host followed by the record's physical offset, in upper-case hex: 32 or 56 characters.
+
+Source: RocketMQ `common/message/MessageDecoder.java`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from functools import lru_cache
+
+from messagestore.errors import MessageIllegalError
+from messagestore.format.layout import IPV6_EXTRA_SIZE
+
+_PORT_SIZE = 4
+_OFFSET_SIZE = 8
+HOST_V4_SIZE = 8
+"""Bytes of an IPv4 host."""
+HOST_V6_SIZE = HOST_V4_SIZE + IPV6_EXTRA_SIZE
+"""Bytes of an IPv6 host."""
+
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})", re.ASCII)
+
+
+@lru_cache(maxsize=1024)
+def pack_host(host: object) -> bytes:
+    """The bytes of `ip:port` (8) or `[ip]:port` (20).
+
+    Raises
+    ------
+    MessageIllegalError
+        When it is neither, or the port is above 65535. Names are not looked up.
+    """
+    match = _HOST.fullmatch(host) if isinstance(host, str) else None
+    try:
+        if match is None or int(match["port"]) > 0xFFFF:
+            raise ValueError(host)
+        address = ipaddress.IPv4Address(match["v4"]) if match["v4"] else ipaddress.IPv6Address(match["v6"])
+    except ValueError:
+        raise MessageIllegalError(
+            f"host: found {repr(host)[:80]}; allowed is ip:port, or [ip]:port for IPv6, with a port up to 65535",
+            field="host",
+        ) from None
+    return address.packed + int(match["port"]).to_bytes(_PORT_SIZE, "big")
+
+
+@lru_cache(maxsize=1024)
+def unpack_host(host: bytes) -> str:
+    """`ip:port`, or `[ip]:port`, from 8 or 20 bytes; the port is shown as it is stored (a signed int32).
+
+    Raises
+    ------
+    ValueError
+        When the bytes are of another length.
+    """
+    if len(host) not in (HOST_V4_SIZE, HOST_V6_SIZE):
+        raise ValueError(f"a host has {HOST_V4_SIZE} or {HOST_V6_SIZE} bytes, found {len(host)}")
+    port = int.from_bytes(host[-_PORT_SIZE:], "big", signed=True)
+    if len(host) == HOST_V4_SIZE:
+        return f"{ipaddress.IPv4Address(host[:-_PORT_SIZE])}:{port}"
+    return f"[{ipaddress.IPv6Address(host[:-_PORT_SIZE])}]:{port}"
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """Upper-case hex of a packed store host and the record's place in the log."""
+    return (store_host + physical_offset.to_bytes(_OFFSET_SIZE, "big", signed=True)).hex().upper()
+
+
+def parse_offset_message_id(text: str) -> tuple[str, int]:
+    """Store host (`ip:port`) and physical offset out of an offset message id.
+
+    Raises
+    ------
+    MessageIllegalError
+        When it is not 32 or 56 hex characters, or the offset is negative.
+    """
+    sizes = {2 * (size + _OFFSET_SIZE) for size in (HOST_V4_SIZE, HOST_V6_SIZE)}
+    data = bytes.fromhex(text) if len(text) in sizes and re.fullmatch("[0-9a-fA-F]+", text) else b""
+    physical_offset = int.from_bytes(data[-_OFFSET_SIZE:], "big", signed=True)
+    if not data or physical_offset < 0:
+        raise MessageIllegalError(
+            f"offset message id: found {text[:80]!r}; allowed are 32 (IPv4) or 56 (IPv6) hex characters: "
+            "store host, then physical offset",
+            field="offset_message_id",
+        )
+    return unpack_host(data[:-_OFFSET_SIZE]), physical_offset

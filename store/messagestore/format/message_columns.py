@@ -1,0 +1,372 @@
+"""What is a batch of messages as columns?
+
+`MessageColumns` holds what the user gave, mapped to fields by name. `ColumnTexts` is what the checks, the digest and
+the encoder all need of it, computed once: keys in one form, hashes, properties as flat arrays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from messagestore.errors import MessageIllegalError
+from messagestore.format import javahash
+from messagestore.format.arrow_bytes import (
+    array_of,
+    as_binary,
+    binary_array,
+    codes_of,
+    is_textual,
+    items_of,
+    numpy_of,
+    offsets_of,
+    plain,
+    scalar_of,
+    valid_of,
+)
+from messagestore.format.message import check_queue_id
+from messagestore.format.properties import KEY_SEPARATOR
+
+_NAMES = {
+    "body": ("body", "value"),
+    "topic": ("topic",),
+    "tags": ("tags",),
+    "keys": ("keys", "key"),
+    "properties": ("properties",),
+    "queue_id": ("queue_id", "queueId", "partition"),
+    "sharding_key": ("sharding_key", "shardingKey"),
+    "unique_key": ("unique_key", "uniqueKey"),
+    "born_timestamp": ("born_timestamp_ms", "bornTimestamp", "born_timestamp"),
+    "flag": ("flag",),
+}
+"""Field of MessageColumns -> names of its column; of two that are there, the first counts."""
+NO_QUEUE = -1
+"""Queue id of a row whose queue column is null: to be chosen."""
+
+
+@dataclass
+class MessageColumns:
+    """n messages as columns.
+
+    Parameters
+    ----------
+    topic : str or pa.Array[n]
+        string or dictionary.
+    queue_id : int32[n] | None
+        None until the queues are chosen; `encode` needs it.
+    body : pa.Array[n]
+        binary, string (its UTF-8 bytes), or large_*.
+    keys : pa.Array[n] | None
+        list of string or binary; or string or binary: one key a row.
+    tags, sharding_key, unique_key : pa.Array[n] | None
+        string, binary, large_*, or a dictionary of these.
+    properties : pa.MapArray[n] | None
+        Text to text, the user's own.
+    flag : int32[n] | None
+    born_timestamp_ms : int64[n] | None
+        None: the time of encoding.
+    given : mapping of str to pa.Array[n]
+        The user's own columns, with their nulls: "topic", "queue_id", "flag", "born_timestamp" (int64, ms). The digest
+        counts these. Where there is no entry it counts `topic` if that is an array, and `flag` if there is one, but
+        never a queue that was chosen or a time that was filled in.
+    """
+
+    topic: str | pa.Array
+    queue_id: NDArray[np.int32] | None
+    body: pa.Array
+    keys: pa.Array | None = None
+    tags: pa.Array | None = None
+    properties: pa.MapArray | None = None
+    flag: NDArray[np.int32] | None = None
+    born_timestamp_ms: NDArray[np.int64] | None = None
+    sharding_key: pa.Array | None = None
+    unique_key: pa.Array | None = None
+    given: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, column in vars(self).items():
+            if column is not None and not isinstance(column, str | Mapping) and len(column) != self.row_count:
+                raise ValueError(f"{name}: {len(column)} rows, but {self.row_count} bodies")
+
+    @property
+    def row_count(self) -> int:
+        """Messages."""
+        return len(self.body)
+
+    def slice(self, start: int, count: int) -> MessageColumns:
+        """Rows `start` to `start + count` (or to the end), without copying."""
+        rows = slice(start, start + count)
+        taken: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            taken[each.name] = value if value is None or isinstance(value, str | Mapping) else value[rows]
+        taken["given"] = {name: values[rows] for name, values in self.given.items()}
+        return MessageColumns(**taken)
+
+    @classmethod
+    def from_arrow(
+        cls,
+        batch: pa.RecordBatch | pa.Table,
+        *,
+        topic: str | None = None,
+        queue_id: int | None = None,
+        default_born_timestamp_ms: int | None = None,
+    ) -> MessageColumns:
+        """From the columns of a record batch (or a table, which is combined), by name.
+
+        Parameters
+        ----------
+        batch : pa.RecordBatch | pa.Table
+            Columns body (value), topic, tags, keys (key), properties, queueId (partition), shardingKey, uniqueKey,
+            bornTimestamp, flag; or RocketMQ's names in snake_case.
+        topic, queue_id : str, int
+            For all rows; they win over the columns.
+        default_born_timestamp_ms : int | None
+            For rows without a time; None: now.
+
+        Raises
+        ------
+        MessageIllegalError
+            A column is unknown, missing or of a type that cannot be stored.
+        """
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        found = _find(columns)
+        if "body" not in found:
+            raise MessageIllegalError("body: there is no column body (or value)", field="body")
+        if topic is None and "topic" not in found:
+            raise MessageIllegalError("topic: there is neither a column topic nor a topic for all rows", field="topic")
+        if topic is not None and not isinstance(topic, str):
+            raise MessageIllegalError(f"topic: found {type(topic).__name__}; a topic is text", field="topic")
+        if queue_id is not None:
+            check_queue_id(queue_id)
+        given: dict[str, pa.Array] = {}
+        for name in ("flag", "queue_id", "born_timestamp"):
+            if name in found:
+                given[name] = _integers(found[name], name)
+        flags, queues, times = given.get("flag"), given.get("queue_id"), given.get("born_timestamp")
+        now = default_born_timestamp_ms if default_born_timestamp_ms is not None else time.time_ns() // 1_000_000
+        queue_ids = None if queues is None else numpy_of(queues, null=NO_QUEUE)
+        if "topic" in found:
+            given["topic"] = _texts(found["topic"], "topic")
+        return cls(
+            topic=given["topic"] if topic is None else topic,
+            queue_id=queue_ids if queue_id is None else np.full(batch.num_rows, queue_id, np.int32),
+            body=plain(_texts(found["body"], "body")),
+            keys=_keys(found["keys"]) if "keys" in found else None,
+            tags=_texts(found["tags"], "tags") if "tags" in found else None,
+            properties=_map(found["properties"]) if "properties" in found else None,
+            flag=None if flags is None else numpy_of(flags, null=0),
+            born_timestamp_ms=np.full(batch.num_rows, now, np.int64) if times is None else numpy_of(times, null=now),
+            sharding_key=_texts(found["sharding_key"], "sharding_key") if "sharding_key" in found else None,
+            unique_key=_texts(found["unique_key"], "unique_key") if "unique_key" in found else None,
+            given=given,
+        )
+
+
+def _find(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> dict[str, pa.Array]:
+    """Field -> column. A column of Arrow's null type is as good as none, except for the body."""
+    known = [name for names in _NAMES.values() for name in names]
+    for name in columns:
+        if name not in known:
+            raise MessageIllegalError(f"column {name!r} is unknown; known are {', '.join(known)}", field=name)
+    found: dict[str, pa.Array] = {}
+    for name, names in _NAMES.items():
+        for alias in names:
+            if alias in columns and name not in found:
+                column = columns[alias]
+                column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+                if not pa.types.is_null(column.type):
+                    found[name] = column
+                elif name == "body":
+                    found[name] = column.cast(pa.binary())
+    return found
+
+
+def _wrong_type(name: str, column: pa.Array, allowed: str) -> MessageIllegalError:
+    return MessageIllegalError(f"column {name}: found type {column.type}; allowed is {allowed}", field=name)
+
+
+def _texts(column: pa.Array, name: str) -> pa.Array:
+    if not is_textual(column.type):
+        raise _wrong_type(name, column, "string or binary")
+    return column
+
+
+def _keys(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if is_textual(kind):
+        return column
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not lists or not (is_textual(kind.value_type) or pa.types.is_null(kind.value_type)):
+        raise _wrong_type("keys", column, "a list of strings, string or binary")
+    return column.cast(pa.list_(pa.string())) if pa.types.is_null(kind.value_type) else column
+
+
+def _map(column: pa.Array) -> pa.MapArray:
+    kind = column.type
+    if not pa.types.is_map(kind) or not (is_textual(kind.key_type) and is_textual(kind.item_type)):
+        raise _wrong_type("properties", column, "a map of string to string")
+    return column
+
+
+def _integers(column: pa.Array, name: str) -> pa.Array:
+    """As int32, or for times as int64 in ms; nulls stay."""
+    if name == "born_timestamp" and pa.types.is_timestamp(column.type):
+        return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+    if not pa.types.is_integer(column.type):
+        raise _wrong_type(name, column, "an integer" + (" of ms, or a timestamp" if name == "born_timestamp" else ""))
+    try:
+        return column.cast(pa.int64() if name == "born_timestamp" else pa.int32())
+    except pa.ArrowInvalid as error:
+        raise MessageIllegalError(f"column {name}: {error}", field=name) from None
+
+
+# ---- what is computed once
+
+
+@dataclass
+class Keys:
+    """The keys of n rows.
+
+    Parameters
+    ----------
+    texts : pa.Array[k]
+        All keys, plain, in row order; nulls only where the user's list has one.
+    counts : int64[n]
+        How many of them each row has.
+    joined : pa.Array[n]
+        KEYS of each row: its keys with a blank between them; empty where it has none.
+    """
+
+    texts: pa.Array
+    counts: NDArray[np.int64]
+    joined: pa.Array
+
+    @cached_property
+    def hashes(self) -> NDArray[np.int32]:
+        """Java hash of each key: int32[k]."""
+        return javahash.java_hashes(self.texts)
+
+    @cached_property
+    def joined_hashes(self) -> NDArray[np.int32]:
+        """Java hash of each row's KEYS: int32[n]."""
+        if len(self.counts) == len(self.texts) and self.counts.all():
+            return self.hashes  # one key each
+        return javahash.java_hashes(self.joined)
+
+
+@dataclass
+class Entries:
+    """The properties of n rows as flat arrays, in row order.
+
+    Parameters
+    ----------
+    counts : int64[n]
+        Properties of each row.
+    names : pa.DictionaryArray[k]
+    values : pa.Array[k]
+        Plain.
+    """
+
+    counts: NDArray[np.int64]
+    names: pa.DictionaryArray
+    values: pa.Array
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The row of each property: int64[k]."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @cached_property
+    def name_codes(self) -> NDArray[np.int64]:
+        """Index of each name in the dictionary: int64[k]; -1 for a null."""
+        return codes_of(self.names)
+
+
+class ColumnTexts:
+    """What the checks, the digest and the encoder need of a batch; each part is computed when it is first asked for."""
+
+    def __init__(self, columns: MessageColumns) -> None:
+        self.columns = columns
+
+    @cached_property
+    def topic_codes(self) -> NDArray[np.int64]:
+        """Index of each row's topic in `topic_names`: int64[n]; -1 for a null."""
+        if isinstance(self.columns.topic, str):
+            return np.zeros(self.columns.row_count, np.int64)
+        return codes_of(self.topics)
+
+    @cached_property
+    def topic_names(self) -> list[str]:
+        """The topics; bytes that are not UTF-8 become U+FFFD, which no topic may hold."""
+        if isinstance(self.columns.topic, str):
+            return [self.columns.topic]
+        names = as_binary(plain(self.topics.dictionary)).to_pylist()
+        return [str(name or b"", "utf-8", "replace") for name in names]
+
+    @cached_property
+    def topics(self) -> pa.DictionaryArray:
+        """The topic column, dictionary-encoded; only where there is one."""
+        topic = self.columns.topic
+        return topic if isinstance(topic, pa.DictionaryArray) else plain(topic).dictionary_encode()
+
+    @cached_property
+    def body(self) -> pa.Array:
+        """The bodies as binary or large_binary."""
+        return as_binary(plain(self.columns.body))
+
+    @cached_property
+    def keys(self) -> Keys | None:
+        """The keys, or None when there is no such column."""
+        column = self.columns.keys
+        if column is None:
+            return None
+        if is_textual(column.type):
+            column = plain(column)
+            valid = valid_of(column)
+            return Keys(column.drop_null() if column.null_count else column, valid.astype(np.int64), column)
+        if pa.types.is_fixed_size_list(column.type):
+            column = column.cast(pa.list_(column.type.value_type))
+        counts, pick = items_of(column)
+        texts = plain(pick(column.values))
+        if texts.null_count or int(counts.max(initial=0)) > 1:
+            lists = pa.LargeListArray.from_arrays(array_of(np.concatenate([[0], np.cumsum(counts)])), texts)
+            return Keys(texts, counts, pc.binary_join(lists, scalar_of(KEY_SEPARATOR, texts.type)))
+        offsets = offsets_of(texts)[np.concatenate([[0], np.cumsum(counts)])]  # none or one a row: the same bytes
+        return Keys(texts, counts, binary_array(texts.buffers()[2] or pa.py_buffer(b""), offsets, texts.type))
+
+    @cached_property
+    def tags(self) -> pa.Array | None:
+        """The tags, plain."""
+        return None if self.columns.tags is None else plain(self.columns.tags)
+
+    @cached_property
+    def tags_hashes(self) -> NDArray[np.int32] | None:
+        """Java hash of each row's tag: int32[n]; 0 without one."""
+        return None if self.tags is None else javahash.java_hashes(self.tags)
+
+    @cached_property
+    def unique_key(self) -> pa.Array | None:
+        """The unique keys, plain."""
+        return None if self.columns.unique_key is None else plain(self.columns.unique_key)
+
+    @cached_property
+    def entries(self) -> Entries | None:
+        """The properties, or None when there is no such column or every row's is null or empty."""
+        column = self.columns.properties
+        if column is None:
+            return None
+        counts, pick = items_of(column)
+        if not counts.any():
+            return None
+        names = pick(column.keys)
+        names = names if isinstance(names, pa.DictionaryArray) else plain(names).dictionary_encode()
+        return Entries(counts, names, plain(pick(column.items)))

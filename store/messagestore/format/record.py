@@ -1,0 +1,452 @@
+"""What are the bytes of one record, and where does a chain of records end?
+
+    TOTALSIZE MAGIC BODYCRC ... BODYLEN | body | TOPICLEN topic | PROPLEN properties [__CRC32# 0x01 digits 0x02]
+    `------------ head, 88 bytes ------'  (12 more for each IPv6 host; the layout is in layout.py)
+
+A record is made with QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP zero and *stamped* when its place is known. Numbers
+read out of a record are not trusted: lengths are signed and are checked against what is there before they are used.
+Arrow columns become records, and records columns, in record_columns.py.
+
+Source: RocketMQ `store/MessageExtEncoder.java`, `common/message/MessageDecoder.java`, `store/CommitLog.java`.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NoReturn
+
+from isal.isal_zlib import crc32
+
+from messagestore.errors import ChecksumError, MagicError, MessageIllegalError, TornRecordError
+from messagestore.format.config import StoreConfig
+from messagestore.format.hosts import HOST_V4_SIZE, HOST_V6_SIZE, offset_message_id, pack_host, unpack_host
+from messagestore.format.layout import (
+    CRC_MASK,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES_SIZE,
+    MAX_V1_TOPIC_LENGTH,
+    PROPERTY_CRC_NAME,
+    PROPERTY_CRC_SIZE,
+    RECORD_HEAD,
+    RECORD_SIZE_RESERVE,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    SYS_FLAG_TRANSACTION_MASK,
+    SYS_FLAG_TRANSACTION_PREPARED,
+    SYS_FLAG_TRANSACTION_ROLLBACK,
+)
+from messagestore.format.message import Message, MessageExt, topic_fault
+from messagestore.format.properties import (
+    KEY_SEPARATOR,
+    KEYS,
+    RESERVED_PROPERTIES,
+    TAGS,
+    UNIQUE_KEY,
+    WAIT,
+    check_keys,
+    check_properties,
+    check_tags,
+    decode_properties,
+    encode_properties,
+)
+from messagestore.format.record_scan import (
+    HEAD_DTYPE,
+    HOST_FLAGS,
+    MIN_RECORD_SIZE,
+    PROPERTY_CRC_BEGIN,
+    ScanEnd,
+    heads,
+    is_head,
+    scan,
+)
+
+__all__ = [
+    "HEAD_DTYPE",
+    "MIN_RECORD_SIZE",
+    "ScanEnd",
+    "crc32",
+    "decode_message",
+    "encode_message",
+    "heads",
+    "is_half",
+    "is_head",
+    "pack_blank",
+    "scan",
+    "stamp_record",
+    "total_size",
+]
+
+PROPERTY_CRC_BLANK = PROPERTY_CRC_BEGIN + b"0000000000\x02"
+"""The property CRC before the record is stamped."""
+OFFSETS_POSITION = RECORD_HEAD.offset("queue_offset")
+"""Where QUEUEOFFSET and, right behind it, PHYSICALOFFSET are."""
+
+
+def _head_struct(flags: int) -> struct.Struct:
+    born = HOST_V6_SIZE if flags & SYS_FLAG_BORN_HOST_V6 else HOST_V4_SIZE
+    store = HOST_V6_SIZE if flags & SYS_FLAG_STORE_HOST_V6 else HOST_V4_SIZE
+    return struct.Struct(f">iiiiiqqiq{born}sq{store}siqi")
+
+
+_HEADS = {flags: _head_struct(flags) for flags in (0, SYS_FLAG_BORN_HOST_V6, SYS_FLAG_STORE_HOST_V6, HOST_FLAGS)}
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+_OFFSETS = struct.Struct(">qq")
+_BLANK = struct.Struct(">ii")
+_LENGTHS = {MAGIC_V1: struct.Struct(">b"), MAGIC_V2: struct.Struct(">h")}
+_PROPERTIES_LENGTH = struct.Struct(">h")
+_SYS_FLAG_POSITION = RECORD_HEAD.offset("sys_flag")
+_STORE_TIMESTAMP_POSITION = RECORD_HEAD.offset("store_timestamp_ms")
+
+
+# ---- one message to one record
+
+
+@lru_cache(maxsize=4096)
+def topic_bytes(topic: str, auto_version: bool) -> tuple[int, bytes]:
+    """The magic of a topic's records, and TOPICLEN with the topic.
+
+    Raises
+    ------
+    MessageIllegalError
+        When the topic is not legal.
+    """
+    fault = topic_fault(topic)
+    if fault is None and len(topic) > MAX_V1_TOPIC_LENGTH and not auto_version:
+        fault = f"found {len(topic)} bytes; without autoMessageVersionOnTopicLen allowed are {MAX_V1_TOPIC_LENGTH}"
+    if fault is not None:
+        raise MessageIllegalError(f"topic: {fault}", field="topic")
+    magic = MAGIC_V2 if len(topic) > MAX_V1_TOPIC_LENGTH else MAGIC_V1
+    return magic, _LENGTHS[magic].pack(len(topic)) + topic.encode()
+
+
+def encode_message(
+    message: Message,
+    *,
+    queue_id: int,
+    store_host: bytes,
+    limits: StoreConfig,
+    unique_key: str | None = None,
+    property_crc: bool | None = None,
+    extra_properties: Sequence[tuple[str, str]] = (),
+) -> bytearray:
+    """The record of a message, ready for `stamp_record`.
+
+    Parameters
+    ----------
+    message : Message
+        `message.queue_id` is not looked at.
+    queue_id : int
+    store_host : bytes
+        As `hosts.pack_host` gives it.
+    limits : StoreConfig
+        `maxMessageSize`, `autoMessageVersionOnTopicLen`, `enabledAppendPropCRC`.
+    unique_key : str | None
+        UNIQ_KEY.
+    property_crc : bool | None
+        Whether `__CRC32#` ends the record; None: as `enabledAppendPropCRC` says.
+    extra_properties : sequence of (str, str)
+        Reserved properties the store itself adds, behind the user's. Only their size is checked.
+
+    Raises
+    ------
+    MessageIllegalError
+        When a field is of the wrong type or too large, or a name or value cannot be stored.
+    """
+    body, body_size = message.body, size_of_body(message.body)
+    if body_size > limits.max_message_size:
+        raise too_large("body", body_size, limits.max_message_size)
+    magic, topic = topic_bytes(message.topic, limits.auto_message_version_on_topic_len)
+    property_crc = limits.enabled_append_prop_crc if property_crc is None else property_crc
+    properties = _properties_bytes(message, unique_key, extra_properties, property_crc)
+    born_host = pack_host(message.born_host)
+    flags = host_flags(born_host, store_host)
+    head = _HEADS[flags]
+    size = head.size + body_size + len(topic) + _PROPERTIES_LENGTH.size + len(properties)
+    if size > limits.max_message_size + RECORD_SIZE_RESERVE:
+        raise too_large("record", size, limits.max_message_size + RECORD_SIZE_RESERVE)
+    born_timestamp_ms = message.born_timestamp_ms
+    if born_timestamp_ms is None:
+        born_timestamp_ms = time.time_ns() // 1_000_000
+    try:
+        packed = head.pack(
+            size,
+            magic,
+            crc32(body) & CRC_MASK if body_size else 0,
+            queue_id,
+            message.flag,
+            0,
+            0,
+            message.sys_flag & ~HOST_FLAGS | flags,
+            born_timestamp_ms,
+            born_host,
+            0,
+            store_host,
+            message.reconsume_times,
+            message.prepared_transaction_offset,
+            body_size,
+        )
+    except (struct.error, TypeError) as error:
+        raise bad_number(message, queue_id) or error from None
+    record = bytearray(packed)
+    record += body
+    record += topic
+    record += _PROPERTIES_LENGTH.pack(len(properties))
+    record += properties
+    return record
+
+
+def size_of_body(body: object, row: int | None = None) -> int:
+    """Bytes of a body.
+
+    Raises
+    ------
+    MessageIllegalError
+        When it is not bytes.
+    """
+    try:
+        return memoryview(body).nbytes  # type: ignore[arg-type]
+    except TypeError:
+        found = type(body).__name__
+        raise MessageIllegalError(f"body: found {found}; allowed are bytes", field="body", row=row) from None
+
+
+def _properties_bytes(
+    message: Message, unique_key: str | None, extra: Sequence[tuple[str, str]], property_crc: bool
+) -> bytes:
+    """KEYS, UNIQ_KEY, TAGS, WAIT, the user's, the store's extra ones; `__CRC32#`, still empty."""
+    pairs: list[tuple[str, str]] = []
+    check_keys(message.keys)
+    if message.keys:
+        pairs.append((KEYS, KEY_SEPARATOR.join(message.keys)))
+    if unique_key is not None:
+        check_keys((unique_key,))
+        pairs.append((UNIQUE_KEY, unique_key))
+    if message.tags is not None:
+        check_tags(message.tags)
+        pairs.append((TAGS, message.tags))
+    if not message.wait_store_msg_ok:
+        pairs.append((WAIT, "false"))
+    check_properties(message.properties)
+    pairs.extend(message.properties.items())
+    pairs.extend(extra)
+    properties = encode_properties(pairs)
+    if property_crc:
+        properties += PROPERTY_CRC_BLANK
+    if len(properties) > MAX_PROPERTIES_SIZE:
+        raise too_large("properties", len(properties), MAX_PROPERTIES_SIZE)
+    return properties
+
+
+def host_flags(born_host: bytes, store_host: bytes) -> int:
+    """The SYSFLAG bits of two packed hosts."""
+    flags = SYS_FLAG_BORN_HOST_V6 if len(born_host) == HOST_V6_SIZE else 0
+    return flags | (SYS_FLAG_STORE_HOST_V6 if len(store_host) == HOST_V6_SIZE else 0)
+
+
+def too_large(field: str, size: int, limit: int, row: int | None = None) -> MessageIllegalError:
+    """The error for a part of a message that is over its limit."""
+    what = {
+        "body": "maxMessageSize; send less, or raise it",
+        "record": f"maxMessageSize and {RECORD_SIZE_RESERVE} more for topic and properties",
+    }.get(field, "the format's limit")
+    return MessageIllegalError(
+        f"{field}: found {size} bytes; allowed are {limit} ({what})", field=field, size=size, limit=limit, row=row
+    )
+
+
+def bad_number(message: Message, queue_id: int, row: int | None = None) -> MessageIllegalError | None:
+    """The error for a number that does not fit into a record's head, or None."""
+    numbers = {
+        "queue_id": (queue_id, 32),
+        "flag": (message.flag, 32),
+        "sys_flag": (message.sys_flag, 32),
+        "born_timestamp_ms": (message.born_timestamp_ms, 64),
+        "reconsume_times": (message.reconsume_times, 32),
+        "prepared_transaction_offset": (message.prepared_transaction_offset, 64),
+    }
+    for name, (value, bits) in numbers.items():
+        if value is None and name == "born_timestamp_ms":  # now
+            continue
+        if value is None or not hasattr(value, "__index__") or not -(1 << bits - 1) <= value < 1 << bits - 1:
+            fault = f"{name}: found {value!r}; allowed is an int of {bits} bits"
+            return MessageIllegalError(fault, field=name, row=row)
+    return None
+
+
+def is_half(sys_flag: int) -> bool:
+    """Whether a message is of a transaction that was not committed: PREPARED or ROLLBACK, which are in no queue."""
+    return sys_flag & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
+
+
+def stamp_record(
+    record: bytearray, queue_offset: int, physical_offset: int, store_timestamp_ms: int, property_crc: bool = False
+) -> None:
+    """Fill in what is known only when the record's place is: both offsets, the store time, then the property CRC.
+
+    Parameters
+    ----------
+    record : bytearray
+        As `encode_message` gave it; changed in place.
+    property_crc : bool
+        Whether it was made with one.
+    """
+    _OFFSETS.pack_into(record, OFFSETS_POSITION, queue_offset, physical_offset)
+    sys_flag = _INT32.unpack_from(record, _SYS_FLAG_POSITION)[0]
+    _INT64.pack_into(record, store_timestamp_position(sys_flag), store_timestamp_ms)
+    if property_crc:
+        end = len(record) - PROPERTY_CRC_SIZE
+        record[end + len(PROPERTY_CRC_BEGIN) : -1] = crc_digits(crc32(memoryview(record)[:end]))
+
+
+def store_timestamp_position(sys_flag: int) -> int:
+    """Where STORETIMESTAMP is in a record: 56, or 68 behind an IPv6 born host."""
+    later = HOST_V6_SIZE - HOST_V4_SIZE if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0
+    return _STORE_TIMESTAMP_POSITION + later
+
+
+def crc_digits(crc: int) -> bytes:
+    """Ten decimal digits, the last one first (RocketMQ UtilAll / CommitLog.setCRC32)."""
+    return str(crc & CRC_MASK).zfill(10)[::-1].encode()
+
+
+def pack_blank(size: int, magic: int = MAGIC_BLANK) -> bytes:
+    """The BLANK record that stands for the last `size` bytes of a segment."""
+    return _BLANK.pack(size, magic)
+
+
+def total_size(head: bytes | memoryview) -> int:
+    """TOTALSIZE, unchecked."""
+    size: int = _INT32.unpack_from(head)[0]
+    return size
+
+
+# ---- one record to one message
+
+
+class _Fault:
+    """Raises what is wrong with one record, naming where it is."""
+
+    def __init__(self, path: str, physical_offset: int) -> None:
+        self.path = path
+        self.physical_offset = physical_offset
+
+    def torn(self, expected: str, found: str) -> NoReturn:
+        raise TornRecordError(self.path, self.physical_offset, expected, found)
+
+    def magic(self, expected: str, found: str) -> NoReturn:
+        raise MagicError(self.path, self.physical_offset, expected, found)
+
+    def checksum(self, expected: str, found: str) -> NoReturn:
+        raise ChecksumError(self.path, self.physical_offset, expected, found)
+
+
+def decode_message(
+    data: bytes | bytearray | memoryview,
+    position: int = 0,
+    *,
+    verify: bool = True,
+    path: str = "",
+    physical_offset: int | None = None,
+) -> MessageExt:
+    """The message whose record begins at `data[position]`; what follows the record is not looked at.
+
+    Parameters
+    ----------
+    data : bytes-like
+    position : int
+    verify : bool
+        Check the CRC of the body and, where there is one, of the record.
+    path : str
+        For error messages.
+    physical_offset : int | None
+        Where the record was read from; PHYSICALOFFSET must say the same. None: not checked.
+
+    Raises
+    ------
+    MagicError
+        No record begins there, or it is the record of another place.
+    TornRecordError
+        The record is cut, or its lengths contradict each other.
+    ChecksumError
+        A CRC does not match.
+    """
+    view = memoryview(data).cast("B")[position:]
+    fault = _Fault(path, position if physical_offset is None else physical_offset)
+    if len(view) < MIN_RECORD_SIZE:
+        fault.torn(f"a record of at least {MIN_RECORD_SIZE} bytes", f"{len(view)} bytes")
+    magic = _INT32.unpack_from(view, RECORD_HEAD.offset("magic"))[0]
+    if magic not in _LENGTHS:
+        fault.magic(f"magic {MAGIC_V1 & 0xFFFFFFFF:#x} or {MAGIC_V2 & 0xFFFFFFFF:#x}", f"{magic & 0xFFFFFFFF:#x}")
+    head = _HEADS[_INT32.unpack_from(view, _SYS_FLAG_POSITION)[0] & HOST_FLAGS]
+    size = total_size(view)
+    if not head.size < size <= len(view):
+        fault.torn(f"TOTALSIZE of {head.size} to {len(view)}", str(size))
+    view = view[:size]
+    (_, _, body_crc, queue_id, flag, queue_offset, own_offset, sys_flag, born_ms, born, store_ms, store,
+     reconsume_times, prepared_offset, body_size) = head.unpack_from(view)  # fmt: skip
+    if physical_offset is not None and own_offset != physical_offset:
+        fault.magic(f"PHYSICALOFFSET {physical_offset}", str(own_offset))
+    body_end, topic, properties_start = _ranges(view, head.size, body_size, magic, fault)
+    body = bytes(view[head.size : body_end])
+    if verify:
+        _verify(view, body, body_crc, properties_start, fault)
+    properties = decode_properties(bytes(view[properties_start:]))
+    return MessageExt(
+        topic=str(topic, "utf-8", "replace"),
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        physical_offset=own_offset,
+        size=size,
+        body=body,
+        keys=tuple(key for key in properties.get(KEYS, "").split(KEY_SEPARATOR) if key),
+        tags=properties.get(TAGS),
+        properties={name: value for name, value in properties.items() if name not in RESERVED_PROPERTIES},
+        system_properties={name: value for name, value in properties.items() if name in RESERVED_PROPERTIES},
+        flag=flag,
+        sys_flag=sys_flag,
+        born_timestamp_ms=born_ms,
+        store_timestamp_ms=store_ms,
+        born_host=unpack_host(born),
+        store_host=unpack_host(store),
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_offset,
+        body_crc=body_crc,
+        unique_key=properties.get(UNIQUE_KEY),
+        offset_message_id=offset_message_id(store, own_offset),
+    )
+
+
+def _ranges(view: memoryview, head_size: int, body_size: int, magic: int, fault: _Fault) -> tuple[int, memoryview, int]:
+    """End of the body, the topic, and where the properties begin; the lengths add up to the record's size."""
+    length = _LENGTHS[magic]
+    body_end = head_size + body_size
+    least_behind = length.size + _PROPERTIES_LENGTH.size
+    if body_size < 0 or body_end + least_behind > len(view):
+        fault.torn(f"BODYLEN of 0 to {len(view) - head_size - least_behind}", str(body_size))
+    topic_size = length.unpack_from(view, body_end)[0]
+    topic_start = body_end + length.size
+    topic_end = topic_start + topic_size
+    if topic_size < 0 or topic_end + _PROPERTIES_LENGTH.size > len(view):
+        fault.torn(f"TOPICLEN of 0 to {len(view) - topic_start - _PROPERTIES_LENGTH.size}", str(topic_size))
+    properties_size = _PROPERTIES_LENGTH.unpack_from(view, topic_end)[0]
+    properties_start = topic_end + _PROPERTIES_LENGTH.size
+    if properties_size != len(view) - properties_start:
+        fault.torn(f"PROPLEN of {len(view) - properties_start}, as TOTALSIZE leaves", str(properties_size))
+    return body_end, view[topic_start:topic_end], properties_start
+
+
+def _verify(view: memoryview, body: bytes, body_crc: int, properties_start: int, fault: _Fault) -> None:
+    if body and crc32(body) & CRC_MASK != body_crc:
+        fault.checksum(f"BODYCRC {crc32(body) & CRC_MASK:08x}", f"{body_crc & 0xFFFFFFFF:08x}")
+    end = len(view) - PROPERTY_CRC_SIZE
+    if end >= properties_start and view[end : end + len(PROPERTY_CRC_BEGIN)] == PROPERTY_CRC_BEGIN:
+        wanted = crc_digits(crc32(view[:end])) + b"\x02"
+        found = bytes(view[end + len(PROPERTY_CRC_BEGIN) :])
+        if found != wanted:
+            fault.checksum(f"{PROPERTY_CRC_NAME} {wanted[:-1].decode()}", repr(found[:-1])[1:])

@@ -1,0 +1,497 @@
+"""Where do the records lie in a stretch of the log, which of them are whole, and why does the chain end?
+
+Nothing is believed: a record counts when its place, magic, sizes, length sum and CRCs agree. Heads are found with array
+operations (every magic is a candidate), then the chain start + TOTALSIZE == next start is followed; each check is one
+comparison over all records, and the chain is cut before the first record that fails one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from fastcrc.crc32 import iso_hdlc as crc32_of_value
+from isal.isal_zlib import crc32
+from numpy.typing import NDArray
+
+from messagestore.format.arrow_bytes import data_of, gather, offsets_of, unaligned, valid_of
+from messagestore.format.layout import (
+    BLANK,
+    CRC_MASK,
+    IPV6_EXTRA_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH_SIZE,
+    PROPERTY_CRC_NAME,
+    PROPERTY_CRC_SIZE,
+    RECORD_HEAD,
+    SYS_FLAG_BORN_HOST_V6,
+    SYS_FLAG_STORE_HOST_V6,
+    TOPIC_LENGTH_SIZES,
+)
+
+HEAD_DTYPE = RECORD_HEAD.dtype.newbyteorder("=")
+"""What `heads` gives: the fields of RECORD_HEAD in native byte order."""
+HOST_FLAGS = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
+MIN_RECORD_SIZE = RECORD_HEAD.size + TOPIC_LENGTH_SIZES[MAGIC_V1] + PROPERTIES_LENGTH_SIZE
+"""Bytes of a V1 record with IPv4 hosts, no body, no topic and no properties."""
+PROPERTY_CRC_BEGIN = PROPERTY_CRC_NAME.encode() + b"\x01"
+PROPERTY_CRC_DIGITS = PROPERTY_CRC_SIZE - len(PROPERTY_CRC_BEGIN) - 1
+
+_MAGIC_POSITION = RECORD_HEAD.offset("magic")
+_BEHIND_BORN_HOST: tuple[str, ...] = ("store_timestamp_ms", "store_ip", "store_port")
+_BEHIND_HOSTS: tuple[str, ...] = ("reconsume_times", "prepared_transaction_offset", "body_size")
+_HOST_FIELDS = {SYS_FLAG_BORN_HOST_V6: ("born_ip", "born_port"), SYS_FLAG_STORE_HOST_V6: ("store_ip", "store_port")}
+_WALK_SIZE = 1024
+"""Above this size of a record, walking from one to the next is cheaper than looking at every byte."""
+_BLOCK_SIZE = 1 << 21
+"""Bytes scanned in one go: each record is looked at several times, and stays in the CPU's cache meanwhile."""
+_CRC_CHUNK = 1 << 18
+_SLICE_SIZE = 4096
+_MAGICS_AS_READ = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
+_FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
+
+
+@dataclass(frozen=True, slots=True)
+class ScanEnd:
+    """Why a scan stopped.
+
+    Parameters
+    ----------
+    reason : str
+        "end": the data are used up, or end within a record: read on from `position`. "zero": TOTALSIZE 0. "blank": a
+        BLANK record that fills the file. Else what is wrong with the record there: "magic", "size", "position" (it is
+        not the record of this place), "length" (its lengths do not add up), "body_crc", "property_crc".
+    position : int
+        In the data: behind the last valid record.
+    expected, found : str
+        In words.
+    """
+
+    reason: str
+    position: int
+    expected: str
+    found: str
+
+
+# ---- heads
+
+
+def heads(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.void]:
+    """The heads of the records at `starts`, unchecked.
+
+    Parameters
+    ----------
+    data : uint8[m]
+    starts : int64[n]
+        Each with at least the 88 bytes of a head behind it.
+
+    Returns
+    -------
+    structured[n]
+        Of `HEAD_DTYPE`. Right for IPv6 hosts too; the address and port of an IPv6 host are 0.
+    """
+    raw = unaligned(data, f"V{RECORD_HEAD.size}")[starts]
+    found: NDArray[np.void] = raw.view(RECORD_HEAD.dtype).astype(HEAD_DTYPE)
+    rows = np.flatnonzero(found["sys_flag"] & HOST_FLAGS)
+    if len(rows):
+        _correct_for_ipv6(data, starts, found, rows)
+    return found
+
+
+class HeadFields:
+    """The heads of the records at `starts`, unchecked, each field converted when it is asked for first.
+
+    What `heads` gives, for those who need few of its fields: `fields["body_size"]` is a contiguous native array.
+
+    Parameters
+    ----------
+    data : uint8[m]
+    starts : int64[n]
+        As for `heads`.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
+        self._items: NDArray[np.void] = unaligned(data, f"V{RECORD_HEAD.size}")[starts].view(RECORD_HEAD.dtype)
+        self._fields: dict[str, NDArray[Any]] = {}
+        if (self["sys_flag"] & HOST_FLAGS).any():
+            self._items, self._fields = heads(data, starts), {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        field = self._fields.get(name)
+        if field is None:
+            field = self._fields[name] = self._items[name].astype(HEAD_DTYPE[name])
+        return field
+
+
+def _correct_for_ipv6(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void], rows: NDArray[np.int64]
+) -> None:
+    """Read again, of the rows with an IPv6 host, what lies behind it."""
+    flags = found["sys_flag"][rows]
+    behind_born = np.where(flags & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_SIZE, 0)
+    behind_both = behind_born + np.where(flags & SYS_FLAG_STORE_HOST_V6, IPV6_EXTRA_SIZE, 0)
+    for names, moved in ((_BEHIND_BORN_HOST, behind_born), (_BEHIND_HOSTS, behind_both)):
+        for name in names:
+            items = unaligned(data, RECORD_HEAD.dtype[name])
+            at = starts[rows] + RECORD_HEAD.offset(name) + moved
+            inside = at < len(items)  # a head that is cut by the end of the data reads as 0
+            found[name][rows] = np.where(inside, items[np.where(inside, at, 0)], 0)
+    for flag, names in _HOST_FIELDS.items():
+        cleared = rows[(flags & flag) != 0]
+        for name in names:
+            found[name][cleared] = 0
+
+
+def head_sizes(found: NDArray[np.void] | HeadFields) -> NDArray[np.int64]:
+    """Bytes before the body of each record: 88, 100 or 112."""
+    flags = found["sys_flag"]
+    extra = ((flags & SYS_FLAG_BORN_HOST_V6) != 0).astype(np.int64) + ((flags & SYS_FLAG_STORE_HOST_V6) != 0)
+    sizes: NDArray[np.int64] = RECORD_HEAD.size + IPV6_EXTRA_SIZE * extra
+    return sizes
+
+
+def is_head(head: Any, physical_offset: int) -> bool:
+    """Whether one item of `heads` can be the head of the record at `physical_offset`: magic, sizes and place agree."""
+    if int(head["magic"]) not in TOPIC_LENGTH_SIZES or int(head["physical_offset"]) != physical_offset:
+        return False
+    body_size = int(head["body_size"])
+    extra = sum(IPV6_EXTRA_SIZE for flag in _HOST_FIELDS if int(head["sys_flag"]) & flag)
+    return body_size >= 0 and MIN_RECORD_SIZE + extra + body_size <= int(head["total_size"])
+
+
+# ---- the parts behind the head
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Where the parts of n records are, as positions in the data (int64[n]); all within their record."""
+
+    body_starts: NDArray[np.int64]
+    body_ends: NDArray[np.int64]
+    topic_starts: NDArray[np.int64]
+    topic_ends: NDArray[np.int64]
+    property_starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def parts(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void] | HeadFields
+) -> tuple[int, Parts]:
+    """Where the parts of each record are, as far as lengths add up.
+
+    Parameters
+    ----------
+    data : uint8[m]
+    starts : int64[n]
+        Records that lie in the data whole, by their TOTALSIZE.
+    found : structured[n] or HeadFields
+        Their heads.
+
+    Returns
+    -------
+    count : int
+        How many records, from the first, have lengths that add up.
+    parts : Parts
+        Of these.
+    """
+    body_sizes, flags = found["body_size"], found["sys_flag"]
+    wide = np.flatnonzero(found["magic"] == MAGIC_V2)
+    length_sizes: Any = TOPIC_LENGTH_SIZES[MAGIC_V1]
+    if len(wide):
+        length_sizes = np.full(len(starts), length_sizes)
+        length_sizes[wide] = TOPIC_LENGTH_SIZES[MAGIC_V2]
+    body_starts = starts + (head_sizes(found) if (flags & HOST_FLAGS).any() else RECORD_HEAD.size)
+    ends = starts + found["total_size"]
+    body_ends = body_starts + body_sizes
+    topic_starts = body_ends + length_sizes
+    count = leading((body_sizes >= 0) & (topic_starts + PROPERTIES_LENGTH_SIZE <= ends))
+    topic_starts = topic_starts[:count]
+    topic_sizes: NDArray[Any] = data[body_ends[:count]].view(np.int8)
+    wide = wide[wide < count]
+    if len(wide):
+        topic_sizes = topic_sizes.astype(np.int64)
+        topic_sizes[wide] = unaligned(data, ">i2")[body_ends[wide]]
+    topic_ends = topic_starts + topic_sizes
+    property_starts = topic_ends + PROPERTIES_LENGTH_SIZE
+    count = leading((topic_sizes >= 0) & (property_starts <= ends[:count]))
+    property_starts = property_starts[:count]
+    property_sizes = unaligned(data, ">i2")[topic_ends[:count]] if count else np.empty(0, np.int16)
+    count = leading(property_starts + property_sizes == ends[:count])
+    return count, Parts(
+        body_starts[:count],
+        body_ends[:count],
+        topic_starts[:count],
+        topic_ends[:count],
+        property_starts[:count],
+        ends[:count],
+    )
+
+
+def leading(good: NDArray[np.bool_]) -> int:
+    """How many items, from the first, are true."""
+    return len(good) if good.all() else int(good.argmin())
+
+
+# ---- checksums
+
+
+def crcs_of(values: pa.Array) -> NDArray[np.uint32]:
+    """CRC-32 (all 32 bits) of each value of a (large) binary or string array; 0 for null.
+
+    Small values are handed to the CRC as `bytes` objects that Arrow makes, a few at a time so that they stay in the
+    CPU's cache: that is faster than a slice of a view for each. Another library computes theirs: isal's takes twice as
+    long for 100 bytes, and fastcrc's ten times as long for 16 MiB.
+    """
+    n = len(values)
+    crcs = np.empty(n, np.uint32)
+    if not n:
+        return crcs
+    offsets = offsets_of(values)
+    mean = int(offsets[-1] - offsets[0]) // n
+    if mean > _SLICE_SIZE:
+        found = crcs_of_ranges(data_of(values), offsets[:-1], offsets[1:])
+        return np.where(valid_of(values), found, np.uint32(0)) if values.null_count else found
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        values = values.view(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
+    step = max(64, min(2048, _CRC_CHUNK // (mean + 32)))
+    for i in range(0, n, step):
+        texts = values.slice(i, step).to_pylist()
+        if values.null_count:
+            texts = [text or b"" for text in texts]
+        crcs[i : i + step] = np.frombuffer(array("I", list(map(crc32_of_value, texts))), np.uint32)
+    return crcs
+
+
+def crcs_of_ranges(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.uint32]:
+    """CRC-32 (all 32 bits) of each range of `data`: uint32[n]."""
+    n = len(starts)
+    if not n:
+        return np.empty(0, np.uint32)
+    mean = int((ends - starts).sum()) // n
+    if mean <= _SLICE_SIZE:
+        step = max(64, _BLOCK_SIZE // (mean + 32))
+        pieces = [crcs_of(gather(data, starts[i : i + step], ends[i : i + step])) for i in range(0, n, step)]
+        return np.concatenate(pieces)
+    view = data.data
+    return np.array(
+        list(map(crc32, map(view.__getitem__, map(slice, starts.tolist(), ends.tolist())))), np.uint32
+    )  # large values: the CRC costs more than the slice
+
+
+def property_crc_rows(
+    data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The rows whose record ends in a `__CRC32#` property."""
+    if not len(ends):
+        return np.empty(0, np.int64)
+    at = ends - PROPERTY_CRC_SIZE  # within the record: no record is that small
+    first = np.frombuffer(PROPERTY_CRC_BEGIN, np.uint64, 1)[0]
+    rows = np.flatnonzero(unaligned(data, np.uint64)[at] == first)
+    if len(rows):
+        at = at[rows]
+        rows = rows[(at >= property_starts[rows]) & (data[at + len(PROPERTY_CRC_BEGIN) - 1] == PROPERTY_CRC_BEGIN[-1])]
+    return rows
+
+
+def property_crc_digits(crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
+    """The ten ASCII digits of each CRC (top bit cleared), the last one first: uint8[n, 10]."""
+    rest = crcs & np.uint32(CRC_MASK)
+    digits = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8)
+    ten = np.uint32(10)
+    for column in range(PROPERTY_CRC_DIGITS):
+        higher = rest // ten
+        digits[:, column] = rest - higher * ten
+        rest = higher
+    digits += np.uint8(ord("0"))
+    return digits
+
+
+def bad_body_crcs(data: NDArray[np.uint8], found: NDArray[np.void], where: Parts) -> NDArray[np.bool_]:
+    """True where BODYCRC is not that of the body; an empty body has none."""
+    crcs = crcs_of_ranges(data, where.body_starts, where.body_ends) & np.uint32(CRC_MASK)
+    bad: NDArray[np.bool_] = (crcs.view(np.int32) != found["body_crc"]) & (found["body_size"] != 0)
+    return bad
+
+
+def bad_property_crcs(data: NDArray[np.uint8], starts: NDArray[np.int64], where: Parts) -> NDArray[np.bool_]:
+    """True where a record has a `__CRC32#` and it is not that of the bytes before it."""
+    bad = np.zeros(len(starts), np.bool_)
+    rows = property_crc_rows(data, where.property_starts, where.ends)
+    if len(rows):
+        ends = where.ends[rows]
+        at = ends - PROPERTY_CRC_SIZE
+        digits = property_crc_digits(crcs_of_ranges(data, starts[rows], at)).view(f"V{PROPERTY_CRC_DIGITS}")[:, 0]
+        stored = unaligned(data, f"V{PROPERTY_CRC_DIGITS}")[at + len(PROPERTY_CRC_BEGIN)]
+        bad[rows] = (digits != stored) | (data[ends - 1] != 0x02)
+    return bad
+
+
+# ---- the chain
+
+
+def scan(
+    data: NDArray[np.uint8], physical_offset: int, *, file_bytes_left: int, verify_body_crc: bool = True
+) -> tuple[NDArray[np.int64], NDArray[np.void], ScanEnd]:
+    """The chain of valid records from `data[0]` on.
+
+    Parameters
+    ----------
+    data : uint8[m]
+        Bytes of one segment.
+    physical_offset : int
+        Of `data[0]`.
+    file_bytes_left : int
+        From `data[0]` to the segment's end; no record ends nearer than 8 bytes to it.
+    verify_body_crc : bool
+        Check BODYCRC, and `__CRC32#` where present.
+
+    Returns
+    -------
+    starts : int64[n]
+        Where each record begins in `data`.
+    heads : structured[n]
+        As `heads` gives them.
+    end : ScanEnd
+        Why there is no further one. Garbage never raises, and no size out of it is allocated.
+    """
+    usable = min(len(data), max(file_bytes_left - BLANK.size, 0))
+    all_starts, all_heads = [np.empty(0, np.int64)], [np.empty(0, HEAD_DTYPE)]
+    position, size = 0, _BLOCK_SIZE
+    while position < usable:
+        block = data[position : min(position + size, usable)]
+        starts, found = _valid(block, physical_offset + position, verify_body_crc)
+        if len(starts):
+            all_starts.append(starts + position)
+            all_heads.append(found)
+            position += int(starts[-1]) + int(found["total_size"][-1])
+            size = _BLOCK_SIZE
+        else:
+            size = _total_size(block)
+            if not len(block) < size <= usable - position:
+                break  # else the record is larger than the block
+    end = _why(data, position, physical_offset, file_bytes_left)
+    return np.concatenate(all_starts), np.concatenate(all_heads), end
+
+
+def _valid(
+    data: NDArray[np.uint8], physical_offset: int, verify_body_crc: bool
+) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """Starts and heads of the valid records that follow one another from `data[0]` on and lie in `data` whole."""
+    starts = _chain(data)
+    found = heads(data, starts)
+    count = leading(found["physical_offset"] == starts + physical_offset)
+    count, where = parts(data, starts[:count], found[:count])
+    if verify_body_crc:
+        bad = bad_body_crcs(data, found[:count], where) | bad_property_crcs(data, starts[:count], where)
+        count = leading(~bad)
+    return starts[:count], found[:count]
+
+
+def _total_size(data: NDArray[np.uint8]) -> int:
+    """TOTALSIZE at `data[0]`, unchecked; 0 when it is not there."""
+    sizes = unaligned(data, RECORD_HEAD.dtype["total_size"])
+    return int(sizes[0]) if len(sizes) else 0
+
+
+def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Starts of records that follow one another from 0 on and lie in `data` whole: magic and TOTALSIZE only."""
+    if len(data) < MIN_RECORD_SIZE:
+        return np.empty(0, np.int64)
+    starts: NDArray[np.int64]
+    if _total_size(data) > _WALK_SIZE:
+        return _walk(data)
+    sizes = unaligned(data, RECORD_HEAD.dtype["total_size"])
+    magics = unaligned(data, np.int32)
+    found = np.flatnonzero(data[: len(magics)] == _FIRST_MAGIC_BYTE)
+    magic = magics[found]
+    found = found[(magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1])]
+    starts = found[found >= _MAGIC_POSITION] - _MAGIC_POSITION
+    size = sizes[starts].astype(np.int64)
+    ends = starts + size
+    fits = (size >= MIN_RECORD_SIZE) & (ends <= len(data))
+    if not len(starts) or starts[0] != 0:
+        return np.empty(0, np.int64)
+    if np.array_equal(ends[:-1], starts[1:]):
+        return starts[: leading(fits)]
+    return _follow(starts, ends, fits)
+
+
+def _follow(starts: NDArray[np.int64], ends: NDArray[np.int64], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The chain among candidates some of which are no records: a loop, since each step depends on the one before.
+
+    Needed only where a body holds a magic, or where the chain breaks.
+    """
+    following = np.searchsorted(starts, ends)
+    linked = (following < len(starts)) & fits
+    linked[linked] = starts[following[linked]] == ends[linked]
+    steps = np.where(linked, following, -1).tolist()
+    chain = []
+    candidate = 0 if fits[0] else -1
+    while candidate >= 0:
+        chain.append(candidate)
+        candidate = steps[candidate]
+    if chain and not fits[chain[-1]]:
+        chain.pop()
+    return starts[chain]
+
+
+def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """The chain by reading one TOTALSIZE after another: a loop, cheaper than a look at each byte of large records."""
+    view = data.data
+    starts = []
+    start, last = 0, len(data) - MIN_RECORD_SIZE
+    while start <= last:
+        size = int.from_bytes(view[start : start + 4], "big", signed=True)
+        if size < MIN_RECORD_SIZE or start + size > len(data):
+            break
+        starts.append(start)
+        start += size
+    chain = np.array(starts, np.int64)
+    magic = unaligned(data, np.int32)[chain + _MAGIC_POSITION]
+    return chain[: leading((magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1]))]
+
+
+def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_bytes_left: int) -> ScanEnd:
+    """What is at the place where the chain ends."""
+    rest = data[position:]
+    left = file_bytes_left - position
+    read_on = ScanEnd("end", position, "a record", f"{len(rest)} bytes of it")
+    field = np.dtype(RECORD_HEAD.dtype["total_size"])
+    if len(rest) < field.itemsize:
+        return read_on
+    size = int(unaligned(rest, field)[0])
+    if size == 0:
+        return ScanEnd("zero", position, "a record", "TOTALSIZE 0")
+    if len(rest) < BLANK.size:
+        return read_on
+    magic = int(unaligned(rest, field)[_MAGIC_POSITION])
+    if magic == MAGIC_BLANK:
+        if size == left:
+            return ScanEnd("blank", position, "a record", "BLANK")
+        return ScanEnd("size", position, f"a BLANK of {left} bytes", f"one of {size}")
+    if magic not in TOPIC_LENGTH_SIZES:
+        known = " or ".join(f"{value & 0xFFFFFFFF:#x}" for value in TOPIC_LENGTH_SIZES)
+        return ScanEnd("magic", position, f"magic {known}", f"{magic & 0xFFFFFFFF:#x}")
+    if not MIN_RECORD_SIZE <= size <= left - BLANK.size:
+        return ScanEnd("size", position, f"TOTALSIZE of {MIN_RECORD_SIZE} to {left - BLANK.size}", str(size))
+    if len(rest) < RECORD_HEAD.size:
+        return read_on
+    own = np.zeros(1, np.int64)
+    head = heads(rest, own)
+    if int(head["physical_offset"][0]) != physical_offset + position:
+        wanted = f"PHYSICALOFFSET {physical_offset + position}"
+        return ScanEnd("position", position, wanted, str(int(head["physical_offset"][0])))
+    if len(rest) < size:
+        return read_on
+    count, where = parts(rest, own, head)
+    if not count:
+        return ScanEnd("length", position, f"lengths that add up to TOTALSIZE {size}", "others")
+    if bad_body_crcs(rest, head, where)[0]:
+        crc = int(crcs_of_ranges(rest, where.body_starts, where.body_ends)[0]) & CRC_MASK
+        return ScanEnd("body_crc", position, f"BODYCRC {crc:08x}", f"{int(head['body_crc'][0]) & 0xFFFFFFFF:08x}")
+    return ScanEnd("property_crc", position, f"the CRC of the record in {PROPERTY_CRC_NAME}", "another")

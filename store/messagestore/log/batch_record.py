@@ -1,0 +1,273 @@
+"""What does a BATCH record say?
+
+Each Spark batch begins with one ordinary record in topic `rmq_sys_spark_sink`, queue 0. Its body is JSON that tells
+where the batch ends, what is in it and how to prove that it is whole. The record's size is known before anything of the
+batch is written: numbers that are not known yet are counted at their widest, and the body is filled up with blanks
+(JSON allows them). FORMAT.md describes the fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from messagestore.errors import ChecksumError, CorruptionError, MessageIllegalError
+from messagestore.files.commit_log import CommitLog
+from messagestore.format import record
+from messagestore.format.config import ASYNC_FLUSH, StoreConfig
+from messagestore.format.layout import CRC_MASK, PROPERTY_CRC_SIZE
+from messagestore.format.message import BATCH_TOPIC, Message
+from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+
+FORMAT = 1
+BODY_BEGIN = b'{"messagestore":1,"app":'
+CHUNK_SIZE = 16 * 1024 * 1024
+"""Bytes of the log that one CRC covers."""
+DIGEST_NAME = "rowsum-1"
+MAX_APP_ID_SIZE = 255
+_WIDEST = (1 << 63) - 1
+
+SOURCE_SPARK = "spark"
+SOURCE_USER = "user"
+SOURCE_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """The body of a BATCH record.
+
+    Parameters
+    ----------
+    app_id, version, version_source : str, int, str
+        Who wrote which batch; `version_source` is "spark" (Spark's batch id), "user" or "none" (no exactly-once).
+    query_id : str | None
+        The streaming query.
+    store_id : str
+    physical_offset, end : int
+        S, where this record begins, and E, where the batch ends; the data lie between.
+    queue_offset : int
+        Of this record in its own queue.
+    flush_disk_type : str
+    row_count : int
+    ranges : dict of topic -> list of (queue id, first queue offset, count)
+    crcs : tuple of int
+        CRC-32 of the log from the end of this record to E, in pieces of `CHUNK_SIZE`.
+    digest : int
+        Order-free digest of the rows, modulo 2^64 (`DIGEST_NAME`).
+    size : int
+        Bytes of the whole record; not in the body.
+    replaces : tuple of str
+        Query ids of this app that are refused from this batch on: another query has taken the app over.
+    start : bool
+        No batch, but a mark without rows: the app goes on with the version behind this one.
+    torn : bool
+        A power cut took the record's properties, `__CRC32#` among them, and a broker kept the rest; not in the body.
+    """
+
+    app_id: str
+    version: int
+    version_source: str
+    query_id: str | None
+    store_id: str
+    physical_offset: int
+    queue_offset: int
+    end: int
+    flush_disk_type: str
+    row_count: int
+    ranges: Mapping[str, list[tuple[int, int, int]]]
+    crcs: tuple[int, ...]
+    digest: int
+    size: int = 0
+    replaces: tuple[str, ...] = ()
+    start: bool = False
+    torn: bool = False
+
+    @property
+    def data_offset(self) -> int:
+        """Where the batch's data begin."""
+        return self.physical_offset + self.size
+
+
+def check_app_id(app_id: str) -> None:
+    """The app id becomes the record's KEYS: one word.
+
+    Raises
+    ------
+    MessageIllegalError
+    """
+    size = len(app_id.encode("utf-8", "surrogatepass"))
+    if not app_id or size > MAX_APP_ID_SIZE or re.search(r"[\x00-\x20\x7f\ud800-\udfff]", app_id):
+        raise MessageIllegalError(
+            f"txnAppId: found {app_id[:80]!r} ({size} bytes); allowed are 1 to {MAX_APP_ID_SIZE} bytes of UTF-8 "
+            f"without blanks "
+            "and control characters",
+            field="txnAppId",
+            size=size,
+            limit=MAX_APP_ID_SIZE,
+        )
+
+
+def body(batch: BatchRecord, size: int = 0) -> bytes:
+    """The JSON text, filled up with blanks to `size` bytes."""
+    optional: dict[str, object] = {"replaces": list(batch.replaces)} if batch.replaces else {}
+    if batch.start:
+        optional["start"] = True
+    text = json.dumps(
+        {
+            "messagestore": FORMAT,
+            "app": batch.app_id,
+            "version": batch.version,
+            "versionSource": batch.version_source,
+            "queryId": batch.query_id,
+            "store": batch.store_id,
+            "offset": batch.physical_offset,
+            "queueOffset": batch.queue_offset,
+            "end": batch.end,
+            "flush": batch.flush_disk_type,
+            "rows": batch.row_count,
+            "ranges": batch.ranges,
+            "chunkSize": CHUNK_SIZE,
+            "crc": "".join(f"{crc:08x}" for crc in batch.crcs),
+            "digest": f"{batch.digest:016x}",
+            "digestName": DIGEST_NAME,
+            **optional,
+        },
+        separators=(",", ":"),
+        ensure_ascii=False,
+    ).encode()
+    return text.ljust(size)
+
+
+def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
+    """Bytes the body can have at most, whatever S and E turn out to be, when the data take `most_data_bytes` or
+    less.
+    """
+    widest = replace(
+        batch,
+        physical_offset=_WIDEST,
+        queue_offset=_WIDEST,
+        end=_WIDEST,
+        crcs=(0,) * (-(-most_data_bytes // CHUNK_SIZE)),
+    )
+    return len(body(widest))
+
+
+def encode(
+    batch: BatchRecord, body_size: int, config: StoreConfig, store_host: bytes, store_timestamp_ms: int
+) -> bytearray:
+    """The whole record, stamped, `__CRC32#` included."""
+    message = Message(BATCH_TOPIC, body(batch, body_size), keys=(batch.app_id,), born_timestamp_ms=store_timestamp_ms)
+    data = record.encode_message(message, queue_id=0, store_host=store_host, limits=config, property_crc=True)
+    record.stamp_record(
+        data,
+        queue_offset=batch.queue_offset,
+        physical_offset=batch.physical_offset,
+        store_timestamp_ms=store_timestamp_ms,
+        property_crc=True,
+    )
+    return data
+
+
+def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
+    """The BATCH record whose bytes are `data`, or None when this is no valid BATCH record of this place.
+
+    Everything is checked that can be checked without the data behind it: the record's CRCs, its own offsets.
+    """
+    if not data[-PROPERTY_CRC_SIZE:].startswith(PROPERTY_CRC_BEGIN):
+        return None  # always there: a flipped bit in its name must not switch the check off
+    try:
+        message = record.decode_message(data, physical_offset=physical_offset)
+    except CorruptionError:
+        return None
+    if message.topic != BATCH_TOPIC or not message.body.startswith(BODY_BEGIN):
+        return None
+    batch = _of_body(message.body, physical_offset, len(data))
+    return batch if batch is not None and batch.queue_offset == message.queue_offset else None
+
+
+def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None:
+    """What the body of a BATCH record says, or None when it cannot be the body of one at this place."""
+    try:
+        fields = json.loads(text)
+        crc = fields["crc"]
+        batch = BatchRecord(
+            app_id=fields["app"],
+            version=fields["version"],
+            version_source=fields["versionSource"],
+            query_id=fields["queryId"],
+            store_id=fields["store"],
+            physical_offset=fields["offset"],
+            queue_offset=fields["queueOffset"],
+            end=fields["end"],
+            flush_disk_type=fields["flush"],
+            row_count=fields["rows"],
+            ranges={t: [(q, first, count) for q, first, count in runs] for t, runs in fields["ranges"].items()},
+            crcs=tuple(int(crc[i : i + 8], 16) for i in range(0, len(crc), 8)),
+            digest=int(fields["digest"], 16),
+            size=size,
+            replaces=tuple(fields.get("replaces", ())),
+            start=fields.get("start", False),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if batch.physical_offset != physical_offset:
+        return None
+    if batch.end < batch.data_offset or len(batch.crcs) != -(-(batch.end - batch.data_offset) // CHUNK_SIZE):
+        return None
+    return batch
+
+
+def read_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
+    """The BATCH record at a place of the log, or None when there is no valid one."""
+    data = log.record_bytes(physical_offset)
+    return None if data is None else parse(data, physical_offset)
+
+
+def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
+    """The BATCH record at a place where the log or a queue says that a record of the BATCH topic begins.
+
+    Returns
+    -------
+    BatchRecord | None
+        None: the record is whole and is no BATCH record. A broker's client can write such a message.
+
+    Raises
+    ------
+    CorruptionError
+        The record cannot be read. Its batch may be there, so nobody may go on as if it were not.
+    """
+    data = log.record_bytes(physical_offset)
+    batch = None if data is None else parse(data, physical_offset) or _torn(data, physical_offset)
+    if batch is not None:
+        return batch
+    path = log.files.path(log.segment_of(physical_offset))
+    if data is None:
+        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "no record")
+    message = record.decode_message(data, path=path, physical_offset=physical_offset)
+    if message.topic != BATCH_TOPIC:
+        raise CorruptionError(path, physical_offset, f"a record of {BATCH_TOPIC}", f"one of {message.topic!r}")
+    if message.body.startswith(BODY_BEGIN):
+        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
+    return None
+
+
+def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
+    """An ASYNC_FLUSH batch whose properties a power cut took, and which a broker kept: it checks the body only."""
+    try:
+        record.decode_message(data, physical_offset=physical_offset)
+    except ChecksumError:
+        return None  # the CRC is there and does not agree: damage
+    except CorruptionError:
+        pass
+    try:
+        message = record.decode_message(data, verify=False, physical_offset=physical_offset)
+    except CorruptionError:
+        return None
+    if record.crc32(message.body) & CRC_MASK != message.body_crc & CRC_MASK or not message.body.startswith(BODY_BEGIN):
+        return None
+    batch = _of_body(message.body, physical_offset, len(data))
+    if batch is None or batch.flush_disk_type != ASYNC_FLUSH or batch.queue_offset != message.queue_offset:
+        return None
+    return replace(batch, torn=True)

@@ -1,0 +1,167 @@
+"""Where in the log are BATCH records, and is one that a reader does not find really gone?
+
+Two ways lead to the BATCH records: the units of their queue, and the log itself. A unit or a record that cannot be read
+is damage. It never counts as "no batch": the batch would be appended a second time when Spark sends it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from messagestore.errors import CorruptionError
+from messagestore.files.commit_log import CommitLog, Scanned
+from messagestore.format import record_scan
+from messagestore.format.config import SYNC_FLUSH
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.record import decode_message
+from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, known_batch, read_batch
+from messagestore.log.store_files import StoreFiles
+
+_TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
+_BEGIN = np.frombuffer(BODY_BEGIN, np.uint8)
+
+
+def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
+    """BATCH records from a queue offset on, in the order of the log; those below the first segment are left out.
+
+    Raises
+    ------
+    CorruptionError
+        A unit points to something that is no record of the BATCH topic, or to one that cannot be read.
+    """
+    queue = files.queue(BATCH_TOPIC, 0)
+    position = max(queue_offset, queue.begin(files.commit_log.min_offset))
+    while position < end:
+        units = queue.read(position, min(4096, end - position))
+        if not len(units):
+            return
+        for physical_offset in units["physical_offset"].tolist():
+            batch = known_batch(files.commit_log, physical_offset)
+            if batch is not None:
+                yield batch
+        position += len(units)
+
+
+def batches_of_log(log: CommitLog, start: int, end: int) -> Iterator[BatchRecord]:
+    """BATCH records that begin in `start..end` of the log, whatever their queue says.
+
+    The data of a SYNC_FLUSH batch are stepped over: they were synced before its record was sealed. Of all other records
+    the sizes are followed.
+
+    Parameters
+    ----------
+    log : CommitLog
+    start : int
+        Where a record begins.
+    end : int
+        Where the log ends.
+
+    Raises
+    ------
+    CorruptionError
+        No record can be read at a place below the end, or a BATCH record is damaged.
+    """
+    position: int | None = start
+    while position is not None and position < end:
+        following: int | None = None
+        for run in log.scan(position, end, verify_body_crc=False):
+            for at in _of_batch_topic(run):
+                batch = known_batch(log, run.physical_offset + at)
+                if batch is None:
+                    continue
+                yield batch
+                stepped_over = batch.flush_disk_type == SYNC_FLUSH and run.end < batch.end <= end
+                following = batch.end if stepped_over else None
+            if following is not None:
+                break
+        if following is None and log.scan_offset < end:
+            path = log.files.path(log.segment_of(log.scan_offset))
+            expected, found = log.scan_end.expected or "a record", log.scan_end.found or log.scan_end.reason
+            raise CorruptionError(path, log.scan_offset, f"{expected} (the log goes on to {end})", found)
+        position = following
+
+
+def _of_batch_topic(run: Scanned) -> list[int]:
+    """Where the records of the BATCH topic begin in a run.
+
+    Raises
+    ------
+    CorruptionError
+        A record has the body of a BATCH record, and its CRC says that its topic is damaged.
+    """
+    _, where = record_scan.parts(run.data, run.starts, run.heads)
+    named = np.zeros(len(run.starts), np.bool_)
+    rows = np.flatnonzero(where.topic_ends - where.topic_starts == len(_TOPIC))
+    topics = run.data[where.topic_starts[rows, None] + np.arange(len(_TOPIC))]
+    named[rows] = (topics == _TOPIC).all(axis=1)
+    rows = np.flatnonzero((where.body_ends - where.body_starts > len(_BEGIN)) & ~named)
+    bodies = run.data[where.body_starts[rows, None] + np.arange(len(_BEGIN))]
+    for row in rows[(bodies == _BEGIN).all(axis=1)].tolist():  # else a message of a user's that looks like one
+        start = int(run.starts[row])
+        decode_message(run.data.data, start, physical_offset=run.physical_offset + start)
+    starts: list[int] = run.starts[named].tolist()
+    return starts
+
+
+def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
+    """Every BATCH record of the log below `end`: through their queue, and where that does not tell, from the log.
+
+    The queue is believed as far as its BATCH records themselves say that none is missing between them: each names its
+    number. Behind the last one the log is searched.
+
+    Raises
+    ------
+    CorruptionError
+        As for `batches_of_log`.
+    """
+    log, queue = files.commit_log, files.queue(BATCH_TOPIC, 0)
+    try:
+        found = list(batches_from(files, 0, queue.end(limit=end)))
+    except CorruptionError:
+        found = []  # units may be damaged, too: the log says which
+    numbers = [batch.queue_offset for batch in found]
+    gaps = any(second != first + 1 for first, second in itertools.pairwise(numbers))
+    if not found or gaps or (numbers[0] > 0 and not log.min_offset):
+        return list(batches_of_log(log, log.min_offset, end))
+    last = found.pop()
+    return [*found, *batches_of_log(log, last.physical_offset, end)]
+
+
+def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
+    """Whether it is proven that a BATCH record which cannot be read at a place is not in the log any more.
+
+    It is when the log ends before that place, or when a chain of valid records, from the start of its segment on, leads
+    to another record there, or steps over it.
+
+    Parameters
+    ----------
+    log : CommitLog
+    physical_offset : int
+        At or above the first segment; `read_batch` finds none there, or another one.
+    end : int
+        Where the log ends.
+
+    Raises
+    ------
+    CorruptionError
+        Nothing proves it: the record is damaged, or one before it in its segment is.
+    """
+    if physical_offset >= end:
+        return True
+    for run in log.scan(log.segment_of(physical_offset)):
+        if run.end > physical_offset:
+            if not (run.physical_offset + run.starts == physical_offset).any():
+                return True  # the chain steps over this place
+            batch = read_batch(log, physical_offset)
+            record_topic = decode_message(log.record_bytes(physical_offset) or b"").topic
+            if batch is None and record_topic == BATCH_TOPIC:
+                known_batch(log, physical_offset)
+            return True
+    path = log.files.path(log.segment_of(log.scan_offset))
+    expected = log.scan_end.expected or "a record"
+    if log.scan_offset == physical_offset:
+        expected = f"the BATCH record that the journal names ({expected})"
+    raise CorruptionError(path, log.scan_offset, expected, log.scan_end.found or "none")

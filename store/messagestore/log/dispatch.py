@@ -1,0 +1,218 @@
+"""How do records get into ConsumeQueues and the index?
+
+Both are derived from the log. Dispatch takes arrays in log order, writes each queue's units in one go, then the index
+entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue / BuildIndex). Nothing
+is synced here. What was dispatched before is skipped, so dispatching a range of the log again does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError
+from messagestore.files.commit_log import CommitLog, Scanned
+from messagestore.files.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
+from messagestore.files.index_file import IndexFileReplaced
+from messagestore.log.dispatch_request import DispatchRequest, request_of
+from messagestore.log.queue_runs import QueueRuns
+from messagestore.log.store_files import StoreFiles
+
+__all__ = ["DispatchRequest", "Dispatcher", "request_of", "whole_scan"]
+
+_KEYS_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Some queues, and all queues of some topics."""
+
+    queues: frozenset[tuple[str, int]]
+    topics: frozenset[str]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.queues or (isinstance(key, tuple) and key[0] in self.topics)
+
+
+class Dispatcher:
+    """Writes units and entries of one store. Call under the writer's mutex."""
+
+    def __init__(self, files: StoreFiles) -> None:
+        self.files = files
+
+    def dispatch(self, requests: Iterable[DispatchRequest]) -> None:
+        """ConsumeQueues first, then the index, as RocketMQ does.
+
+        Index entries of many requests are put together: each put reads and writes the slots it touches, and a large one
+        costs hardly more than a small one.
+        """
+        waiting: list[DispatchRequest] = []
+        key_count = 0
+        for request in requests:
+            self.dispatch_queues(request)
+            waiting.append(request)
+            key_count += len(request.key_hashes)
+            if key_count >= _KEYS_AT_ONCE:
+                self._put_index(waiting)
+                waiting, key_count = [], 0
+        self._put_index(waiting)
+
+    def dispatch_queues(self, request: DispatchRequest, keys: Container[tuple[str, int]] | None = None) -> None:
+        """Append each run's units, of some queues or of all; runs of one queue are written together."""
+        units = np.empty(len(request.sizes), UNIT_DTYPE)
+        units["physical_offset"] = request.physical_offsets
+        units["size"] = request.sizes
+        units["tags_code"] = request.tags_codes
+        for (topic, queue_id), rows in request.rows_by_queue().items():
+            if keys is not None and (topic, queue_id) not in keys:
+                continue
+            for first, part in _runs(request.queue_offsets[rows], units[rows]):
+                self._append(topic, queue_id, first, part)
+
+    def _append(self, topic: str, queue_id: int, first: int, units: NDArray[np.void]) -> None:
+        queue = self.files.queue(topic, queue_id)
+        self.files.mark_written(topic, queue_id, queue)
+        try:
+            queue.append(first, units)
+        except QueueFileReplaced:
+            # A broker started by mistake deletes files before it asks for the lock: look again, rebuild, then append.
+            queue.load()
+            self.rebuild_queue(topic, queue_id, int(units["physical_offset"][0]))
+            queue.append(first, units)
+
+    def _put_index(self, requests: list[DispatchRequest]) -> None:
+        index = self.files.index
+        if index is None or not requests:
+            return
+        if len(requests) == 1:
+            one = requests[0]
+            index.put(one.physical_offsets, one.store_timestamps_ms, one.key_hashes, one.key_counts)
+            return
+        times = [np.broadcast_to(r.store_timestamps_ms, r.physical_offsets.shape) for r in requests]
+        index.put(
+            np.concatenate([r.physical_offsets for r in requests]),
+            np.concatenate(times),
+            np.concatenate([r.key_hashes for r in requests]),
+            np.concatenate([r.key_counts for r in requests]),
+        )
+
+    def check_files(self) -> None:
+        """Whether every queue and index file that was written is still the file at its path.
+
+        Raises
+        ------
+        QueueFileReplaced, IndexFileReplaced
+            A broker started by mistake deletes files before it asks for the lock.
+        """
+        for _, _, queue in self.files.written_queues():
+            queue.check_files()
+        if self.files.index is not None:
+            self.files.index.check_files()
+
+    def repair(self, end: int) -> None:
+        """Make the index, and queues that are not at their path any more, again from the log up to `end`."""
+        for topic, queue_id, queue in self.files.written_queues():
+            try:
+                queue.check_files()
+            except QueueFileReplaced:
+                queue.load()
+                self.rebuild_queue(topic, queue_id, end)
+        index, log = self.files.index, self.files.commit_log
+        if index is None:
+            return
+        try:
+            index.check_files()
+            index.rewind(end, self._store_time)  # it may hold some entries of what is dispatched again
+        except (IndexFileReplaced, FileNotFoundError):
+            index.load()
+            index.unlink_all()
+            for run in log.scan(log.min_offset, end, verify_body_crc=False):
+                self._put_index([request_of(run)])
+
+    def _store_time(self, physical_offset: int) -> int | None:
+        head = self.files.commit_log.head(physical_offset)
+        return None if head is None else int(head["store_timestamp_ms"])
+
+    def rewind_index(self, physical_offset: int) -> None:
+        """The index as if nothing at or above an offset had been put."""
+        if self.files.index is not None:
+            self.files.index.rewind(physical_offset, self._store_time)
+
+    def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
+        """Write a queue's units again from the log's first segment up to the physical offset `end`."""
+        self.rebuild_queues([(topic, queue_id)], end)
+
+    def rebuild_queues(
+        self, queues: Iterable[tuple[str, int]], end: int, topics: Iterable[str] = ()
+    ) -> set[tuple[str, int]]:
+        """Write the units of some queues, and of all queues of some topics, again; those that have records.
+
+        Two passes over the log up to the physical offset `end`.
+        """
+        log, wanted = self.files.commit_log, _Wanted(frozenset(queues), frozenset(topics))
+        runs = QueueRuns(self.files, log.min_offset, units=False)
+        for run in whole_scan(log, log.min_offset, end):
+            runs.take(request_of(run), wanted)
+        for topic, queue_id in sorted(runs.remade):
+            queue = self.files.queue(topic, queue_id)
+            queue.truncate(0)
+            self.files.mark_written(topic, queue_id, queue)
+        self.rebuild(runs, end, wanted)
+        return set(runs.next_offsets)
+
+    def rebuild(
+        self,
+        runs: QueueRuns,
+        end: int,
+        keys: Container[tuple[str, int]] | None,
+        *,
+        queues: bool = True,
+        index: bool = False,
+    ) -> None:
+        """Write units and entries again from the log's first segment up to the physical offset `end`.
+
+        Parameters
+        ----------
+        runs : QueueRuns
+            Which number each record has in its queue.
+        keys : container of (topic, queue id) or None
+            Of these queues; None: of all.
+        queues, index : bool
+            What is made again.
+        """
+        log = self.files.commit_log
+        for run in whole_scan(log, log.min_offset, end):
+            request = runs.apply(request_of(run))
+            if queues:
+                self.dispatch_queues(request, keys)
+            if index:
+                self._put_index([request])
+
+
+def whole_scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned]:
+    """The records of a part of the log that is known to be whole; only their framing is checked.
+
+    Raises
+    ------
+    CorruptionError
+        Where the chain of records breaks before `end`.
+    """
+    if start >= end:
+        return
+    yield from log.scan(start, end, verify_body_crc=False)
+    if log.scan_offset < end:
+        stop, at = log.scan_end, log.scan_offset
+        path = log.files.path(log.segment_of(at))
+        raise CorruptionError(path, at, f"{stop.expected or 'a record'} (the log goes on to {end})", stop.found)
+
+
+def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
+    """Units of one queue that follow one another, with the first one's number: one run, unless a topic was made
+    again.
+    """
+    breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
+    for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):
+        yield first, part

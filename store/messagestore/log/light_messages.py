@@ -1,0 +1,41 @@
+"""Does a log hold messages of light queues (a broker's enableLmq with enableMultiDispatch)?
+
+Such a message lies in its own topic, and units for it in light queues, which have no records of their own. Where the
+folder of all queues is gone, only the properties that the broker added tell that there were any.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from messagestore.files.commit_log import CommitLog, Scanned
+from messagestore.format import record_scan
+from messagestore.format.properties import PROPERTY_SEPARATOR
+
+_DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
+"""The property by which a broker's store says which number a message has in each of its light queues."""
+
+
+def first_light_message(log: CommitLog) -> int | None:
+    """Physical offset of the first message of a light queue, or None; reads the whole log, and checks framing only."""
+    for run in log.scan(log.min_offset, verify_body_crc=False):
+        row = _first_in(run)
+        if row is not None:
+            return run.physical_offset + int(run.starts[row])
+    return None
+
+
+def _first_in(run: Scanned) -> int | None:
+    hits = [hit.start() for hit in _DISPATCHED.finditer(run.data.data)]
+    if not hits:
+        return None
+    _, where = record_scan.parts(run.data, run.starts, run.heads)
+    for hit in hits:
+        row = int(np.searchsorted(where.property_starts, hit, side="right")) - 1
+        if row < 0 or hit >= int(where.ends[row]):
+            continue  # in a body
+        if hit == int(where.property_starts[row]) or int(run.data[hit - 1]) == PROPERTY_SEPARATOR[0]:
+            return row
+    return None

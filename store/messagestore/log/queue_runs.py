@@ -1,0 +1,215 @@
+"""Which record of the log is which message of its queue?
+
+In a log that only this project wrote, QUEUEOFFSET tells: a queue's numbers follow one another. A broker's log is not so
+plain. A topic that was deleted and made again numbers from 0 a second time; a crash leaves records of which a later one
+repeats the number; damage changes a number. RocketMQ's recovery keeps every such record in the log, and so does ours:
+numbers never decide where the log ends. They decide which records have a unit (RocketMQ:
+ConsumeQueue.putMessagePositionInfo):
+
+| The record says | Then |
+|---|---|
+| the next number | it has the next unit |
+| 0, and the queue is not empty | the topic was made again: the queue begins anew with this record |
+| less, and the unit of this number points to it | the queue goes on from there |
+| less | it repeats a number, and has no unit |
+| more | it has the next unit all the same |
+
+The first pass over the log (`take`) finds out; a second one (`apply`) marks the requests before they are dispatched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError
+from messagestore.log.dispatch_request import DispatchRequest
+from messagestore.log.store_files import StoreFiles
+
+Key = tuple[str, int]
+_NO_UNIT = -1
+
+
+class QueueRuns:
+    """The numbers of the records of a part of the log.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    start : int
+        Where the part begins.
+    known : dict of (topic, queue id) -> int or None
+        The next number of queues whose records below the start were looked at. Else the units below the start tell it.
+    units : bool
+        There are units on the disk that tell something; False when all are made again.
+    own : bool
+        This project wrote all of the part: a number that does not follow is damage, unless it is 0.
+
+    Attributes
+    ----------
+    next_offsets : dict of (topic, queue id) -> int
+        Of each queue met.
+    doubtful : set of (topic, queue id)
+        Queues whose units do not lead up to their first record of the part: they are to be made again from the log's
+        beginning, which tells the next number.
+    restarted : list of (topic, queue id)
+        Queues that begin anew.
+    remade : set of (topic, queue id)
+        Those of them whose files hold units of an earlier run.
+    left_out : dict of (topic, queue id) -> int
+        How many records of a queue have no unit because they repeat a number.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        start: int = 0,
+        known: dict[Key, int] | None = None,
+        *,
+        units: bool = True,
+        own: bool = False,
+    ) -> None:
+        self.files = files
+        self.start = start
+        self.known = known or {}
+        self.units = units
+        self.own = own
+        self.next_offsets: dict[Key, int] = {}
+        self.doubtful: set[Key] = set()
+        self.restarted: list[Key] = []
+        self.remade: set[Key] = set()
+        self.left_out: dict[Key, int] = {}
+        self._begins: dict[Key, int] = {}  # physical offset of the first record of the run that counts
+        self._changed: dict[int, int] = {}  # physical offset -> number, where QUEUEOFFSET is another one
+
+    def take(self, request: DispatchRequest, keys: Container[Key] | None = None) -> None:
+        """Look at the next records of the log; with `keys`, at those of some queues only.
+
+        Raises
+        ------
+        CorruptionError
+            In a log of this project's own, for a number that does not follow.
+        """
+        for key, rows in request.rows_by_queue().items():
+            if keys is not None and key not in keys:
+                continue
+            offsets = request.queue_offsets[rows]
+            expected = self._expected(key, int(offsets[0]))
+            if int(offsets[0]) == expected and (np.diff(offsets) == 1).all():
+                self.next_offsets[key] = expected + len(rows)
+                continue
+            times = np.broadcast_to(np.asarray(request.store_timestamps_ms, np.int64), request.sizes.shape)
+            self._take_odd(key, expected, offsets, request.physical_offsets[rows], times[rows])
+
+    def _expected(self, key: Key, first: int) -> int:
+        expected = self.next_offsets.get(key, self.known.get(key))
+        if expected is not None:
+            return expected
+        if not self.units or self.start <= self.files.commit_log.min_offset:
+            return first
+        queue = self.files.queue(*key)
+        expected = queue.search_physical(self.start) if queue.files.offsets else 0
+        if first > expected or (first < expected and not self._is_unit_of(key, first)):
+            self.doubtful.add(key)
+            return first
+        return expected
+
+    def _take_odd(
+        self,
+        key: Key,
+        expected: int,
+        offsets: NDArray[np.int64],
+        physical_offsets: NDArray[np.int64],
+        times: NDArray[np.int64],
+    ) -> None:
+        """One queue's records, one by one: some number does not follow."""
+        last = len(offsets) - 1
+        for row, (number, at) in enumerate(zip(offsets.tolist(), physical_offsets.tolist(), strict=True)):
+            follows = row < last and int(offsets[row + 1]) == expected + 1
+            if number == expected:
+                expected += 1
+            elif self.own and (number or follows):
+                log = self.files.commit_log
+                path = log.files.path(log.segment_of(at))
+                raise CorruptionError(path, at, f"queue offset {expected} of {key[0]}/{key[1]}", str(number))
+            elif number > expected or follows:  # one damaged number: the queue goes on as if it were right
+                self._changed[at] = expected
+                expected += 1
+            elif self._points(key, number, at):
+                if not number:
+                    self._restart(key, at, remade=False)
+                expected = number + 1
+            elif not number and not self._older(key, int(times[row])):
+                self._restart(key, at, remade=True)
+                expected = 1
+            else:
+                self._changed[at] = _NO_UNIT
+                self.left_out[key] = self.left_out.get(key, 0) + 1
+        self.next_offsets[key] = expected
+
+    def _restart(self, key: Key, at: int, *, remade: bool) -> None:
+        self._begins[key] = at
+        self.left_out.pop(key, None)
+        if key not in self.restarted:
+            self.restarted.append(key)
+        if remade:
+            self.remade.add(key)
+        else:
+            self.remade.discard(key)
+
+    def _unit(self, key: Key, number: int) -> int:
+        """Physical offset that a unit on the disk points to, or -1."""
+        if not self.units:
+            return -1
+        units = self.files.queue(*key).read(number, 1)
+        return int(units["physical_offset"][0]) if len(units) and int(units["size"][0]) > 0 else -1
+
+    def _points(self, key: Key, number: int, at: int) -> bool:
+        return self._unit(key, number) == at
+
+    def _is_unit_of(self, key: Key, number: int) -> bool:
+        """Whether a unit on the disk points to a record of the log that says this queue id and number."""
+        return self._store_time(key, number) is not None
+
+    def _older(self, key: Key, time_ms: int) -> bool:
+        """Whether a record with number 0 was stored before the one that the queue's unit 0 points to: then it is what a
+        crash left behind, and not the first one of a topic that was made again.
+        """
+        known = self._store_time(key, 0)
+        return known is not None and time_ms < known
+
+    def _store_time(self, key: Key, number: int) -> int | None:
+        at = self._unit(key, number)
+        head = self.files.commit_log.head(at) if at >= self.files.commit_log.min_offset else None
+        if head is None or (int(head["queue_id"]), int(head["queue_offset"])) != (key[1], number):
+            return None
+        return int(head["store_timestamp_ms"])
+
+    # ---- the second pass
+
+    def apply(self, request: DispatchRequest) -> DispatchRequest:
+        """A request with the numbers and units that were found out."""
+        if self._changed:
+            self._change(request)
+        if self._begins:
+            has_unit = np.ones(len(request.sizes), np.bool_) if request.has_unit is None else request.has_unit
+            for key, rows in request.rows_by_queue().items():
+                begin = self._begins.get(key)
+                if begin is not None:
+                    has_unit[rows[request.physical_offsets[rows] < begin]] = False
+            request.has_unit = has_unit
+        return request
+
+    def _change(self, request: DispatchRequest) -> None:
+        places = np.fromiter(self._changed, np.int64, len(self._changed))
+        rows = np.flatnonzero(np.isin(request.physical_offsets, places))
+        if not len(rows):
+            return
+        numbers = np.array([self._changed[at] for at in request.physical_offsets[rows].tolist()], np.int64)
+        request.queue_offsets = request.queue_offsets.copy()
+        request.queue_offsets[rows] = np.maximum(numbers, 0)
+        has_unit = np.ones(len(request.sizes), np.bool_) if request.has_unit is None else request.has_unit
+        has_unit[rows[numbers == _NO_UNIT]] = False
+        request.has_unit = has_unit

@@ -1,0 +1,682 @@
+"""Which files make up a store, and which store is it?
+
+RocketMQ's folders hold RocketMQ's files and nothing else; ours are in `<root>/spark/`. `store.json` is made once: the
+store's id and what must never change (file sizes, index slots).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
+from messagestore.files.index_file import IndexService
+from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.state import StateFile
+from messagestore.files.store_root import known_root
+from messagestore.files.topics import Topics
+from messagestore.format.broker_keys import why_not_written
+from messagestore.format.config import StoreConfig, java_key
+from messagestore.format.hosts import pack_host
+from messagestore.format.layout import PROPERTY_CRC_SIZE
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.record import crc32, decode_message
+from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.log.light_messages import first_light_message
+
+FORMAT_VERSION = 2
+_FORMAT_1 = 1
+_HINT = (
+    "Restore this file from a copy. Or move it away and run `messagestore recover`: the id and the sizes are taken "
+    "from spark/journal, or from the log."
+)
+_NEW = "new-"
+_BATCH_QUEUES = "batchconsumequeue"
+ABORT_WORD = "messagestore"
+_CACHED_QUEUES = 4096
+CUT_DAYS = 30
+CUT_SIZE = 1 << 30
+"""How long, and how much of it, torn bytes in `spark/cut` are kept."""
+_CUT_NAME = re.compile(r"\d{20}-(\d+)\.bin")
+_log = logging.getLogger(__name__)
+_MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
+
+
+class Paths:
+    """Where everything is, below a root. `store_root` knows the root from now on, and the mode of its new files."""
+
+    def __init__(self, root: str | os.PathLike[str], file_mode: int | None = None) -> None:
+        self.root = os.path.abspath(os.fspath(root))
+        known_root(self.root, file_mode)
+        self.commit_log = os.path.join(self.root, "commitlog")
+        self.consume_queue = os.path.join(self.root, "consumequeue")
+        self.index = os.path.join(self.root, "index")
+        self.config = os.path.join(self.root, "config")
+        self.abort = os.path.join(self.root, "abort")
+        self.checkpoint = os.path.join(self.root, "checkpoint")
+        self.lock = os.path.join(self.root, "lock")
+        self.spark = os.path.join(self.root, "spark")
+        self.state = os.path.join(self.spark, "state")
+        self.identity = os.path.join(self.spark, "store.json")
+        self.journal = os.path.join(self.spark, "journal")
+        self.journal_1 = os.path.join(self.spark, "journal.json")
+        """The journal of format 1."""
+        self.writer_lock = os.path.join(self.spark, "writer.lock")
+        self.staging = os.path.join(self.spark, "staging")
+        self.rebuild = os.path.join(self.spark, "rebuild")
+        self.cut = os.path.join(self.spark, "cut")
+
+    def temporary(self, name: str) -> str:
+        """A fresh path in `spark/` to make a file at before it gets its name."""
+        return os.path.join(self.spark, _NEW + name)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`spark/store.json`: what a store is called, and what is fixed in it.
+
+    Parameters
+    ----------
+    store_id : str
+    mapped_file_size_commit_log, mapped_file_size_consume_queue, max_hash_slot_num, max_index_num : int
+    message_index_enable : bool
+    ancestors : tuple of str
+        Ids of the stores that this one is a copy of: BATCH records of theirs are in its log.
+    version : int
+        Format of the file it was read from.
+    """
+
+    store_id: str
+    mapped_file_size_commit_log: int
+    mapped_file_size_consume_queue: int
+    max_hash_slot_num: int
+    max_index_num: int
+    message_index_enable: bool
+    ancestors: tuple[str, ...] = ()
+    version: int = FORMAT_VERSION
+    NEWEST: ClassVar[int] = FORMAT_VERSION
+
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """Ids whose batches belong to this store: its own, and those of its ancestors."""
+        return frozenset((self.store_id, *self.ancestors))
+
+    def to_fields(self) -> dict[str, Any]:
+        """What the file says, without its checksum."""
+        return {
+            "formatVersion": FORMAT_VERSION,
+            "storeId": self.store_id,
+            "ancestors": list(self.ancestors),
+            "mappedFileSizeCommitLog": self.mapped_file_size_commit_log,
+            "mappedFileSizeConsumeQueue": self.mapped_file_size_consume_queue,
+            "maxHashSlotNum": self.max_hash_slot_num,
+            "maxIndexNum": self.max_index_num,
+            "messageIndexEnable": self.message_index_enable,
+        }
+
+    def to_json(self) -> bytes:
+        """The file's text. Its last field is the CRC-32 of all bytes before that field."""
+        text = json.dumps(self.to_fields(), indent=2).removesuffix("\n}").encode()
+        return text + f',\n  "crc": "{crc32(text):08x}"\n}}\n'.encode()
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Identity:
+        """From the fields of the file; a `ValueError`, `KeyError` or `TypeError` when one is not what it must be."""
+        ancestors = fields.get("ancestors", [])
+        if not isinstance(ancestors, list) or not all(isinstance(each, str) for each in ancestors):
+            raise ValueError("ancestors")
+        return cls(
+            store_id=str(fields["storeId"]),
+            mapped_file_size_commit_log=int(fields["mappedFileSizeCommitLog"]),
+            mapped_file_size_consume_queue=int(fields["mappedFileSizeConsumeQueue"]),
+            max_hash_slot_num=int(fields["maxHashSlotNum"]),
+            max_index_num=int(fields["maxIndexNum"]),
+            message_index_enable=bool(fields["messageIndexEnable"]),
+            ancestors=tuple(ancestors),
+            version=int(fields["formatVersion"]),
+        )
+
+    @classmethod
+    def read(cls, disk: Disk, path: str) -> Identity | None:
+        """From the file; None when there is none.
+
+        Raises
+        ------
+        CorruptionError
+            When it is damaged: the sizes in it are needed.
+        NotAStoreError
+            When a newer release wrote it.
+        """
+        try:
+            text = disk.read(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        damaged = ""
+        try:
+            identity = cls.from_fields(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60]), hint=_HINT) from error
+        if identity.version == FORMAT_VERSION and text != identity.to_json():
+            damaged = "bytes that do not agree with their checksum"
+        if identity.version == _FORMAT_1 and (
+            b'"crc"' in text or re.fullmatch("[0-9a-f]{32}", identity.store_id) is None
+        ):
+            damaged = f"format version 1 and the store id {identity.store_id[:40]!r}"
+        if damaged:
+            raise CorruptionError(path, 0, "a store's identity", damaged, hint=_HINT)
+        if identity.version not in (FORMAT_VERSION, _FORMAT_1):
+            raise NotAStoreError(
+                f"{path}: found format version {identity.version}; this release knows {FORMAT_VERSION}; use a newer "
+                f"one",
+                path=path,
+            )
+        return identity
+
+
+_FIXED = (
+    "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num", "max_index_num",
+    "message_index_enable",
+)  # fmt: skip
+
+
+def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfig:
+    """A configuration with what is fixed in a store, once it is made."""
+    fixed = {name: getattr(store, name) for name in _FIXED}
+    if isinstance(store, StoreConfig) and store.enabled_append_prop_crc:
+        fixed["enabled_append_prop_crc"] = True  # the store's records have it
+    if all(getattr(config, name) == value for name, value in fixed.items()):
+        return config
+    return config.replace(**fixed)
+
+
+def with_property_crc(log: CommitLog, position: int, size: int, config: StoreConfig) -> StoreConfig:
+    """A configuration that follows the store's own records: when the last one ends in `__CRC32#`, new ones do, too.
+
+    A broker with forceVerifyPropCRC=true would cut the log at the first record without it. BATCH records always have
+    it, and say nothing.
+    """
+    if config.enabled_append_prop_crc or not size:
+        return config
+    data = log.read(position, size)
+    if not data[-PROPERTY_CRC_SIZE:].startswith(PROPERTY_CRC_BEGIN):
+        return config
+    try:
+        topic = decode_message(data, verify=False).topic
+    except CorruptionError:
+        return config
+    return config if topic == BATCH_TOPIC else config.replace(enabled_append_prop_crc=True)
+
+
+def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
+    """As `with_property_crc`, of a store that nobody has opened: by the last record below the clean end."""
+    state_file = StateFile(disk, paths.state)
+    pool = FilePool(disk, 8)
+    try:
+        state = state_file.read()
+        if state is None or not state.anchor_size:
+            return config
+        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+        log.load()
+        return with_property_crc(log, state.anchor_position, state.anchor_size, config)
+    finally:
+        state_file.close()
+        pool.clear()
+
+
+class StoreFiles:
+    """The open files of one store. Made by `message_store`; shared by writer, recovery and readers of one process.
+
+    Parameters
+    ----------
+    paths : Paths
+    config : StoreConfig
+        Sizes in it count only for a store without files.
+    identity : Identity | None
+        None: a store this project never wrote (read-only views of a broker's store).
+    disk : Disk
+    """
+
+    def __init__(self, paths: Paths, config: StoreConfig, identity: Identity | None, disk: Disk) -> None:
+        self.paths = paths
+        self.disk = disk
+        self.identity = identity
+        if identity is not None:
+            config = with_fixed(config, identity)
+        self.config = config
+        self.store_host = store_host_of(config)
+        self.pool = FilePool(disk)
+        self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
+        segment_size = identity.mapped_file_size_commit_log if identity is not None else 0  # 0: read off the files
+        self.commit_log = CommitLog(
+            paths.commit_log, segment_size, self.log_pool, paths.spark, preallocate=config.preallocate
+        )
+        self.index: IndexService | None = None
+        if config.message_index_enable:
+            self.index = IndexService(
+                paths.index,
+                self.pool,
+                paths.spark,
+                slot_count=config.max_hash_slot_num,
+                max_entry_count=config.max_index_num,
+            )
+        self.topics = Topics(disk, paths.root)
+        self.state_file = StateFile(disk, paths.state)
+        self._queues: OrderedDict[tuple[str, int], ConsumeQueue] = OrderedDict()
+        self._written: dict[tuple[str, int], ConsumeQueue] = {}
+        self.ever_written: set[tuple[str, int]] = set()
+        """Queues that got units since the journal last took them in."""
+        self.first_writer = False
+        """This project never wrote here before: there are no BATCH records to be found."""
+        self.others_wrote = False
+        """Another process wrote queues and index above the clean end: what it did not sync is not known here."""
+
+    @property
+    def store_id(self) -> str:
+        """The store's id; empty for a store this project never wrote."""
+        return self.identity.store_id if self.identity else ""
+
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """Ids whose batches belong to this store; none for a store this project never wrote."""
+        return self.identity.known_ids if self.identity else frozenset()
+
+    def load(self, *, index: bool = True) -> None:
+        """Look at the folders; sizes of files that exist win over configured ones. Readers need the index for keys
+        only.
+        """
+        self.commit_log.load()
+        if not self.commit_log.segment_size:
+            self.commit_log.files.file_size = self.config.mapped_file_size_commit_log
+        if index and self.index is not None:
+            self.index.load()
+        self.topics.load()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The ConsumeQueue of a topic and queue, loaded; it may have no file yet."""
+        key = (topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._written.get(key) or ConsumeQueue(  # one object a queue: it knows what is not synced
+                queue_directory(self.paths.root, topic, queue_id),
+                self.identity.mapped_file_size_consume_queue if self.identity is not None else 0,
+                self.pool,
+                self.paths.spark,
+            )
+            queue.load()
+            if not queue.file_size:
+                queue.file_size = self._queue_file_size()
+            self._queues[key] = queue
+            while len(self._queues) > _CACHED_QUEUES:
+                self._queues.popitem(last=False)
+        else:
+            self._queues.move_to_end(key)
+        return queue
+
+    def _queue_file_size(self) -> int:
+        # Without store.json the size is read off any queue that has a file.
+        if self.identity is None:
+            for queue in self._queues.values():
+                if queue.files.offsets:
+                    return queue.file_size
+        return self.config.mapped_file_size_consume_queue
+
+    def forget_queues(self) -> None:
+        """Forget what was cached of the queues: somebody else wrote."""
+        self._queues.clear()
+        for queue in self._written.values():
+            queue.load()
+
+    def mark_written(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
+        """Remember that a queue has units that are not synced."""
+        self._written[(topic, queue_id)] = queue
+        self.ever_written.add((topic, queue_id))
+
+    def written_queues(self) -> list[tuple[str, int, ConsumeQueue]]:
+        """Queues written since the last sync."""
+        return [(topic, queue_id, queue) for (topic, queue_id), queue in self._written.items()]
+
+    def queue_names(self) -> dict[str, list[int]]:
+        """Topic -> queue ids, from the folders."""
+        return list_queues(self.disk, self.paths.root)[0]
+
+    def sweep_temporary(self) -> None:
+        """Remove files that a killed writer was making, and torn bytes that were saved long ago."""
+        for name in self.disk.names(self.paths.spark):
+            path = os.path.join(self.paths.spark, name)
+            if name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is nothing of ours
+                self.disk.unlink(path)
+        self.sweep_cut()
+
+    def sweep_cut(self) -> list[str]:
+        """Delete torn bytes that were saved long ago, the oldest first: those older than `CUT_DAYS`, and what is over
+        `CUT_SIZE` in all. The newest file stays whatever it is.
+
+        Returns
+        -------
+        list of str
+            Paths of the deleted files.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        saved = []
+        for name in self.disk.names(self.paths.cut):
+            path, match = os.path.join(self.paths.cut, name), _CUT_NAME.fullmatch(name)
+            if match is not None and not self.disk.is_folder(path):
+                saved.append((int(match[1]), path, self.disk.size(path)))
+        saved.sort(reverse=True)
+        gone, size = [], 0
+        for number, (saved_ms, path, bytes_there) in enumerate(saved):
+            size += bytes_there
+            if number and (size > CUT_SIZE or saved_ms < now_ms - CUT_DAYS * 86_400_000):
+                gone.append(path)
+        for path in gone:
+            self.disk.unlink(path)
+        if gone:
+            _log.info("deleted %d files of torn bytes that recoveries before had saved: %s", len(gone), ", ".join(gone))
+        return gone
+
+    def sync_derived(self) -> None:
+        """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""
+        dirty = sum(len(queue.dirty) + len(queue.dirty_folders) for queue in self._written.values())
+        if dirty > _MANY_FILES or self.others_wrote:
+            self.disk.syncfs(self.disk.open(self.paths.identity))
+            for queue in self._written.values():
+                queue.mark_synced()
+        for queue in self._written.values():
+            queue.sync()
+        if self.index is not None:
+            self.index.sync()
+        for folder in (self.paths.consume_queue, self.paths.root):
+            if self.disk.is_folder(folder):
+                self.disk.fsync_dir(folder)
+        self._written.clear()
+        self.others_wrote = False
+
+    def read_abort(self) -> str | None:
+        """Content of `abort`, None when it is absent."""
+        try:
+            return self.disk.read_head(self.paths.abort, 200).decode("ascii", "replace").strip()
+        except FileNotFoundError:
+            return None
+
+    @property
+    def abort_token(self) -> str:
+        """What `abort` holds while this project writes."""
+        return f"{ABORT_WORD} {self.store_id}"
+
+    @property
+    def abort_is_ours(self) -> bool:
+        """Whether `abort` says that this project wrote last and has not closed the store."""
+        return bool(self.store_id) and self.read_abort() == self.abort_token
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._queues.clear()
+        self._written.clear()
+        self.commit_log.close()
+        self.pool.clear()
+        self.log_pool.clear()
+        self.state_file.close()
+
+
+def store_host_of(config: StoreConfig) -> bytes:
+    """STOREHOST of the records of a store: `brokerIP1` and `listenPort`, packed."""
+    address = f"[{config.broker_ip1}]" if ":" in config.broker_ip1 else config.broker_ip1
+    return pack_host(f"{address}:{config.listen_port}")
+
+
+def looks_like_store(disk: Disk, paths: Paths) -> bool:
+    """Whether the folder holds a store, RocketMQ's or ours."""
+    return disk.is_folder(paths.commit_log) or disk.exists(paths.identity) or disk.exists(paths.journal)
+
+
+def is_free(disk: Disk, paths: Paths) -> bool:
+    """Whether a store may be made there: no folder, an empty one, or what a killed creation left."""
+    return set(disk.names(paths.root)) <= {"lock", "spark"} and set(disk.names(paths.spark)) <= {
+        "writer.lock",
+        "new-store.json",
+        "staging",
+    }
+
+
+def check_root(disk: Disk, paths: Paths) -> None:
+    """Refuse a root that holds something else than a store; nothing is made.
+
+    Raises
+    ------
+    NotAStoreError
+    """
+    if disk.exists(paths.root) and not disk.is_folder(paths.root):
+        raise NotAStoreError(f"{paths.root}: found a file; a store is a folder", path=paths.root)
+    if not looks_like_store(disk, paths) and not is_free(disk, paths):
+        found = ", ".join(disk.names(paths.root)[:5])
+        raise NotAStoreError(
+            f"{paths.root}: found a folder with {found} in it; a store is made in a missing or empty folder only",
+            path=paths.root,
+        )
+
+
+def make_root(disk: Disk, paths: Paths) -> None:
+    """The root, before anything is locked in it.
+
+    Raises
+    ------
+    NotAStoreError
+        For a folder that holds something else.
+    """
+    check_root(disk, paths)
+    missing = []
+    path = paths.root
+    while not disk.exists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for path in reversed(missing):
+        disk.mkdir(path)
+    if missing:
+        disk.fsync_dir(os.path.dirname(missing[-1]))
+
+
+def make_staging(disk: Disk, paths: Paths) -> None:
+    """The staging folder, and the folders above it, where there is no store yet. They do not make one.
+
+    Raises
+    ------
+    NotAStoreError
+        For a folder that holds something else.
+    """
+    make_root(disk, paths)
+    make_own_folders(disk, paths)
+
+
+def make_own_folders(disk: Disk, paths: Paths) -> None:
+    """`spark/` and what is in it, once no broker can be at work."""
+    for path in (paths.spark, paths.staging):
+        if not disk.is_folder(path):
+            disk.mkdir(path)
+
+
+def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
+    """The configuration with the sizes of the segments and queue files that exist."""
+    pool = FilePool(disk, 8)
+    log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+    log.load()
+    queue_size = config.mapped_file_size_consume_queue
+    for topic, queue_ids in list_queues(disk, paths.root)[0].items():
+        queue = ConsumeQueue(queue_directory(paths.root, topic, queue_ids[0]), 0, pool, paths.spark)
+        queue.load()
+        if queue.files.offsets:
+            queue_size = queue.file_size
+            break
+    return config.replace(
+        mapped_file_size_commit_log=log.segment_size or config.mapped_file_size_commit_log,
+        mapped_file_size_consume_queue=queue_size,
+    )
+
+
+def new_identity(config: StoreConfig, store_id: str = "", ancestors: Iterable[str] = ()) -> Identity:
+    """The identity of a store with these sizes; without an id it gets a new one."""
+    own = store_id or uuid.uuid4().hex
+    fixed = {name: getattr(config, name) for name in _FIXED}
+    return Identity(store_id=own, **fixed, ancestors=tuple(sorted(set(ancestors) - {own})))
+
+
+def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
+    """Write `store.json`, whole or not at all, synced."""
+    disk.replace(paths.identity, identity.to_json(), via=paths.temporary("store.json"))
+    disk.fsync_dir(paths.root)
+    return replace(identity, version=FORMAT_VERSION)
+
+
+def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
+    """Refuse what must not be written to, before anything is made or locked.
+
+    Raises
+    ------
+    ConfigError
+        A setting of the broker's forbids it, or the sizes of a broker's files cannot be known.
+    NotAStoreError
+        The store has a form that cannot be written.
+    """
+    refuse_broker_settings(paths, config)
+    refuse_foreign_forms(disk, paths)
+    refuse_to_guess_sizes(disk, paths, config)
+
+
+def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store whose broker wants other bytes or offsets, or whose log is written by others.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found = dict(config.broker_settings)
+    refused = why_not_written(found)
+    if refused is None and found.get("forceVerifyPropCRC", "").lower() == "true" and not config.enabled_append_prop_crc:
+        refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC; set enabledAppendPropCRC=true"
+    path = found.get("storePathCommitLog")
+    of_this_store = os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
+    if path and of_this_store and os.path.realpath(path) != os.path.realpath(paths.commit_log):
+        link = f"make {paths.commit_log} a symbolic link to that folder"
+        refused = refused or (
+            "storePathCommitLog",
+            f"its log is elsewhere, and a second one would be made here; {link}",
+        )
+    if refused is not None:
+        key, reason = refused
+        raise ConfigError(
+            f"{paths.root}: cannot be written with {key}={found[key]}: {reason}", key=key, value=found[key]
+        )
+
+
+def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store that a broker made and that has no files yet which say how large they are.
+
+    Raises
+    ------
+    ConfigError
+        A broker does not start with files of another size.
+    """
+    ours = disk.exists(paths.identity) or disk.exists(paths.journal)
+    if ours or not looks_like_store(disk, paths) or disk.names(paths.commit_log):
+        return
+    missing = ["mapped_file_size_commit_log"]
+    if not any(queue_ids for queue_ids in list_queues(disk, paths.root)[0].values()):
+        missing.append("mapped_file_size_consume_queue")
+    missing = [java_key(name) for name in missing if not config.is_given(name)]
+    if missing:
+        keys = " and ".join(missing)
+        raise ConfigError(
+            f"{paths.root}: a broker made this store, and no file in it says how large its files are to be; with other "
+            f"sizes the broker does not start. Give the broker's own file (broker.conf) as storeConfig or "
+            f"--store-config, or a file with {keys}",
+            key=missing[0],
+        )
+
+
+def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
+    """Refuse to write into stores whose queues are not simple ones, before the first byte.
+
+    Raises
+    ------
+    NotAStoreError
+        RocksDB queues, BatchConsumeQueues, or light queues: their units would be taken for damage, or not be written.
+    """
+    refuse_rocksdb(disk, paths)
+    folder = os.path.join(paths.root, _BATCH_QUEUES)
+    if disk.names(folder):
+        raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
+    light = [name for name in disk.names(paths.consume_queue) if name.startswith(LMQ_PREFIX)]
+    if light:
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written",
+            path=paths.root,
+        )
+    if not disk.is_folder(paths.consume_queue):
+        _refuse_light_messages(disk, paths)
+
+
+def _refuse_light_messages(disk: Disk, paths: Paths) -> None:
+    """The folder of all queues is gone, or was never made: only records tell of light queues."""
+    pool = FilePool(disk, 8)
+    try:
+        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+        log.load()
+        found = first_light_message(log) if log.files.offsets else None
+    finally:
+        pool.clear()
+    if found is not None:
+        raise NotAStoreError(
+            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq), "
+            f"and no folder consumequeue; only simple queues can be written, so let a broker make the queues again",
+            path=paths.root,
+        )
+
+
+def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
+    """Refuse a store whose queues are not in files: it would look empty.
+
+    Raises
+    ------
+    NotAStoreError
+    """
+    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be "
+            f"read and written",
+            path=paths.root,
+        )
+
+
+def check_readable_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic whose queues are of a kind that cannot be read: it would look empty.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found = ""
+    if topic.startswith(LMQ_PREFIX):
+        found = "a light queue (enableLmq): it points to messages of other topics; read those topics"
+    elif files.disk.exists(os.path.join(files.paths.root, _BATCH_QUEUES, topic)):
+        found = "BatchConsumeQueues (queue.type=BatchCQ)"
+    if found:
+        raise ConfigError(f"topic {topic!r}: found {found}; only simple queues can be read", key="topic", value=topic)
+
+
+def check_simple_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic whose `queue.type` is not SimpleCQ."""
+    if topic != BATCH_TOPIC and not files.topics.is_simple_queue(topic):
+        raise ConfigError(
+            f"topic {topic!r} has queue.type {files.topics.get(topic)}; only topics with simple queues can be written",
+            key="topic",
+            value=topic,
+        )

@@ -1,0 +1,182 @@
+"""Which store is this, when a writer takes it over?
+
+`spark/store.json` says so. Where it is missing, the id is taken from what proves it: the journal has a copy of the
+whole identity, and `abort` has the id. Where all of `spark/` is missing the folder is a copy (a RocketMQ slave after a
+failover) or a store that lost it. It gets a new id, and the ids in its BATCH records become its ancestors: their
+batches are known here, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from messagestore.errors import CorruptionError
+from messagestore.files.consume_queue import list_queues
+from messagestore.files.index_file import IndexService
+from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.format.config import StoreConfig
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.batch_record import read_batch
+from messagestore.log.batch_search import all_batches
+from messagestore.log.store_files import (
+    ABORT_WORD,
+    Identity,
+    Paths,
+    StoreFiles,
+    new_identity,
+    sizes_of_files,
+    write_identity,
+)
+
+_LAST_UNITS = 100
+
+
+def establish(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, list[str], bool]:
+    """The identity of a store, written in the newest format; made when there is none.
+
+    Parameters
+    ----------
+    disk : Disk
+    paths : Paths
+        The caller is attached and holds the writer lock.
+    config : StoreConfig
+        Sizes and index slots of a store that has no files yet; index slots of one whose `store.json` is lost.
+
+    Returns
+    -------
+    identity : Identity
+    notes : list of str
+        What an operator should know.
+    first : bool
+        This project never wrote here before.
+
+    Raises
+    ------
+    CorruptionError
+        `store.json` is damaged, or the log and the index say otherwise. Nothing was written.
+    """
+    identity = Identity.read(disk, paths.identity)
+    journal = BatchJournal.read(disk, paths.journal)
+    copied = _copy_of(journal, paths)
+    if identity is not None and identity.version == Identity.NEWEST:
+        return identity, [], False
+    if identity is not None:
+        return write_identity(disk, paths, _checked(disk, paths, identity, copied)), [], False
+    if copied is not None:
+        note = f"{paths.identity} was missing: made again from {paths.journal}"
+        return write_identity(disk, paths, copied), [note], False
+    return _made_again(disk, paths, config)
+
+
+def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
+    """The identity that the journal has a copy of; None when it has none."""
+    try:
+        return Identity.from_fields(journal.identity) if journal.identity else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptionError(paths.journal, 0, "a copy of the store's identity", repr(error)) from error
+
+
+def _checked(disk: Disk, paths: Paths, identity: Identity, copied: Identity | None) -> Identity:
+    """An identity of format 1, which has no checksum, when the journal or the last batch says the same."""
+    proof = paths.journal if copied is not None else f"the last batch in {paths.commit_log}"
+    proven = copied.store_id if copied is not None else _id_of_last_batch(disk, paths, identity)
+    if proven is not None and proven != identity.store_id:
+        raise CorruptionError(
+            paths.identity,
+            0,
+            f"the store id {proven}, as {proof} has it",
+            identity.store_id,
+            hint="Restore this file from a copy. Or move it away and run `messagestore recover`.",
+        )
+    return copied or identity
+
+
+def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | None:
+    files = StoreFiles(paths, StoreConfig(), identity, disk)
+    try:
+        files.commit_log.load()
+        queue = files.queue(BATCH_TOPIC, 0)
+        end = queue.end(limit=files.commit_log.files.max_offset)
+        units = queue.read(max(0, end - _LAST_UNITS), min(end, _LAST_UNITS))
+        for physical_offset in reversed(units["physical_offset"].tolist()):
+            batch = read_batch(files.commit_log, physical_offset)  # after a kill, the last ones may be torn
+            if batch is not None:
+                return batch.store_id
+        return None
+    finally:
+        files.close()
+
+
+def _made_again(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, list[str], bool]:
+    """There is no `store.json`, and no journal that has a copy of it."""
+    config = sizes_of_files(disk, paths, config)
+    files = StoreFiles(paths, config, None, disk)
+    try:
+        files.commit_log.load()
+        token = re.fullmatch(f"{ABORT_WORD} ([0-9a-f]{{32}})", files.read_abort() or "")
+        left = disk.exists(paths.state) or disk.exists(paths.journal) or disk.exists(paths.journal_1)
+        queues = list_queues(disk, paths.root)[0]
+        first = not (token or left) and bool(queues) and BATCH_TOPIC not in queues
+        ids: set[str] = set()
+        if files.commit_log.files.offsets and not first:
+            ids = {batch.store_id for batch in all_batches(files, _end_of_log(files))}
+    finally:
+        files.close()
+    first = first or not (token or left or ids)
+    store_id = token[1] if token and left else ""
+    ancestors = ids | ({token[1]} if token else set())
+    identity = new_identity(config, store_id, ancestors)
+    _check_index(disk, paths, config, rebuild=not first)
+    write_identity(disk, paths, identity)
+    if first:
+        return identity, [], True
+    if store_id:
+        return identity, [f"{paths.identity} was missing: the store's id {store_id} is that in `abort`"], False
+    return identity, [f"{paths.identity} was missing: {_new_id_words(identity)}"], False
+
+
+def _new_id_words(identity: Identity) -> str:
+    if not identity.ancestors:
+        return f"nothing proves the store's id, so it has a new one, {identity.store_id}"
+    return (
+        f"this is a copy, and has a new id, {identity.store_id}; the batches in it are known, of store "
+        f"{', '.join(identity.ancestors)}"
+    )
+
+
+def _end_of_log(files: StoreFiles) -> int:
+    """Where the records of the log end."""
+    log = files.commit_log
+    for segment in reversed(log.files.offsets):  # the last ones may be empty: a broker makes them ahead
+        for _ in log.scan(segment, verify_body_crc=False):
+            pass
+        if log.scan_offset > segment:
+            return log.scan_offset
+    return log.min_offset
+
+
+def _check_index(disk: Disk, paths: Paths, config: StoreConfig, *, rebuild: bool) -> None:
+    """Index files must have the size that the settings give. Those of a store of ours whose settings are lost are
+    removed, and recovery makes them again.
+    """
+    if not config.message_index_enable:
+        return
+    index = IndexService(
+        paths.index,
+        FilePool(disk, 8),
+        paths.spark,
+        slot_count=config.max_hash_slot_num,
+        max_entry_count=config.max_index_num,
+    )
+    try:
+        index.load()
+    except CorruptionError:
+        if not rebuild:
+            raise
+        for name in disk.names(paths.index):
+            path = os.path.join(paths.index, name)
+            if not disk.is_folder(path):
+                disk.unlink(path)
+        disk.fsync_dir(paths.index)

@@ -1,0 +1,254 @@
+"""What of a log is on the disk for certain after the machine was started again, and before a writer has recovered?
+
+Up to the clean end C everything is. Above it only the log was synced, and only as far as SYNC_FLUSH asked for it: the
+head of a SYNC_FLUSH batch is written after everything below its end E is on the disk. So a reader follows the records
+from C on; a batch whose CRCs hold, and that was written in SYNC_FLUSH, proves all of them up to its E. Recovery keeps
+these records, or refuses the store. ConsumeQueue units above C were never synced: they are built from the records.
+
+    C | put | async batch | SYNC batch | put | SYNC batch | put | async batch | torn
+      |<------------------ proven ------------------------>|<-- recovery decides -->
+
+Not proven, though it may be there: single puts and ASYNC_FLUSH batches behind the last SYNC_FLUSH batch, and what lies
+above C by more than the limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from messagestore.files.commit_log import Scanned
+from messagestore.files.consume_queue import UNIT_DTYPE, Units
+from messagestore.files.state import State
+from messagestore.format.config import SYNC_FLUSH
+from messagestore.format.layout import IPV6_EXTRA_SIZE, RECORD_HEAD
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log.batch_record import BODY_BEGIN, CHUNK_SIZE, BatchRecord, read_batch
+from messagestore.log.dispatch import request_of
+from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.store_files import StoreFiles
+
+Key = tuple[str, int]
+
+_CHUNK_SIZE = 4 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class ProvenTail:
+    """The proven part of a log above its clean end.
+
+    Parameters
+    ----------
+    start : int
+        C.
+    end : int
+        Where the last batch ends that proves everything below it; `start` when none does.
+    units : dict of (topic, queue id) to (int, Units)
+        Of the records between: the first one's queue offset, and one unit for each.
+    hidden_end : int
+        Where the valid records end that follow; nothing proves that these stay.
+    hidden_count : int
+        How many they are.
+    limited : bool
+        What follows was not looked at: the limit was reached.
+    """
+
+    start: int
+    end: int
+    units: dict[Key, tuple[int, Units]] = field(default_factory=dict)
+    hidden_end: int = 0
+    hidden_count: int = 0
+    limited: bool = False
+
+    def read(self, key: Key, start: int, end: int) -> Units:
+        """Units `start..end` of a queue, as far as they are here."""
+        first, units = self.units[key]
+        return units[max(0, start - first) : max(0, end - first)]
+
+    def queue_end(self, key: Key) -> int:
+        """Queue offset behind the last message of a queue that is in `units`."""
+        first, units = self.units[key]
+        return first + len(units)
+
+    def search_physical(self, key: Key, physical_offset: int) -> int:
+        """Queue offset of the first message here that lies at a physical offset or above."""
+        first, units = self.units[key]
+        return first + int(np.searchsorted(units["physical_offset"], physical_offset))
+
+    @property
+    def complete(self) -> bool:
+        """Whether no record is known that is left out."""
+        return not self.hidden_count and not self.limited
+
+    def words(self, root: str) -> str:
+        """What a reader is told about what it does not see."""
+        hidden = f"{self.hidden_count} records between {self.end} and {self.hidden_end} are there"
+        if self.limited:
+            hidden += ", and the log was not looked at any further (provenTailSize)"
+        return (
+            f"{root}: no writer has opened the store since the machine was started: messages up to {self.end} "
+            f"(physical offset) are shown. {hidden}; nothing proves yet that they stay. Run `messagestore recover`, "
+            f"or open the store for writing, to see what is kept"
+        )
+
+
+def find_proven_tail(files: StoreFiles, state: State, limit: int) -> ProvenTail:
+    """The proven part of the log above C.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    state : State
+        As the last writer left it, in another boot.
+    limit : int
+        At most so many bytes above C are looked at.
+    """
+    return _Chain(files, state, limit).run()
+
+
+class _Chain:
+    """Follows the records from C on."""
+
+    def __init__(self, files: StoreFiles, state: State, limit: int) -> None:
+        self.files = files
+        self.log = files.commit_log
+        self.state = state
+        self.limit = state.clean_end + limit
+        self._known_ids = files.identity.known_ids if files.identity is not None else frozenset()
+        self.tail = ProvenTail(state.clean_end, state.clean_end, hidden_end=state.clean_end)
+        self._next: dict[Key, int] = {}
+        self._pieces: dict[Key, tuple[int, list[Units]]] = {}
+        self._waiting: list[tuple[Key, int, Units]] = []  # not proven yet
+        self._waiting_count = 0
+        self._size = 0  # how much is read at once: little where a batch may be near
+
+    def run(self) -> ProvenTail:
+        tail = self.tail
+        if self._anchored():
+            self._follow(tail.start)
+        tail.hidden_count = self._waiting_count
+        tail.units = {key: (first, np.concatenate(parts)) for key, (first, parts) in self._pieces.items()}
+        return tail
+
+    def _anchored(self) -> bool:
+        """Whether the record before C is there: else C is no place where a record begins."""
+        state, log = self.state, self.log
+        if not state.anchor_size:
+            return state.clean_end == log.min_offset
+        if state.anchor_position < log.min_offset or not log.fits(state.anchor_position, state.anchor_size):
+            return False
+        return log.crc(state.anchor_position, state.anchor_position + state.anchor_size) == state.anchor_crc
+
+    def _follow(self, position: int) -> None:
+        while position < self.limit:
+            after = self._step(position)
+            if after is None:
+                return
+            position = self.tail.hidden_end = after
+        self.tail.limited = any(self.log.read(position, 8))
+
+    def _step(self, position: int) -> int | None:
+        """Take in what begins at a position: where to go on; None where the records end."""
+        head = self.log.head(position)
+        if head is None:
+            left = self.log.left(position)
+            blank = self.log.read(position, 8) == self.log.blank(position)
+            return position + left if blank and self.log.files.holding(position + left) is not None else None
+        batch = self._batch_at(position)
+        if batch is not None:
+            self._size = 0
+            return self._take_batch(batch)
+        self._size = min(max(2 * self._size, int(head["total_size"])), _CHUNK_SIZE)
+        for run in self.log.scan(position, position + max(self._size, int(head["total_size"]))):
+            return self._take_run(run, position)
+        return None
+
+    def _batch_at(self, position: int) -> BatchRecord | None:
+        begin = self.log.read(position, RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(BODY_BEGIN))
+        return read_batch(self.log, position) if BODY_BEGIN in begin else None
+
+    def _take_batch(self, batch: BatchRecord) -> int | None:
+        """A batch counts when it is whole; one of SYNC_FLUSH proves all that is below its end."""
+        if batch.store_id not in self._known_ids or not self._holds(batch):
+            return None
+        taken = 0
+        for run in self.log.scan(batch.physical_offset, batch.end, verify_body_crc=False):
+            if not self._note(run, len(run.starts)):
+                return None
+            taken = run.end
+        if taken < batch.data_offset or self.log.scan_offset < batch.end:
+            return None
+        if batch.flush_disk_type == SYNC_FLUSH:
+            self._prove(batch.end)
+        return batch.end
+
+    def _holds(self, batch: BatchRecord) -> bool:
+        position = batch.data_offset
+        for crc in batch.crcs:
+            end = min(position + CHUNK_SIZE, batch.end)
+            if self.log.crc(position, end) != crc:
+                return False
+            position = end
+        return True
+
+    def _take_run(self, run: Scanned, position: int) -> int | None:
+        """Single records, up to the next BATCH record; one of these that cannot be read ends the log."""
+        if run.physical_offset != position:
+            return None
+        count = len(run.starts)
+        request = request_of(run)
+        row = 0
+        for topic, run_count in zip(request.run_topics, request.run_counts.tolist(), strict=True):
+            if topic == BATCH_TOPIC:
+                end = int(request.physical_offsets[row])
+                count = int((run.physical_offset + run.starts < end).sum())
+                break
+            row += run_count
+        if not count or not self._note(run, count):
+            return None
+        last = count - 1
+        return run.physical_offset + int(run.starts[last]) + int(run.heads["total_size"][last])
+
+    def _note(self, run: Scanned, count: int) -> bool:
+        """Remember the units of the first records of a run; False when a queue does not go on with them."""
+        part = Scanned(run.physical_offset, run.data, run.starts[:count], run.heads[:count])
+        request = request_of(part)
+        units: Units = np.empty(len(request.sizes), UNIT_DTYPE)
+        units["physical_offset"], units["size"] = request.physical_offsets, request.sizes
+        units["tags_code"] = request.tags_codes
+        row = 0
+        for topic, queue_id, run_count in zip(
+            request.run_topics, request.run_queue_ids.tolist(), request.run_counts.tolist(), strict=True
+        ):
+            key, offsets = (topic, queue_id), request.queue_offsets[row : row + run_count]
+            first = int(offsets[0])
+            if int(offsets[-1]) - first != run_count - 1 or not self._continues(key, first):
+                return False
+            self._waiting.append((key, first, units[row : row + run_count]))
+            self._next[key] = first + run_count
+            row += run_count
+        self._waiting_count += count
+        return True
+
+    def _continues(self, key: Key, first: int) -> bool:
+        """Whether a record is its queue's next one. The units below C are synced; those above it say nothing."""
+        known = self._next.get(key)
+        if known is not None:
+            return first == known
+        return first <= proven_queue_end(self.files, *key, self.state.clean_end, crc=False)
+
+    def _prove(self, end: int) -> None:
+        for key, first, units in self._waiting:
+            self._pieces.setdefault(key, (first, []))[1].append(units)
+        self._waiting, self._waiting_count = [], 0
+        self.tail.end = end
+
+
+def tell(tail: ProvenTail, root: str) -> None:
+    """Say what is not shown."""
+    if not tail.complete:
+        _log.warning("%s", tail.words(root))

@@ -1,0 +1,275 @@
+"""How is a message found: by queue offset, by place, by key, by time?
+
+RocketMQ's answers to the same questions (DefaultMessageStore.getMessage, lookMessageByOffset, queryMessage,
+getOffsetInQueueByTime), over a `StoreView`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
+from messagestore.format import record
+from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
+from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
+from messagestore.log.store_files import check_readable_topic
+from messagestore.read.view import StoreView
+
+LOWER, UPPER = "lower", "upper"
+_DEFAULT_COUNT = 32
+T = TypeVar("T")
+_MOST_MS = (1 << 63) - 1
+
+
+def _looked_up(view: StoreView, look: Callable[[], T]) -> T:
+    """What `look` finds in the store that the view has opened; again when a file was deleted meanwhile."""
+    found = view.healed(look)
+    view.check_place()
+    return found
+
+
+def get_status(view: StoreView, topic: str, queue_id: int, queue_offset: int) -> tuple[GetMessageStatus, int, int, int]:
+    """RocketMQ's status for an offset, where to go on, and the queue's min and max offset."""
+    low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+    if high == 0:
+        return GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high
+    if queue_offset < low:
+        return GetMessageStatus.OFFSET_TOO_SMALL, low, low, high
+    if queue_offset == high:
+        return GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset, low, high
+    if queue_offset > high:
+        return GetMessageStatus.OFFSET_OVERFLOW_BADLY, high, low, high
+    return GetMessageStatus.FOUND, queue_offset, low, high
+
+
+def get_message(
+    view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int = _DEFAULT_COUNT
+) -> GetMessageResult:
+    """Up to `max_count` messages of a queue from `queue_offset` on, with RocketMQ's status and next offset."""
+    return _looked_up(view, lambda: _get_message(view, topic, queue_id, queue_offset, max_count))
+
+
+def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int) -> GetMessageResult:
+    view.refresh()
+    status, next_offset, low, high = get_status(view, topic, queue_id, queue_offset)
+    messages: list[MessageExt] = []
+    if status is GetMessageStatus.FOUND:
+        end = min(high, queue_offset + max(1, max_count))
+        units = view.units(topic, queue_id, queue_offset, end)
+        for number, unit in enumerate(units, queue_offset):
+            physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
+            if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
+                continue  # deleted by retention, or below the queue's first message
+            view.check_units(topic, queue_id, number, np.array([physical_offset]), np.array([size], np.int32))
+            messages.append(message_at(view, physical_offset, size))
+        next_offset = queue_offset + len(units)
+        if not messages:
+            status = GetMessageStatus.MESSAGE_WAS_REMOVING
+    return GetMessageResult(status, messages, next_offset, low, high)
+
+
+def get_batch(
+    view: StoreView,
+    topic: str,
+    queue_id: int,
+    queue_offset: int,
+    max_count: int,
+    columns: Sequence[str],
+    *,
+    verify_body_crc: bool = True,
+) -> pa.RecordBatch | None:
+    """As `get_message`, as one record batch; None where the status is not FOUND."""
+    view.refresh()
+    status, _, _, high = get_status(view, topic, queue_id, queue_offset)
+    if status is not GetMessageStatus.FOUND:
+        return None
+    batches = view.read(
+        topic,
+        queue_id,
+        queue_offset,
+        min(high, queue_offset + max(1, max_count)),
+        columns,
+        verify_body_crc=verify_body_crc,
+    )
+    return next(batches)
+
+
+def message_at(view: StoreView, physical_offset: int, size: int | None = None) -> MessageExt:
+    """The message whose record begins at a physical offset.
+
+    Raises
+    ------
+    CorruptionError
+        When none does, or it is damaged.
+    """
+    log = view.files.commit_log
+    path = log.files.path(log.segment_of(physical_offset))
+    data = log.record_bytes(physical_offset) if size is None else log.exact(physical_offset, size)
+    if data is None:
+        raise CorruptionError(
+            path, physical_offset, "a record", "none", hint="Give the physical offset of a record's first byte."
+        )
+    return record.decode_message(data, path=path, physical_offset=physical_offset)
+
+
+def look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
+    """The message at a physical offset; None when no visible record begins there."""
+    return _looked_up(view, lambda: _look_message_by_offset(view, physical_offset))
+
+
+def _look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
+    visible = view.refresh()
+    if physical_offset < view.files.commit_log.min_offset or (
+        visible.end is not None and physical_offset >= visible.end
+    ):
+        return None
+    data = view.files.commit_log.record_bytes(physical_offset)
+    if data is None:
+        return None
+    try:
+        return record.decode_message(data, physical_offset=physical_offset)
+    except CorruptionError:
+        if view.files.commit_log.head(physical_offset) is not None:
+            raise  # a record begins here and is damaged
+        return None
+
+
+def query_message(
+    view: StoreView,
+    topic: str,
+    key: str,
+    max_count: int | None = None,
+    begin_ms: int = 0,
+    end_ms: int = _MOST_MS,
+) -> list[MessageExt]:
+    """The newest messages of a topic with a key (or unique key), oldest first; each hit is checked against its record.
+
+    What the index files do not cover is scanned, so a missing index file makes this slow, not wrong.
+
+    Parameters
+    ----------
+    max_count : int | None
+        At most so many; None: `maxMsgsNumBatch` of the configuration.
+
+    Raises
+    ------
+    ConfigError
+        For a count below 1.
+    """
+    if max_count is None:
+        max_count = view.files.config.max_msgs_num_batch
+    elif max_count < 1:
+        raise ConfigError(f"max_count: found {max_count}; allowed is 1 or more", key="max_count", value=max_count)
+    return _looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
+
+
+def _query_message(
+    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+) -> list[MessageExt]:
+    visible = view.refresh()
+    files = view.files
+    if topic not in view.topics():
+        check_readable_topic(files, topic)
+        raise UnknownTopicError(topic, view.topics())
+    # entries keep whole seconds, and hits may be other keys with the same hash: ask for more, then check
+    hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
+    if view.refresh().recovered != visible.recovered:  # a recovery began, or ended, while we looked
+        visible = view.visible
+        hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
+    limit = visible.end if visible.end is not None else files.commit_log.files.max_offset
+    for start, end in gaps:
+        hits.update(_scan_for_key(view, key, start, min(end, limit)))
+    found = []
+    for physical_offset in sorted(hits):
+        if not files.commit_log.min_offset <= physical_offset < limit:
+            continue
+        message = _look_message_by_offset(view, physical_offset)
+        if message is None or message.topic != topic or not (key == message.unique_key or key in message.keys):
+            continue
+        if message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK:
+            continue  # found by scanning: in RocketMQ it has no entries
+        if begin_ms <= message.store_timestamp_ms <= end_ms:
+            found.append(message)
+    return found[-max_count:]
+
+
+def _look_up(
+    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+) -> tuple[set[int], list[tuple[int, int]]]:
+    """What the index has, and the ranges of the log that it does not cover."""
+    index, visible, position = view.files.index, view.visible, view.files.commit_log.min_offset
+    hits: set[int] = set()
+    gaps = []
+    if index is not None:
+        index.load()
+        if not visible.recovered:
+            index.forget_unsafe(visible.clean_end)
+        hits.update(index.search(topic, key, max_count, begin_ms, end_ms))
+        for begin, end in index.ranges():  # a broker that crashed leaves gaps between files, too
+            gaps.append((position, begin))
+            position = max(position, end)
+    return hits, [*gaps, (position, _MOST_MS)]
+
+
+def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
+    """Physical offsets of records in a range whose bytes may hold the key (checked by the caller)."""
+    if start >= end:
+        return []
+    needle = key.encode()
+    found = []
+    for run in view.files.commit_log.scan(start, end, verify_body_crc=False):
+        text = run.data.tobytes()
+        hit = text.find(needle)
+        while hit >= 0:
+            row = int(np.searchsorted(run.starts, hit, side="right")) - 1
+            found.append(run.physical_offset + int(run.starts[row]))
+            if row + 1 >= len(run.starts):
+                break
+            hit = text.find(needle, int(run.starts[row + 1]))
+    return found
+
+
+def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str = LOWER) -> int:
+    """Queue offset for a store time, as RocketMQ's getOffsetInQueueByTime.
+
+    Parameters
+    ----------
+    boundary : str
+        "lower": the first message stored at or after the time (the queue's end when none is). "upper": the last one
+        stored at or before it (the queue's begin when none is).
+    """
+    return _looked_up(view, lambda: _queue_offset_by_time(view, topic, queue_id, timestamp_ms, boundary))
+
+
+def _queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str) -> int:
+    view.refresh()
+    low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+    if low >= high:
+        return low
+
+    def time_of(offset: int) -> int:
+        unit = view.units(topic, queue_id, offset, offset + 1)[0]
+        head = view.files.commit_log.head(int(unit["physical_offset"]))
+        if head is None:
+            return -1
+        return int(head["store_timestamp_ms"])
+
+    def first_where(after: bool) -> int:
+        left, right = low, high
+        while left < right:
+            middle = (left + right) // 2
+            time_ms = time_of(middle)
+            if time_ms > timestamp_ms or (not after and time_ms == timestamp_ms):
+                right = middle
+            else:
+                left = middle + 1
+        return left
+
+    if boundary == LOWER:
+        return first_where(after=False)
+    offset = first_where(after=True)
+    return max(low, offset - 1) if offset > low else low

@@ -1,0 +1,244 @@
+"""How far do the queues of some topics reach, while the store grows?
+
+A stream over thousands of queues asks this many times a second, and mostly one or two of them have grown. Where a
+writer of ours says how far the log is visible, the queues that grew are found in the log: from the last record that is
+known, over the records and BATCH records behind it, to the visible end. The queues themselves are asked the first time,
+under a broker's rules, and whenever the log does not continue what is known.
+
+A queue that was deleted and made again may by chance be as long as the old one. So the place of each queue's last
+message is remembered, and compared when the queue is asked again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from messagestore.errors import CorruptionError
+from messagestore.files.commit_log import Scanned
+from messagestore.format.layout import FILLER_UNIT_SIZE, IPV6_EXTRA_SIZE, RECORD_HEAD
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
+from messagestore.log.dispatch import request_of
+from messagestore.read.view import StoreView
+
+Ends = dict[tuple[str, int], int]
+FEW_QUEUES = 16
+"""So many queues are asked sooner than the log is read."""
+_WALK_SIZE = 1 << 20
+_WALK_SIZE_PER_QUEUE = 16 * 1024
+"""Single messages: at most so many bytes of the log are read before the queues are asked instead."""
+_FIRST_CHUNK_SIZE = 64 * 1024
+_CHUNK_SIZE = 4 * 1024 * 1024
+_LONG_LOOK_S = 0.05
+_PAUSE = 2.0
+"""After a look at all queues of a broker's store that took long: the next one comes after so many times as long."""
+
+
+class _Mark(NamedTuple):
+    """The ends are those of the log up to `end`; the record tells whether the log up to there is still the same.
+
+    It is the last one below `end`, or a BATCH record, whose CRCs cover its batch.
+    """
+
+    end: int
+    position: int
+    size: int
+    crc: int
+
+
+class QueueEnds:
+    """The ends of all queues of some topics.
+
+    Parameters
+    ----------
+    view : StoreView
+    topics : iterable of str
+
+    Attributes
+    ----------
+    ends : dict of (topic, queue id) to int
+        Number of the first message that cannot be seen (yet). The same object until it changes.
+    restarted : set of (topic, queue id)
+        Queues that were found to begin again below or at the end known before: they were deleted and made again. The
+        caller removes what it has taken in.
+    waiting : bool
+        The last look was left out: it would have taken long, and the one before is not long ago.
+    """
+
+    def __init__(self, view: StoreView, topics: Iterable[str]) -> None:
+        self.view = view
+        self.topics = tuple(topics)
+        self.ends: Ends = {}
+        self.restarted: set[tuple[str, int]] = set()
+        self.waiting = False
+        self._places: dict[tuple[str, int], tuple[int, int]] = {}  # end, and where the last message before it lies
+        self._mark: _Mark | None = None
+        self._queue_ids: dict[str, list[int]] | None = None
+        self._not_before_s = 0.0
+
+    def look(self, *, find_queues: bool = True) -> Ends:
+        """The ends now; the caller has refreshed the view.
+
+        Parameters
+        ----------
+        find_queues : bool
+            Look for new queues, too, when the queues are asked.
+        """
+        found = self._followed()
+        self.waiting = found is None and self.view.known_end is None and time.monotonic() < self._not_before_s
+        if found is None and not self.waiting:
+            found = self._asked(find_queues)
+        if found is not None and found != self.ends:
+            self.ends = found
+        return self.ends
+
+    # ---- all queues
+
+    def _asked(self, find_queues: bool) -> Ends:
+        begin_s = time.thread_time()
+        view = self.view
+        if find_queues or self._queue_ids is None:
+            self._queue_ids = {topic: view.queue_ids(topic) for topic in self.topics}
+        ends = view.max_offsets((topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids)
+        newest = (-1, 0)
+        for key, end in ends.items():
+            known_end, known_place = self._places.get(key, (0, -1))
+            known = 0 < known_end <= end and known_place >= 0
+            if known and self._place(key, known_end)[0] not in (known_place, -1):
+                self.restarted.add(key)
+            place, size = self._place(key, end) if end else (-1, 0)
+            self._places[key] = end, place
+            newest = max(newest, (place, size))
+        self._mark = self._marked(sum(newest), *newest) if view.known_end is not None else None
+        took_s = time.thread_time() - begin_s
+        if took_s > _LONG_LOOK_S:
+            self._not_before_s = time.monotonic() + _PAUSE * took_s
+        return ends
+
+    def _place(self, key: tuple[str, int], end: int) -> tuple[int, int]:
+        """Physical offset and size of the last message before an end; (-1, 0) when its unit is not there any more."""
+        units = self.view.units(*key, end - 1, end)
+        if not len(units) or units["size"][0] == FILLER_UNIT_SIZE:
+            return -1, 0
+        return int(units["physical_offset"][0]), int(units["size"][0])
+
+    def _marked(self, end: int, position: int, size: int) -> _Mark | None:
+        crc = self.view.record_crc(position, size) if position >= 0 else None
+        return None if crc is None or crc < 0 else _Mark(end, position, size, crc)
+
+    # ---- the log
+
+    def _followed(self) -> Ends | None:
+        """The ends by what the log has got since the last look; None when the queues must be asked."""
+        view, mark, limit = self.view, self._mark, self.view.known_end
+        if mark is None or limit is None or limit < mark.end or len(self.ends) <= FEW_QUEUES:
+            return None
+        if view.record_crc(mark.position, mark.size) != mark.crc:
+            return None
+        if limit == mark.end:
+            return self.ends
+        try:
+            walk = view.healed(lambda: self._walked(mark.end, limit))
+        except CorruptionError:  # it is named when the message is read
+            return None
+        if walk is None:
+            return None
+        self.restarted |= walk.restarted
+        for key in walk.grown:
+            self._places[key] = walk.ends[key], self._place(key, walk.ends[key])[0]
+        self._mark = self._marked(limit, *walk.last)
+        return walk.ends if walk.grown else self.ends
+
+    def _walked(self, position: int, limit: int) -> _Walk | None:
+        walk = _Walk(self, limit)
+        return walk if walk.run(position) else None
+
+
+class _Walk:
+    """From one record of the log to its visible end."""
+
+    def __init__(self, known: QueueEnds, limit: int) -> None:
+        self.log = known.view.files.commit_log
+        self.limit = limit
+        self.topics = frozenset(known.topics)
+        self.ends = dict(known.ends)
+        self.grown: set[tuple[str, int]] = set()
+        self.restarted: set[tuple[str, int]] = set()
+        self.last = (-1, 0)
+        self.left = max(_WALK_SIZE, _WALK_SIZE_PER_QUEUE * len(known.ends))
+
+    def run(self, position: int) -> bool:
+        """Whether the end was reached, record by record."""
+        size = _FIRST_CHUNK_SIZE
+        while position < self.limit:
+            batch = self._batch_at(position)
+            if batch is not None:
+                if batch.end > self.limit or not self._take_batch(batch):
+                    return False
+                self.last = batch.physical_offset, batch.size
+                position, size = batch.end, _FIRST_CHUNK_SIZE
+                continue
+            after = self._run(position, min(size, self.limit - position))
+            if after is None or self.left < 0:
+                return False
+            position, size = after, min(2 * size, _CHUNK_SIZE)
+        return position == self.limit
+
+    def _batch_at(self, position: int) -> BatchRecord | None:
+        begin = self.log.read(position, RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(BODY_BEGIN))
+        return read_batch(self.log, position) if BODY_BEGIN in begin else None
+
+    def _take_batch(self, batch: BatchRecord) -> bool:
+        for topic in self.topics & batch.ranges.keys():
+            for queue_id, first, count in batch.ranges[topic]:
+                if not self._take(topic, queue_id, first, count):
+                    return False
+        return True
+
+    def _run(self, position: int, size: int) -> int | None:
+        """Take in single messages from a position on, up to a BATCH record; where to go on, or None."""
+        log = self.log
+        head = log.head(position)
+        if head is None:
+            left = log.left(position)
+            return position + left if log.read(position, 8) == log.blank(position) else None
+        for run in log.scan(position, position + max(size, int(head["total_size"])), verify_body_crc=False):
+            self.left -= run.end - position
+            return self._take_run(run)
+        return None
+
+    def _take_run(self, run: Scanned) -> int | None:
+        request = request_of(run)
+        row, end = 0, run.end
+        last = int(run.starts[-1]), int(run.heads["total_size"][-1])
+        for topic, queue_id, count in zip(
+            request.run_topics, request.run_queue_ids.tolist(), request.run_counts.tolist(), strict=True
+        ):
+            first_place = int(request.physical_offsets[row])
+            if topic == BATCH_TOPIC and first_place > run.physical_offset:
+                end = first_place  # a batch begins there: its record says what is in it
+                before = int((run.physical_offset + run.starts < end).sum()) - 1
+                last = int(run.starts[before]), int(run.heads["total_size"][before])
+                break
+            if topic in self.topics:
+                offsets = request.queue_offsets[row : row + count]
+                first = int(offsets[0])
+                if int(offsets[-1]) - first != count - 1 or not self._take(topic, queue_id, first, count):
+                    return None
+            row += count
+        self.last = run.physical_offset + last[0], last[1]
+        return end
+
+    def _take(self, topic: str, queue_id: int, first: int, count: int) -> bool:
+        """Messages `first` to `first + count - 1` of a queue; False when some before them are not known."""
+        key = (topic, queue_id)
+        known = self.ends.get(key)
+        if known is not None and first > known:
+            return False
+        if known is not None and first < known:
+            self.restarted.add(key)
+        self.ends[key] = first + count
+        self.grown.add(key)
+        return True

@@ -1,0 +1,761 @@
+"""What may a reader see?
+
+`abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped
+to units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the
+queues show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
+
+A V that was written in another boot counts only up to C, and up to the end of the last batch behind it that is proven
+to be on the disk (`proven_tail`), until a writer has recovered. Readers never write.
+
+A view belongs to the folder that was at its path when it was opened. When that folder is renamed, or another one is put
+there, the view raises and never shows the other store. Files that retention deletes are noticed, and what they held is
+counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from messagestore.errors import (
+    CorruptionError,
+    MagicError,
+    NotAStoreError,
+    NotRecoveredError,
+    OffsetOutOfRangeError,
+    StoreError,
+    StoreWentBackwardsError,
+)
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
+from messagestore.files.mapped_file import Disk, File
+from messagestore.files.state import State, boot_hash
+from messagestore.format import record, record_columns
+from messagestore.format.config import StoreConfig
+from messagestore.format.layout import BLANK, UNIT
+from messagestore.format.message import LMQ_PREFIX
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.store_files import (
+    Identity,
+    Paths,
+    StoreFiles,
+    check_readable_topic,
+    looks_like_store,
+    refuse_rocksdb,
+)
+from messagestore.read.proven_tail import ProvenTail, find_proven_tail, tell
+
+_TRIES = 2
+_HEALING_TRIES = 5
+"""How often a look begins again because files that it needs were deleted meanwhile."""
+READ_ROWS = record_columns.BLOCK_ROWS
+READ_BYTES = 16 * 1024 * 1024
+_READ_AHEAD = 2
+_GAP = 16 * 1024
+"""Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
+_MOST_GAPS = 4
+"""At most so many times the bytes that were asked for are read to have records of a sparse queue together."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """How far a reader may see at one moment.
+
+    Parameters
+    ----------
+    end : int | None
+        Physical offset; None: what the queues show (a broker's store).
+    counter : int
+        `state`'s counter at that moment; -1 without one.
+    clean_end : int
+        C: what survives a power cut.
+    recovered : bool
+        False: written in another boot, or taken over by a recovery that has not ended: what is derived from the log
+        above C, and files that hold such things besides older ones, may be in pieces.
+    """
+
+    end: int | None
+    counter: int
+    clean_end: int
+    recovered: bool = True
+
+
+class _Block(NamedTuple):
+    """Records as bytes, and what they must be."""
+
+    queue_offsets: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+
+
+class StoreView:
+    """Reads one store, its own or a live broker's, and follows it as it grows.
+
+    Parameters
+    ----------
+    root : path
+    config : StoreConfig
+        Index slot and entry counts of a store without `spark/store.json`; `proven_tail_size`, `fail_on_unproven`.
+    disk : Disk
+    tail : ProvenTail, optional
+        What was found before of a store that no writer has recovered since the machine was started: it is not looked
+        for again.
+
+    Raises
+    ------
+    NotAStoreError
+        When there is no store, or one with RocksDB queues.
+
+    Threads: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        disk: Disk | None = None,
+        tail: ProvenTail | None = None,
+    ) -> None:
+        paths = Paths(root)
+        disk = disk or Disk()
+        if not looks_like_store(disk, paths):
+            raise NotAStoreError(
+                f"{paths.root}: found no message store (no commitlog folder); give the store's root folder",
+                path=paths.root,
+            )
+        self._folders: dict[str, File] = {}
+        self._identity_file: File | None = None
+        self._pin_folders(disk, paths)
+        self.files = StoreFiles(paths, config or StoreConfig(), self._read_identity(disk, paths), disk)
+        refuse_rocksdb(disk, paths)
+        self.files.load(index=False)
+        self._ends: dict[tuple[str, int], int] = {}
+        self._seen: Visible | None = None
+        self.tail: ProvenTail | None = None
+        """What is proven above C, in a store that no writer has recovered since the machine was started."""
+        self._given_tail = tail
+        self._tail_key: tuple[int, int] | None = None
+        self.generation = 0
+        """How often `spark/state` was found to be another file: the store may have been restored file by file."""
+        self._state_inode = -1
+        self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
+        self._closed_end: int | None = None
+        self.visible = self.refresh()
+
+    @property
+    def store_id(self) -> str:
+        """The store's id; empty for a store this project never wrote."""
+        return self.files.store_id
+
+    @property
+    def known_end(self) -> int | None:
+        """Where the log ends for readers, by the last `refresh`; None where only the queues show it (a broker's)."""
+        return self._closed_end if self.visible.end is None else self.visible.end
+
+    @property
+    def known_ids(self) -> frozenset[str]:
+        """The store's id, and those of the stores that it is a copy of."""
+        return self.files.known_ids
+
+    def refresh(self) -> Visible:
+        """Look how far the store has grown. Microseconds when nothing changed.
+
+        Raises
+        ------
+        CorruptionError
+            `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what is there.
+        NotRecoveredError
+            With `failOnUnproven`: there are records that only recovery can show.
+        NotAStoreError, StoreWentBackwardsError
+            The folder that was opened is not at the path any more: it was renamed, or another one is there.
+        """
+        files = self.files
+        self.check_place()
+        if files.identity is None:
+            files.identity = self._read_identity(files.disk, files.paths)
+        self._forget_deleted()
+        abort, state = files.read_abort(), files.state_file.read()
+        if files.state_file.inode != self._state_inode:  # files may have been restored one by one: none is known
+            if self._state_inode >= 0:
+                self.generation += 1
+                self._drop_files()
+                self._ends.clear()
+                self._seen, self._closed = None, (-1, None)
+            self._state_inode = files.state_file.inode
+        self._closed_end, same_boot = None, True
+        if not files.store_id or abort != files.abort_token:
+            if abort is None and state is not None and self._closed_by_us(state):
+                self._closed_end = state.clean_end
+            self.visible = Visible(None, state.counter if state is not None else -1, 0)
+        else:
+            if state is None:
+                raise CorruptionError(
+                    files.paths.state,
+                    0,
+                    "a valid slot",
+                    "none",
+                    hint="Run `messagestore recover` on the store: the log has everything.",
+                )
+            same_boot = state.boot_hash == boot_hash()
+            visible_end = state.visible_end if same_boot else self._proven_end_of(state)
+            self.visible = Visible(visible_end, state.counter, state.clean_end, same_boot and not state.recovering)
+        if self.visible.end is None or same_boot:
+            self.tail = self._tail_key = None
+        if self.visible != self._seen:
+            end = self.visible.end
+            if end is None or end > files.commit_log.files.max_offset:
+                files.commit_log.load()
+            if self._seen is not None and self._seen.end is None and end is not None:
+                self._ends.clear()  # a writer of ours took over: what was taken on trust is clamped now
+            self._seen = self.visible
+        if self._closed_end is not None and files.commit_log.files.max_offset < self._closed_end:
+            found = files.commit_log.files.max_offset
+            raise CorruptionError(
+                files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
+            )
+        return self.visible
+
+    def _proven_end_of(self, state: State) -> int:
+        """How far the log of another boot is proven to be on the disk; looked for once."""
+        files, key = self.files, (state.counter, state.clean_end)
+        if self.tail is None or self._tail_key != key:
+            files.commit_log.load()
+            self._ends.clear()
+            if self._given_tail is not None and self._given_tail.start == state.clean_end:
+                self.tail = self._given_tail
+            else:
+                self.tail = find_proven_tail(files, state, files.config.proven_tail_size)
+                tell(self.tail, files.paths.root)
+            self._tail_key = key
+        if files.config.fail_on_unproven and not self.tail.complete:
+            raise NotRecoveredError(self.tail.words(files.paths.root))
+        return self.tail.end
+
+    # ---- the place
+
+    def _pin_folders(self, disk: Disk, paths: Paths) -> None:
+        """Hold on to the folders that are there: they are compared with what is at their paths later."""
+        for path in (paths.root, paths.commit_log):
+            if path not in self._folders:
+                try:
+                    self._folders[path] = disk.open_folder(path)
+                except FileNotFoundError:
+                    continue  # a store without messages has no log yet
+
+    def _read_identity(self, disk: Disk, paths: Paths) -> Identity | None:
+        """`spark/store.json`, and the file itself, to notice another one."""
+        try:
+            self._identity_file = disk.open(paths.identity)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Identity.read(disk, paths.identity)
+
+    def check_place(self) -> None:
+        """Whether the folders at the paths, and the identity in them, are those that were opened: three system calls.
+
+        Raises
+        ------
+        NotAStoreError
+            Nothing, or nothing that is a store, is there now.
+        StoreWentBackwardsError
+            Another store, or a copy of this one, is there.
+        """
+        files = self.files
+        disk, paths = files.disk, files.paths
+        for folder in self._folders.values():
+            if not disk.folder_at_path(folder):
+                raise self._moved()
+        if len(self._folders) < 2:  # root and log
+            self._pin_folders(disk, paths)
+        if self._identity_file is not None and not disk.at_path(self._identity_file):
+            found = Identity.read(disk, paths.identity)
+            if found is not None and found.store_id != files.store_id:
+                raise self._moved()
+            self._read_identity(disk, paths)  # a new file with the same id: an upgrade of its format
+
+    def _moved(self) -> StoreError:
+        """What to say when the folder that was opened is not at its path."""
+        disk, paths = self.files.disk, self.files.paths
+        self._drop_files()  # some may have been opened at the path since then
+        opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
+        what = "open the store at the place where it is now"
+        if not looks_like_store(disk, paths):
+            found = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
+            text = f"{paths.root}: found {found} where {opened} was: it was renamed, deleted or unmounted; {what}"
+            return NotAStoreError(text, path=paths.root)
+        try:
+            identity = Identity.read(disk, paths.identity)
+            found = f"store {identity.store_id}" if identity is not None else "a store without an id"
+        except StoreError as error:
+            found = f"a store that cannot be read ({error})"
+        return StoreWentBackwardsError(
+            f"{paths.root}: found {found} in another folder than {opened}: it was restored, replaced or made again; "
+            f"{what}"
+        )
+
+    def _forget_deleted(self) -> None:
+        """Take in that retention has deleted the first segments; one system call when it has not.
+
+        Raises
+        ------
+        CorruptionError
+            All of them are gone: retention leaves the last one.
+        """
+        log = self.files.commit_log
+        had = log.files.offsets[-1:]
+        if had and log.files.forget_deleted() and not log.files.offsets:
+            log.load()
+            if not log.files.offsets:
+                raise CorruptionError(log.files.path(had[0]), had[0], "this segment", "none")
+
+    def healed(self, look: Callable[[], T]) -> T:
+        """`look()`, again from the start when a file that it reads was deleted meanwhile.
+
+        Raises
+        ------
+        CorruptionError
+            A file that its neighbours say must be there is not.
+        """
+        for _ in range(_HEALING_TRIES):
+            try:
+                return look()
+            except FileNotFoundError as error:
+                missing = error
+                self._heal()
+        raise CorruptionError(str(missing.filename), 0, "this file", "none") from missing
+
+    def _heal(self) -> None:
+        """Look at all folders again."""
+        self.check_place()
+        self._forget_deleted()
+        self._drop_files()
+        self.files.commit_log.load()
+
+    def _drop_files(self) -> None:
+        self.files.forget_queues()
+        self.files.pool.clear()
+        self.files.log_pool.clear()
+
+    def _closed_by_us(self, state: State) -> bool:
+        """Whether a Python writer closed the store and no broker has written since: then its end is known.
+
+        Units are not doubted then: one that points to damage is to be read, and reported, and does not end its queue.
+        """
+        if not state.clean or state.visible_end != state.clean_end:
+            return False
+        files = self.files
+        if self._closed[0] != state.counter:
+            self._closed = state.counter, self._checkpoint_crc()
+        checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
+        return self._closed[1] == record.crc32(checkpoint)
+
+    def _checkpoint_crc(self) -> int | None:
+        paths = self.files.paths
+        return BatchJournal.read_checkpoint_crc(self.files.disk, paths.journal, paths.journal_1)
+
+    def quiet(self) -> tuple[int, int] | None:
+        """A token that is another one after any writer was at work; None while one may be.
+
+        Every writer makes `abort` before its first byte, which changes the root folder, and one of ours changes
+        `state`. A few system calls; take it before what it stands for is read.
+        """
+        files = self.files
+        self.check_place()
+        if files.read_abort() is not None:
+            return None
+        state = files.state_file.read()
+        return os.stat(files.paths.root).st_mtime_ns, -1 if state is None else state.counter
+
+    # ---- queues
+
+    def topics(self) -> dict[str, list[int]]:
+        """Topic -> queue ids of the folders that are there."""
+        self.check_place()
+        found = self.files.queue_names()
+        for topic, queue_id in self.tail.units if self.tail is not None else ():
+            if queue_id not in found.setdefault(topic, []):
+                found[topic] = sorted([*found[topic], queue_id])
+        return found
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """Queue ids of one topic, from its folders.
+
+        Raises
+        ------
+        ConfigError
+            The topic's queues are not simple ones.
+        """
+        check_readable_topic(self.files, topic)
+        found = queue_ids_of(self.files.disk, self.files.paths.root, topic)
+        if self.tail is not None:
+            found = sorted({*found, *(queue_id for name, queue_id in self.tail.units if name == topic)})
+        return found
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; looked at again when files came or went."""
+        queue = self.files.queue(topic, queue_id)
+        known = self._ends.get((topic, queue_id), 0)
+        if len(queue.files.offsets) > 1:
+            queue.files.forget_deleted()
+        if not queue.files.offsets or known >= queue.end_file_queue_offset:
+            queue.load()
+        elif not self._at_path(queue):
+            queue.load()
+            if not queue.files.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
+                self._ends.pop((topic, queue_id), None)
+        if not queue.files.offsets or topic.startswith(LMQ_PREFIX):
+            check_readable_topic(self.files, topic)
+        if not queue.files.offsets and not queue.file_size:
+            queue.file_size = self.files.config.mapped_file_size_consume_queue
+        return queue
+
+    def _at_path(self, queue: ConsumeQueue) -> bool:
+        try:
+            return self.files.disk.at_path(queue.files.file(queue.files.offsets[-1]))
+        except FileNotFoundError:
+            return False
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Number of the first message of a queue that cannot be seen (yet)."""
+        return self.healed(lambda: self._max_offset(topic, queue_id))
+
+    def _max_offset(self, topic: str, queue_id: int) -> int:
+        key = (topic, queue_id)
+        if self.tail is not None:
+            return self._end_in_tail(key)
+        queue = self._queue(topic, queue_id)
+        end = self._visible_end(topic, queue_id, self._ends.get(key, 0))
+        while end and end == queue.end_file_queue_offset:  # up to the end of the last file we know: there may be more
+            queue.load()
+            if end >= queue.end_file_queue_offset:
+                break
+            end = self._visible_end(topic, queue_id, end)
+        self._ends[key] = end
+        return end
+
+    def _end_in_tail(self, key: tuple[str, int]) -> int:
+        """Of what is proven, units above C were built from the records; those in the queue's files were not synced."""
+        assert self.tail is not None
+        if key in self.tail.units:
+            return self.tail.queue_end(key)
+        if key not in self._ends:
+            self._queue(*key)
+            self._ends[key] = proven_queue_end(self.files, *key, self.tail.start, crc=False)
+        return self._ends[key]
+
+    def _visible_end(self, topic: str, queue_id: int, hint: int) -> int:
+        """As `max_offset`, in the files that are known."""
+        queue = self.files.queue(topic, queue_id)
+        if self.visible.end is not None:
+            return queue.end(hint=hint, limit=self.visible.end)
+        end = self._proven_end(topic, queue_id, hint)
+        if self.files.abort_is_ours:  # a writer of ours took over while we looked
+            self.refresh()
+            return queue.end(hint=0, limit=self.visible.end)
+        return end
+
+    def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The max offsets of many queues at one moment: of a Spark batch all of them show everything, or nothing.
+
+        Under a broker's rules the queues are read one after the other; a writer of ours that came meanwhile, or came
+        and went, shows in `abort` or in `state`'s counter: they are read again. Where writers come and go faster than
+        that, up to the V of one of them: what was in the store when it came lies below.
+        """
+        keys = list(queues)
+        for tries in itertools.count():
+            visible = self.refresh()
+            if tries >= _TRIES and visible.end is None:
+                state = self.files.state_file.read()
+                if state is not None and not state.recovering and state.boot_hash == boot_hash():
+                    visible = self.visible = Visible(state.visible_end, state.counter, state.clean_end)
+            ends = {key: self.max_offset(*key) for key in keys}
+            if self.visible == visible and (visible.end is not None or self.refresh() == visible):
+                return ends
+        raise AssertionError("unreachable")
+
+    def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
+        if (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
+            return hint  # nothing came: one read
+        if self._closed_end is not None:
+            return self.files.queue(topic, queue_id).end(hint=hint)
+        log = self.files.commit_log
+        torn = self.files.read_abort() is not None  # a broker that crashed may have left a torn record
+        end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
+        if end <= hint:
+            log.load()  # a new segment may be there
+            end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
+        return end
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """Number of the first message of a queue whose record is still in the log (the max offset when none is)."""
+        return self.healed(lambda: self._min_offset(topic, queue_id))
+
+    def _min_offset(self, topic: str, queue_id: int) -> int:
+        self._forget_deleted()
+        return self._search_physical(topic, queue_id, self.files.commit_log.min_offset)
+
+    def _search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
+        found = self._queue(topic, queue_id).search_physical(physical_offset)
+        if self.tail is not None and (topic, queue_id) in self.tail.units:
+            first = self.tail.units[topic, queue_id][0]
+            if found >= first or not self.files.queue(topic, queue_id).files.offsets:
+                found = self.tail.search_physical((topic, queue_id), physical_offset)
+        return min(found, self._max_offset(topic, queue_id))
+
+    def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
+        """Number of the first message of a queue that lies at a physical offset or above; its max offset when none."""
+        return self.healed(lambda: self._search_physical(topic, queue_id, physical_offset))
+
+    def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Number of the first message of a queue that was stored after a time; its max offset when none was."""
+        left, right = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        while left < right:
+            middle = (left + right) // 2
+            units = self.units(topic, queue_id, middle, middle + 1)
+            head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+            if head is not None and int(head["store_timestamp_ms"]) > timestamp_ms:
+                right = middle
+            else:
+                left = middle + 1
+        return left
+
+    def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
+        """Units `start..end` of a queue, as far as its files hold them; the caller has asked `max_offset`."""
+        return self.healed(lambda: self._units(topic, queue_id, start, end))
+
+    def _units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
+        key = (topic, queue_id)
+        if self.tail is None or key not in self.tail.units or end <= self.tail.units[key][0]:
+            queue = self.files.queue(topic, queue_id)
+            if end > queue.end_file_queue_offset:
+                queue.load()  # the next file was made since
+            return queue.read(start, end - start)
+        first = self.tail.units[key][0]
+        above = self.tail.read(key, max(start, first), end)
+        if start >= first:
+            return above
+        below = self.files.queue(topic, queue_id).read(start, first - start)
+        return np.concatenate([below, above]) if len(below) == first - start else below
+
+    def record_crc(self, position: int, size: int) -> int | None:
+        """CRC-32 of bytes of the log, from the file that is at its path now.
+
+        Returns
+        -------
+        int | None
+            None: they lie below the first segment. -1: the log does not reach so far.
+        """
+        return self.healed(lambda: self._record_crc(position, size))
+
+    def _record_crc(self, position: int, size: int) -> int | None:
+        self._forget_deleted()
+        log = self.files.commit_log
+        if position + size > log.files.max_offset:
+            log.load()
+        if position < log.min_offset:
+            return None
+        log.reopen_replaced(position)
+        return log.crc(position, position + size)
+
+    # ---- records
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        columns: Sequence[str],
+        *,
+        verify_body_crc: bool = True,
+        max_rows: int = READ_ROWS,
+        max_bytes: int = READ_BYTES,
+        read_ahead: bool = True,
+    ) -> Iterator[pa.RecordBatch]:
+        """Messages `start..end` of a queue as record batches, in order, each message once.
+
+        Parameters
+        ----------
+        start, end : int
+            Queue offsets; `end` at most `max_offset`.
+        columns : sequence of str
+            Names of `record_columns.COLUMNS`; nothing else is decoded.
+        max_rows, max_bytes : int
+            Of one batch (bytes of records); at least one message is given.
+        read_ahead : bool
+            Read the next records on a thread meanwhile; not worth it where all cores are busy anyway (Spark's tasks).
+
+        Raises
+        ------
+        CorruptionError
+            A unit and its record do not agree, or a CRC does not; with file and offset.
+        OffsetOutOfRangeError
+            The next message, at `queue_offset`, was deleted with the first segments (retention); `min` is the first one
+            that is left. All before it were given.
+        """
+        blocks = self._blocks(topic, queue_id, start, end, max_rows, max_bytes)
+
+        def decoded(block: _Block) -> pa.RecordBatch:
+            expected = record_columns.Expected(topic, queue_id, block.queue_offsets, block.physical_offsets)
+            return record_columns.decode(
+                block.data,
+                block.starts,
+                block.sizes,
+                columns,
+                verify_body_crc=verify_body_crc,
+                expected=expected,
+                path=self.files.paths.commit_log,
+            )
+
+        if end - start <= max_rows or not read_ahead:
+            yield from map(decoded, blocks)
+            return
+        with ThreadPoolExecutor(1) as pool:  # reading and copying does not need the GIL, which CRCs hold for long
+            ahead = deque(pool.submit(next, blocks, None) for _ in range(_READ_AHEAD))
+            while (block := ahead.popleft().result()) is not None:
+                ahead.append(pool.submit(next, blocks, None))
+                yield decoded(block)
+
+    def _blocks(
+        self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int
+    ) -> Iterator[_Block]:
+        """Messages of a queue as bytes, so many rows and bytes of records at a time."""
+        position = start
+        while position < end:
+            try:
+                block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes)
+            except FileNotFoundError as error:
+                self._check_retention(topic, queue_id, position, end)
+                raise CorruptionError(str(error.filename), 0, "this file", "none") from error
+            if block is None:
+                self._check_retention(topic, queue_id, position, end)
+                raise StoreWentBackwardsError(
+                    f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the "
+                    f"store restored"
+                )
+            yield block
+            position += len(block.sizes)
+
+    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> _Block | None:
+        """The next messages of a queue; None when the first of them is not in the queue or not in the log any more."""
+        units = self.units(topic, queue_id, position, end)
+        if not len(units) or int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
+            return None
+        sizes = units["size"].astype(np.int32)
+        physical_offsets = units["physical_offset"].astype(np.int64)
+        count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
+        gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
+        read_together = np.cumsum(sizes[1:count] + np.where((gaps > 0) & (gaps <= _GAP), gaps, 0), dtype=np.int64)
+        count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
+        sizes, physical_offsets = sizes[:count], physical_offsets[:count]
+        self.check_units(topic, queue_id, position, physical_offsets, sizes)
+        data, starts = self._gather(physical_offsets, sizes)
+        self.check_place()  # behind the reading: files are opened by their paths
+        queue_offsets = np.arange(position, position + count, dtype=np.int64)
+        return _Block(queue_offsets, physical_offsets, sizes, data, starts)
+
+    def _check_retention(self, topic: str, queue_id: int, position: int, end: int) -> None:
+        """Whether the message at `position` was deleted with the first segments of the log.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            It was; how many of those up to `end` are gone.
+        NotAStoreError, StoreWentBackwardsError
+            The whole store is not there any more.
+        """
+        self._heal()
+        begin = self.min_offset(topic, queue_id)
+        if not self.files.queue(topic, queue_id).files.offsets or begin <= position:
+            return
+        high = self.max_offset(topic, queue_id)
+        raise OffsetOutOfRangeError(
+            f"{topic}/{queue_id}: {min(begin, end) - position} messages from {position} on are gone: their segments "
+            f"were deleted (retention); {begin} to {high} are there",
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=position,
+            min=begin,
+            max=high,
+        )
+
+    def check_units(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+    ) -> None:
+        """Refuse units that can be no record's, before anything is read or allocated for them.
+
+        Raises
+        ------
+        MagicError
+            For the first whose size is none, or more than its segment has room for.
+        """
+        log = self.files.commit_log
+        room = log.segment_size - BLANK.size - (physical_offsets - log.min_offset) % log.segment_size
+        bad = np.flatnonzero((sizes <= 0) | (sizes > room) | (physical_offsets < 0))
+        if len(bad):
+            row = int(bad[0])
+            queue = self.files.queue(topic, queue_id)
+            start = queue.files.holding((queue_offset + row) * UNIT.size) or 0
+            raise MagicError(
+                queue.files.path(start),
+                queue_offset + row,
+                f"unit {queue_offset + row} of {topic}/{queue_id}",
+                f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
+            )
+
+    def _gather(
+        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Records as (data, where each begins in it); those that lie close together are read in one call."""
+        log = self.files.commit_log
+        ends = physical_offsets + sizes
+        begin, end = int(physical_offsets[0]), int(ends[-1])
+        gaps = physical_offsets[1:] - ends[:-1]
+        breaks = (gaps > _GAP) | (gaps < 0)
+        if log.segment_of(begin) != log.segment_of(end - 1):
+            segments = (physical_offsets - log.min_offset) // log.segment_size
+            breaks |= segments[1:] != segments[:-1]
+        if not breaks.any():
+            data = np.empty(end - begin, np.uint8)
+            log.read_into(data.data, begin)
+            return data, physical_offsets - begin
+        span_first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+        span_last = np.append(span_first[1:], len(sizes)) - 1
+        span_starts, span_ends = physical_offsets[span_first], ends[span_last]
+        span_positions = np.concatenate([[0], np.cumsum(span_ends - span_starts)])
+        data = np.empty(int(span_positions[-1]), np.uint8)
+        view = data.data
+        for begin, end, position in zip(
+            span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False
+        ):
+            log.read_into(view[position : position + end - begin], begin)
+        spans = np.repeat(np.arange(len(span_first)), span_last - span_first + 1)
+        return data, physical_offsets - span_starts[spans] + span_positions[spans]
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self.files.close()
+        for held in (*self._folders.values(), self._identity_file):
+            if held is not None:
+                held.close()
+        self._folders.clear()
+        self._identity_file = None

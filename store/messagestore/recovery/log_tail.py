@@ -1,0 +1,205 @@
+"""What lies behind the place where the chain of records ends?
+
+Nothing there is believed, and whoever sent a message chose most of its bytes: each look takes time in proportion to the
+bytes, whatever they are. Heads are found by their magic and must say their own place; what costs more than a glance is
+done for records that do not overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.files.commit_log import CommitLog
+from messagestore.format import record_scan
+from messagestore.format.arrow_bytes import unaligned
+from messagestore.format.config import SYNC_FLUSH
+from messagestore.format.layout import (
+    BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PROPERTIES_LENGTH_SIZE,
+    PROPERTY_CRC_SIZE,
+    RECORD_HEAD,
+    TOPIC_LENGTH_SIZES,
+)
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.log import batch_record
+from messagestore.log.batch_record import BatchRecord, read_batch
+from messagestore.log.store_files import StoreFiles
+from messagestore.write.log_writer import LogEnd
+
+_SEARCH_SIZE = 16 * 1024 * 1024
+_MAGIC_POSITION = RECORD_HEAD.offset("magic")
+_MAGICS = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
+_FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
+_BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
+
+
+@dataclass
+class Tail:
+    """What lies behind an offset.
+
+    Parameters
+    ----------
+    byte_count : int
+        From the offset to the last byte that is not zero, of each segment.
+    message_count : int
+        Records with a head of their own place, whole or not; what lies within one is not counted.
+    queues : set of (topic, queue id)
+        Of these, as far as their topic is there.
+    """
+
+    byte_count: int = 0
+    message_count: int = 0
+    queues: set[tuple[str, int]] = field(default_factory=set)
+
+
+def tail_behind(log: CommitLog, physical_offset: int) -> Tail:
+    """What lies behind the log's end."""
+    tail = Tail()
+    for segment in log.files.offsets:
+        start = max(segment, physical_offset)
+        if segment + log.segment_size <= start:
+            continue
+        ranges = log.nonzero_ranges(start)
+        tail.byte_count += ranges[-1][1] - start if ranges else 0
+    end = 0
+    for at, head in heads_behind(log, physical_offset):
+        if at < end:
+            continue
+        end = at + int(head["total_size"])
+        tail.message_count += 1
+        topic = _topic_at(log, at, head)
+        if topic:
+            tail.queues.add((topic, int(head["queue_id"])))
+    return tail
+
+
+def heads_behind(log: CommitLog, physical_offset: int) -> Iterator[tuple[int, np.void]]:
+    """Places that hold the head of a record of that place, with the head: magic, sizes and PHYSICALOFFSET agree."""
+    for segment in log.files.offsets:
+        start, segment_end = max(segment, physical_offset), segment + log.segment_size
+        if segment_end <= start:
+            continue
+        ranges = log.nonzero_ranges(start)
+        if not ranges:
+            continue
+        position, last = max(start, ranges[0][0] - _MAGIC_POSITION), ranges[-1][1]  # TOTALSIZE begins with zeros
+        while position < last:
+            data = log.read_array(position, min(_SEARCH_SIZE + RECORD_HEAD.size + 24, segment_end - position))
+            step = min(_SEARCH_SIZE, last - position)
+            places = _magics_in(data, step)
+            heads = record_scan.heads(data, places)
+            good = heads["physical_offset"] == position + places
+            good &= (heads["body_size"] >= 0) & (heads["total_size"] > RECORD_HEAD.size)
+            good &= position + places + heads["total_size"] <= segment_end - BLANK.size
+            for row in np.flatnonzero(good).tolist():
+                at = position + int(places[row])
+                if record_scan.is_head(heads[row], at):
+                    yield at, heads[row]
+            position += step
+
+
+def _magics_in(data: NDArray[np.uint8], step: int) -> NDArray[np.int64]:
+    """Where records may begin in `data[:step]`, by the magic alone, with a whole head behind."""
+    magics = unaligned(data, np.int32)
+    most = min(len(magics), step + _MAGIC_POSITION)
+    found = np.flatnonzero(data[:most] == _FIRST_MAGIC_BYTE)
+    magic = magics[found]
+    found = found[(magic == _MAGICS[0]) | (magic == _MAGICS[1])] - _MAGIC_POSITION
+    places: NDArray[np.int64] = found[(found >= 0) & (found < step) & (found + RECORD_HEAD.size <= len(data))]
+    return places
+
+
+def _head_size(head: np.void) -> int:
+    return int(record_scan.head_sizes(np.array([head]))[0])
+
+
+def _topic_at(log: CommitLog, at: int, head: np.void) -> str:
+    """The topic by the record's own lengths; empty when that is no text."""
+    size = TOPIC_LENGTH_SIZES[int(head["magic"])]
+    place = at + _head_size(head) + int(head["body_size"])
+    length = int.from_bytes(log.read(place, size), "big", signed=True)
+    if not 0 < length <= int(head["total_size"]):
+        return ""
+    data = log.read(place + size, min(length, 255))
+    try:
+        return data.decode().strip("\0")
+    except UnicodeDecodeError:
+        return ""
+
+
+# ---- BATCH records
+
+
+def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
+    """Whether what lies there is a BATCH record by its own lengths, whatever its CRCs say.
+
+    A plain put cannot pass for one: its topic lies where its own BODYLEN says. So a body that looks like a BATCH record
+    in a put that was torn is only that.
+    """
+    data = log.read_array(physical_offset, RECORD_HEAD.size + 24)
+    if len(data) < RECORD_HEAD.size:
+        return False
+    return _is_batch_by_lengths(log, physical_offset, record_scan.heads(data, np.zeros(1, np.int64))[0])
+
+
+def _is_batch_by_lengths(log: CommitLog, at: int, head: np.void) -> bool:
+    """Topic, lengths and the name of the last property; four small reads."""
+    total_size, body_size = int(head["total_size"]), int(head["body_size"])
+    if int(head["magic"]) != MAGIC_V1 or body_size < len(batch_record.BODY_BEGIN):
+        return False
+    body_end = _head_size(head) + body_size
+    topic_end = body_end + len(_BATCH_TOPIC_PART)
+    properties_start = topic_end + PROPERTIES_LENGTH_SIZE
+    if not properties_start + PROPERTY_CRC_SIZE <= total_size <= log.left(at) - BLANK.size:
+        return False
+    if log.read(at + body_end, len(_BATCH_TOPIC_PART)) != _BATCH_TOPIC_PART:
+        return False
+    size = int.from_bytes(log.read(at + topic_end, PROPERTIES_LENGTH_SIZE), "big", signed=True)
+    return properties_start + size == total_size
+
+
+def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
+    """A valid SYNC_FLUSH batch behind the end, not older than the last record: it proves that bytes at the end were
+    lost.
+
+    What lies within the record at the end is the body of a message that was torn, and proves nothing. A BATCH record is
+    text but for its head: a candidate that has another one within itself is none. So what is read is disjoint.
+    """
+    log = files.commit_log
+    start = end.physical_offset
+    first = log.head(start)
+    if first is not None:
+        start += int(first["total_size"])
+    candidate, candidate_end = -1, -1
+    for at, head in heads_behind(log, start):
+        if candidate >= 0 and at >= candidate_end:
+            batch = _proof(files, candidate, end)
+            if batch is not None:
+                return batch
+        candidate = -1
+        if int(head["queue_id"]) == 0 and _begins_batch(log, at, head) and _is_batch_by_lengths(log, at, head):
+            candidate, candidate_end = at, at + int(head["total_size"])
+    return _proof(files, candidate, end) if candidate >= 0 else None
+
+
+def _begins_batch(log: CommitLog, at: int, head: np.void) -> bool:
+    if int(head["store_timestamp_ms"]) < 0:
+        return False
+    begin = log.read(at + _head_size(head), len(batch_record.BODY_BEGIN))
+    crc = log.read(at + int(head["total_size"]) - PROPERTY_CRC_SIZE, len(PROPERTY_CRC_BEGIN))
+    return begin == batch_record.BODY_BEGIN and crc == PROPERTY_CRC_BEGIN
+
+
+def _proof(files: StoreFiles, at: int, end: LogEnd) -> BatchRecord | None:
+    batch = read_batch(files.commit_log, at)
+    if batch is None or batch.store_id not in files.known_ids or batch.flush_disk_type != SYNC_FLUSH:
+        return None
+    head = files.commit_log.head(at)
+    return batch if head is not None and int(head["store_timestamp_ms"]) >= end.last_store_timestamp_ms else None

@@ -1,0 +1,824 @@
+"""What state is a store in when a writer takes it over?
+
+Runs under both locks. Twice in a row, or after a crash inside it, it leaves the same bytes. `abort` says whose rules
+hold:
+
+    absent          no walk: the end is behind the last record a ConsumeQueue unit points to, plus valid records behind
+                    it; where the queues are gone, the whole log is walked, and nothing in it is torn
+    not ours        a broker crashed: walk from where its own recovery starts, or from C if that is higher
+    ours            walk from C, if the log holds the anchor there; else from an earlier segment
+
+What is proven to have been synced and is not there is a `CorruptionError`; anything else behind the last record that
+counts is the torn end of the log: saved (outside batches), zeroed and synced, and said in one line. What is kept above
+C is written again and synced before anything is dispatched or published.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from messagestore.errors import CorruptionError
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.state import State, boot_hash
+from messagestore.format import record
+from messagestore.format.config import ASYNC_FLUSH
+from messagestore.format.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_FILE_SIZE, STATE_RECOVERING
+from messagestore.format.message import BATCH_TOPIC, put_topic_fault
+from messagestore.log.batch_journal import MISSING, BatchJournal, JournalEntry
+from messagestore.log.batch_record import BatchRecord, read_batch
+from messagestore.log.batch_search import all_batches, batches_from
+from messagestore.log.dispatch import Dispatcher, request_of, whole_scan
+from messagestore.log.queue_proof import is_settled, proven_queue_end
+from messagestore.log.queue_runs import QueueRuns
+from messagestore.log.store_files import StoreFiles, with_property_crc
+from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
+from messagestore.recovery.walk import Walk, Walker, bad_chunk
+from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
+from messagestore.write.transaction import batch_is_there
+
+_LOGGER = logging.getLogger(__name__)
+SAVED_SIZE = 64 * 1024 * 1024
+"""At most this many torn bytes are saved to `spark/cut/`."""
+LOOKED_THROUGH_SIZE = 1 << 30
+"""A broker's log of at most so many bytes is searched for the records of topics whose folders are missing."""
+_QUEUES, _INDEX = b"queues", b"index"
+"""Words of `spark/rebuild`."""
+_EMPTY = LogEnd(0, 0, 0, 0)
+
+
+@dataclass
+class RecoveryReport:
+    """What recovery found and did.
+
+    Parameters
+    ----------
+    reason : str
+        "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed", or "not closed, nothing in
+        flight": the last writer ended between two appends.
+    start, end : int
+        Physical offsets: where the walk began, where the log ends.
+    record_count : int
+        Records the walk checked.
+    stop : str
+        Why the log ends there.
+    zeroed_bytes : int
+        Bytes behind the end that were not zero.
+    cut_messages, cut_queues : int
+        Records behind the end that had a head of their place, whole or not, and of how many queues they were.
+    saved : str | None
+        File in `spark/cut/` that keeps them.
+    changed : str | None
+        What `state` proves when a broker changed bytes below the clean end: acknowledged messages are gone.
+    notes : list of str
+        Everything an operator should know.
+    """
+
+    reason: str
+    start: int = 0
+    end: int = 0
+    record_count: int = 0
+    stop: str = ""
+    zeroed_bytes: int = 0
+    cut_messages: int = 0
+    cut_queues: int = 0
+    saved: str | None = None
+    changed: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @property
+    def cut(self) -> str | None:
+        """What was cut off, in one line; None when nothing was."""
+        if not self.zeroed_bytes:
+            return None
+        messages = f"{self.cut_messages} message" + ("" if self.cut_messages == 1 else "s")
+        queues = f"{self.cut_queues} queue" + ("" if self.cut_queues == 1 else "s")
+        kept = f"; the bytes are kept in {self.saved}" if self.saved else ""
+        return f"{self.zeroed_bytes} bytes behind {self.end}: {messages} of {queues} ({self.stop}){kept}"
+
+
+def _listed(queues: Collection[tuple[str, int]]) -> str:
+    names = [f"{topic}/{queue_id}" for topic, queue_id in sorted(queues)]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def recover(files: StoreFiles) -> tuple[LogWriter, RecoveryReport]:
+    """Bring a store into a state that can be appended to.
+
+    Parameters
+    ----------
+    files : StoreFiles
+        Loaded; the caller is attached and holds the writer lock.
+
+    Raises
+    ------
+    CorruptionError
+        Bytes that were proven to be on the disk are not there; nothing was changed.
+    """
+    writer, report = _Recovery(files).run()
+    end = writer.end
+    files.config = with_property_crc(files.commit_log, end.last_position, end.last_size, files.config)
+    return writer, report
+
+
+class _Recovery:
+    def __init__(self, files: StoreFiles) -> None:
+        self.files = files
+        self.log = files.commit_log
+        self.state = files.state_file.read()
+        self.abort = files.read_abort()
+        self.report = RecoveryReport("clean")
+        self.journal = self._read_journal()
+        self.below = QueueRuns(files, units=False)
+        """The numbers of the records below the walk's start, of the queues that are made again from there."""
+        self.lost: set[tuple[str, int]] = set()
+        """Queues whose folders are gone by accident."""
+        self.all_queues = False
+        """Every queue is made again."""
+        self.all_index = False
+        """The index is made again."""
+        self.without_folder = self._topics_without_folder() if self.journal.queues is None else []
+        """Topics of `topics.json` that had no queue when recovery began; where the journal does not list the queues."""
+        self.settled_end: int | None = None
+        """The clean end, when a writer of this project crashed and the record before it is there."""
+        self.to_look_at: dict[str, list[int]] | None = None
+
+    def run(self) -> tuple[LogWriter, RecoveryReport]:
+        clean = self._clean_end()
+        if clean is not None:
+            self.report.start = self.report.end = clean.physical_offset
+            return self._writer(clean), self.report
+        self._check_segments()
+        walk = self._walk()
+        self._check_proofs(walk)
+        tail = tail_behind(self.log, walk.end.physical_offset)
+        self.report.cut_messages, self.report.cut_queues = tail.message_count, len(tail.queues)
+        if self.state is None and self.journal.end:
+            self.report.notes.append(f"{self.files.paths.state} was missing or damaged: made again")
+        # from here on the store is changed
+        self._begin(walk)
+        self.files.sweep_temporary()
+        self._save_torn(walk)
+        self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
+        self._make_durable(walk)
+        self._repair_derived(walk)
+        self._rebuild_named(walk.end.physical_offset)
+        journal = self._journal_of(walk)
+        journal.queues = None  # as the folders are now
+        writer = self._publish(walk.end, journal)
+        self.report.end = walk.end.physical_offset
+        self.report.record_count = walk.record_count
+        self.report.stop = walk.stop.reason
+        for runs in (self.below, walk.queues):
+            self.report.notes += [
+                f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in runs.restarted
+            ]
+            self.report.notes += [
+                f"{t}/{q}: {count} records repeat the number of another one; they are in the log, and in no queue"
+                for (t, q), count in runs.left_out.items()
+            ]
+        if self.report.changed is not None:
+            _LOGGER.error("%s: %s", self.files.paths.root, self.report.changed)
+        if self.report.cut is not None:
+            _LOGGER.warning("%s: cut off %s", self.files.paths.root, self.report.cut)
+        return writer, self.report
+
+    # ---- what was there before
+
+    def _clean_end(self) -> LogEnd | None:
+        """The end of a store that a Python writer closed and nobody wrote to since; None when that is not so."""
+        state = self.state
+        if self.abort is not None or state is None or self._rebuild_begun():
+            return None
+        if self.files.disk.size(self.files.paths.state) != STATE_FILE_SIZE:
+            return None
+        if (
+            not state.clean
+            or state.poisoned
+            or state.in_flight != NOTHING_IN_FLIGHT
+            or state.visible_end != state.clean_end
+        ):
+            return None
+        end = self._anchored(state)
+        if end is None or any(self.log.read(state.clean_end, 8)):
+            return None
+        if self._checkpoint_is_ours() is not True:
+            return None  # a broker wrote: it may have cut the log below C first, and never zeroes
+        if end.last_size and self._folder_missing():
+            return None
+        if self.journal.fault or self._topics_changed() or self._batch_units(state.clean_end) < self.journal.covered:
+            return None
+        later = [s for s in self.log.files.offsets if s > state.clean_end]
+        return None if any(any(self.log.read(s, 8)) for s in later) else end
+
+    def _checkpoint_is_ours(self) -> bool | None:
+        """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not
+        known.
+        """
+        files, written = self.files, self.journal.checkpoint_crc
+        found = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
+        return None if written is None else written == record.crc32(found)
+
+    def _anchored(self, state: State) -> LogEnd | None:
+        """The log's end at C, when the record before it is there as `state` has it."""
+        if not state.anchor_size:
+            return LogEnd(state.clean_end, 0, 0, 0) if state.clean_end == self.log.min_offset else None
+        data = self.log.read(state.anchor_position, state.anchor_size)
+        if len(data) != state.anchor_size or record.crc32(data) != state.anchor_crc:
+            return None
+        head = self.log.head(state.anchor_position)
+        if head is None:
+            return None
+        return LogEnd(state.clean_end, state.anchor_position, state.anchor_size, int(head["store_timestamp_ms"]))
+
+    def _check_segments(self) -> None:
+        """Queues without a log, or a log that ends below what was synced: files are missing."""
+        path = self.files.paths.commit_log
+        ours, state = self.abort == self.files.abort_token, self.state
+        never_synced = ours and state is not None and state.asynchronous and not state.clean_end
+        if not self.log.files.offsets and not never_synced:
+            for topic, queue_ids in self.files.queue_names().items():
+                for queue_id in queue_ids:
+                    if self.files.queue(topic, queue_id).end():
+                        raise CorruptionError(path, 0, "CommitLog segments", f"none, but {topic}/{queue_id} has units")
+        if self.state is not None and self.state.clean_end > max(self.log.files.max_offset, 0):
+            raise CorruptionError(
+                path,
+                self.log.files.max_offset,
+                f"segments up to {self.state.clean_end}",
+                f"none from {self.log.files.max_offset} on",
+            )
+
+    # ---- the walk
+
+    def _walk(self) -> Walk:
+        files, state = self.files, self.state
+        ours = self.abort == files.abort_token
+        anchored = self._anchored(state) if state is not None else None
+        if self.abort is None and state is None and not self.log.files.offsets:
+            self.report.reason = "new"
+            before = _EMPTY
+        elif self.abort is None:
+            self.report.reason = "closed by a broker"
+            before = LogEnd(self.log.min_offset, 0, 0, 0)
+            if not self._queues_gone():
+                before = self._end_of_queues()
+                if anchored is not None and self._leads_to(before.physical_offset, anchored.physical_offset):
+                    before = anchored  # the queues that led there were deleted with their topics
+        elif ours:
+            idle = state is not None and state.idle
+            self.report.reason = "not closed, nothing in flight" if idle else "a writer crashed"
+            before = anchored or self._newest_chained_segment()
+        else:
+            self.report.reason = "a broker crashed"
+            before = self._broker_start()
+            if anchored is not None and anchored.physical_offset > before.physical_offset:
+                before = anchored
+        self.all_queues, self.all_index = self._queues_gone(), self._index_gone()
+        if self.log.files.offsets and (self.all_queues or self.all_index):
+            what = {(True, True): "ConsumeQueues and index", (True, False): "ConsumeQueues"}
+            missing = what.get((self.all_queues, self.all_index), "index")
+            self.report.notes.append(f"{missing}: the files were missing; rebuilt from the log")
+        self.report.start = before.physical_offset
+        synced_only = ours and state is not None and not state.asynchronous
+        own = ours and before is anchored
+        if own and state is not None and not self.all_queues:
+            self.settled_end = state.clean_end
+        self.lost = set() if self.all_queues else self._lost_by_accident()
+        doubtful = self.lost
+        while True:
+            self._look_below(before.physical_offset, doubtful)
+            queues = QueueRuns(
+                files, before.physical_offset, self.below.next_offsets, units=not self.all_queues, own=own
+            )
+            walk = Walker(files, before, queues, sync_proof=synced_only, own=own, broker=not ours).run()
+            if queues.doubtful <= doubtful:
+                return walk
+            doubtful = doubtful | queues.doubtful
+
+    def _leads_to(self, start: int, end: int) -> bool:
+        """Whether records follow one another from `start` up to `end`.
+
+        A broker that cut the log below the clean end, and went on there, leaves old records behind its own; the record
+        before the clean end may be one of them.
+        """
+        if end <= start:
+            return False
+        for _ in self.log.scan(start, end, verify_body_crc=False):
+            pass
+        return self.log.scan_offset == end
+
+    def _look_below(self, start: int, doubtful: set[tuple[str, int]]) -> None:
+        """The numbers of the records below the walk's start, of queues that cannot tell them."""
+        if not doubtful and not self.all_queues:
+            return
+        self.below = QueueRuns(self.files, self.log.min_offset, units=False)
+        for run in whole_scan(self.log, self.log.min_offset, start):
+            self.below.take(request_of(run), None if self.all_queues else doubtful)
+        self.below.doubtful = doubtful
+
+    def _rebuild_begun(self, what: bytes = b"") -> bool:
+        """Whether a recovery that was killed was making queues (`_QUEUES`) or the index (`_INDEX`) again, or either."""
+        try:
+            begun = self.files.disk.read(self.files.paths.rebuild)
+        except FileNotFoundError:
+            return False
+        return not begun or what in begun.split() or not what
+
+    def _begin_rebuild(self, *, queues: bool, index: bool) -> None:
+        """Say what is made again: a recovery that is killed meanwhile leaves a part, and the next one begins anew."""
+        disk, paths = self.files.disk, self.files.paths
+        parts = [_QUEUES] * (queues or self._rebuild_begun(_QUEUES)) + [_INDEX] * (index or self._rebuild_begun(_INDEX))
+        disk.replace(paths.rebuild, b" ".join(parts), via=paths.temporary("rebuild"))
+
+    def _queues_gone(self) -> bool:
+        """Whether somebody deleted all queues of a store that had them."""
+        files = self.files
+        if not self.log.files.offsets:
+            return False
+        if self._rebuild_begun(_QUEUES) or not files.disk.is_folder(files.paths.consume_queue):
+            return True
+        # An empty folder is a broker's that deleted the only topic.
+        return self.abort == files.abort_token and not files.queue_names()
+
+    def _index_gone(self) -> bool:
+        """Whether somebody deleted all index files: RocketMQ makes one with the first record that it dispatches."""
+        index = self.files.index
+        return index is not None and bool(self.log.files.offsets) and (not index.files or self._rebuild_begun(_INDEX))
+
+    def _folder_missing(self) -> bool:
+        """Whether somebody deleted all queues, or all index files, of a store that was closed: two small reads."""
+        disk, paths, index = self.files.disk, self.files.paths, self.files.index
+        if not disk.is_folder(paths.consume_queue):  # an empty one is a broker's that deleted the only topic
+            return True
+        had_keys = store_checkpoint.read(disk, paths.checkpoint).index_timestamp_ms > 0
+        return index is not None and not index.files and had_keys
+
+    def _end_of_queues(self) -> LogEnd:
+        """Behind the last record that a unit of any queue points to."""
+        last_position, last_size = 0, 0
+        for topic, queue_ids in self.files.queue_names().items():
+            for queue_id in queue_ids:
+                end = proven_queue_end(self.files, topic, queue_id, self.log.files.max_offset, crc=False)
+                if end:
+                    unit = self.files.queue(topic, queue_id).read(end - 1, 1)[0]
+                    if int(unit["physical_offset"]) >= max(last_position, self.log.min_offset):
+                        last_position, last_size = int(unit["physical_offset"]), int(unit["size"])
+        head = self.log.head(last_position) if last_size else None
+        if head is None:
+            return LogEnd(self.log.min_offset, 0, 0, 0)
+        return LogEnd(last_position + last_size, last_position, last_size, int(head["store_timestamp_ms"]))
+
+    def _broker_start(self) -> LogEnd:
+        """Where a broker's own recovery starts: the newest segment not younger than its checkpoint allows."""
+        limit_ms = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint).min_timestamp_ms
+        for segment in reversed(self.log.files.offsets):
+            head = self.log.head(segment)
+            if head is not None and 0 < int(head["store_timestamp_ms"]) <= limit_ms:
+                return LogEnd(segment, 0, 0, 0)
+        return LogEnd(self.log.min_offset, 0, 0, 0)
+
+    def _newest_chained_segment(self) -> LogEnd:
+        """The newest segment whose first record its queue's unit points to."""
+        self.report.notes.append("the record before the clean end is not there: walked from an earlier segment")
+        for segment in reversed(self.log.files.offsets):
+            data = self.log.record_bytes(segment)
+            if data is None:
+                continue
+            try:
+                message = record.decode_message(data, physical_offset=segment)
+            except CorruptionError:
+                continue
+            units = self.files.queue(message.topic, message.queue_id).read(message.queue_offset, 1)
+            if len(units) and int(units["physical_offset"][0]) == segment:
+                return LogEnd(segment, 0, 0, 0)
+        return LogEnd(self.log.min_offset, 0, 0, 0)
+
+    def _check_proofs(self, walk: Walk) -> None:
+        """Refuse when something behind the end proves that the bytes at the end were on the disk."""
+        end, state = walk.end.physical_offset, self.state
+        path = self.log.files.path(self.log.segment_of(end))
+        ours = self.abort == self.files.abort_token
+        expected, found = walk.stop.expected or "a record", walk.stop.found or "none"
+        if state is not None and end < state.clean_end:
+            if ours or (self.abort is None and self._checkpoint_is_ours() is not False):
+                raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
+            self.report.notes.append(
+                f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
+                f"there"
+            )
+        if not ours and state is not None:
+            self.report.changed = self._changed_below(state)
+        if self.abort is None and self.all_queues and walk.record_count:
+            self._check_closed(walk, path)
+        if not ours or state is None:
+            return
+        batch = later_sync_batch(self.files, walk.end)
+        if batch is not None:
+            raise CorruptionError(
+                path, end, f"{expected} (the batch at {batch.physical_offset} proves {batch.end} bytes synced)", found
+            )
+        if not state.asynchronous:
+            for topic, queue_ids in self._queues_to_look_at().items():
+                for queue_id in queue_ids:
+                    self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _changed_below(self, state: State) -> str | None:
+        """What the record before the clean end proves when it is not there any more, though its segment is."""
+        if not state.anchor_size or state.anchor_position < self.log.min_offset or self._anchored(state) is not None:
+            return None
+        return (
+            f"bytes below {state.clean_end}, which this project had written and synced, have changed: the record at "
+            f"{state.anchor_position} is not there any more. A broker that was started beside a writer, or a "
+            f"restored copy, has replaced acknowledged messages; compare with what was sent"
+        )
+
+    def _queues_to_look_at(self) -> dict[str, list[int]]:
+        """Queues that may have units above the clean end, by topic.
+
+        A writer of this project that crashed has left nothing there but in queues of records behind the clean end: the
+        others are told by one small look each, whatever their number.
+        """
+        if self.to_look_at is None:
+            names, clean_end = self.files.queue_names(), self.settled_end
+            if clean_end is not None:
+                names = {
+                    topic: [q for q in queue_ids if not is_settled(self.files, topic, q, clean_end)]
+                    for topic, queue_ids in names.items()
+                }
+            self.to_look_at = names
+        return {topic: queue_ids.copy() for topic, queue_ids in self.to_look_at.items()}
+
+    def _check_closed(self, walk: Walk, path: str) -> None:
+        """Nothing is torn in a log that was closed: where a record cannot be read, it was damaged. The queues, which
+        would tell where the log ends, are gone.
+        """
+        end = walk.end.physical_offset
+        if walk.stop.reason in ("end", "blank") or not next(heads_behind(self.log, end), None):
+            return
+        raise CorruptionError(
+            path,
+            end,
+            f"{walk.stop.expected or 'a record'} (the store was closed, and records lie behind this place)",
+            walk.stop.found or "none",
+            hint="Put back the folder consumequeue, or this segment from a copy. If these bytes are what a crash left "
+            "behind the log's end, let a broker open and close the store once.",
+        )
+
+    def _check_unit_behind(self, topic: str, queue_id: int, walk: Walk, path: str) -> None:
+        """In SYNC_FLUSH a unit is written after its record was synced."""
+        queue, end = self.files.queue(topic, queue_id), walk.end.physical_offset
+        count = queue.end()
+        if not count:
+            return
+        unit = queue.read(count - 1, 1)[0]
+        if (
+            int(unit["physical_offset"]) + int(unit["size"]) > end
+            and int(unit["physical_offset"]) >= self.log.min_offset
+        ):
+            raise CorruptionError(
+                path,
+                end,
+                f"{walk.stop.expected or 'a record'} (unit {count - 1} of {topic}/{queue_id} proves the record at "
+                f"{int(unit['physical_offset'])} synced)",
+                walk.stop.found or "none",
+            )
+
+    # ---- changes
+
+    def _begin(self, walk: Walk) -> None:
+        """A recovery that dies half-way is noticed by writers that stayed attached: something is in flight."""
+        if self.state is not None:
+            state = replace(
+                self.state,
+                counter=self.state.counter + 1,
+                in_flight=walk.end.physical_offset,
+                flags=(self.state.flags & ~STATE_CLEAN) | STATE_RECOVERING,
+            )
+            self.state = self.files.state_file.write(state)
+
+    def _save_torn(self, walk: Walk) -> None:
+        """Keep torn bytes that are in no replay."""
+        end = walk.end.physical_offset
+        if walk.in_batch or (self.state is not None and self.state.in_flight == end and self._unsealed(end)):
+            return
+        ranges = self.log.nonzero_ranges(end)
+        if not ranges:
+            return
+        disk, paths = self.files.disk, self.files.paths
+        target = os.path.join(paths.cut, f"{end:020d}-{time.time_ns() // 1_000_000}.bin")
+        try:
+            disk.mkdir(paths.cut)
+            size = min(ranges[-1][1] - end, SAVED_SIZE)
+            disk.replace(target, bytes(self.log.read_array(end, size)), via=paths.temporary("cut"))
+            self.report.saved = target
+        except OSError as error:
+            self.report.notes.append(f"{ranges[-1][1] - end} torn bytes at {end} could not be saved ({error})")
+
+    def _unsealed(self, end: int) -> bool:
+        return not any(self.log.read(end, 8))
+
+    def _make_durable(self, walk: Walk) -> None:
+        """What is kept above the clean end is on the disk when this returns."""
+        start, end = walk.start, walk.end.physical_offset
+        if self.abort == self.files.abort_token:
+            self.log.rewrite(start, end)
+        elif start < end:
+            self.log.sync(start, end)
+
+    def _repair_derived(self, walk: Walk) -> None:
+        """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
+        files, runs = self.files, walk.queues
+        dispatcher = Dispatcher(files)
+        if self.all_queues or self.all_index:
+            self._begin_rebuild(queues=self.all_queues, index=self.all_index)
+        remade = self.below.remade | runs.remade | self.below.doubtful
+        if self.all_queues:
+            remade |= {(topic, queue_id) for topic, queue_ids in files.queue_names().items() for queue_id in queue_ids}
+        for topic, queue_id in sorted(remade):
+            queue = files.queue(topic, queue_id)
+            queue.truncate(0)
+            files.mark_written(topic, queue_id, queue)
+        self._rewind_index(walk, dispatcher)
+        if walk.start > self.log.min_offset and (self.all_queues or self.all_index or self.below.doubtful):
+            keys = None if self.all_queues else self.below.doubtful
+            dispatcher.rebuild(self.below, walk.start, keys, queues=self.all_queues or bool(keys), index=self.all_index)
+        self.report.notes += [
+            f"{t}/{q}: units were missing: rebuilt from the log" for t, q in sorted(self.below.doubtful - self.lost)
+        ]
+        rest = map(request_of, self.log.scan(walk.requests_end, walk.end.physical_offset, verify_body_crc=False))
+        dispatcher.dispatch(map(runs.apply, itertools.chain(walk.requests, rest)))
+        names = files.queue_names() if self.all_queues else self._queues_to_look_at()
+        for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
+            queue = files.queue(topic, queue_id)
+            if not files.disk.is_folder(queue.files.directory):
+                continue  # of records that did not count after all: there is nothing to sync
+            queue.note_names()
+            files.mark_written(topic, queue_id, queue)
+            if queue_id not in names.setdefault(topic, []):
+                names[topic].append(queue_id)
+        zeroed = 0
+        for topic, queue_ids in names.items():
+            for queue_id in queue_ids:
+                zeroed += self._truncate_queue(topic, queue_id, walk)
+        if zeroed:
+            self.report.notes.append(f"{zeroed} queues had units behind the log's end: zeroed")
+
+    def _rewind_index(self, walk: Walk, dispatcher: Dispatcher) -> None:
+        """The index as if nothing from the walk's start on, or nothing at all, had been put."""
+        index = self.files.index
+        if index is None:
+            return
+        if self.all_index:
+            index.unlink_all()
+        elif self.abort is not None or walk.start < walk.end.physical_offset:
+            dispatcher.rewind_index(walk.start)
+
+    def _truncate_queue(self, topic: str, queue_id: int, walk: Walk) -> bool:
+        queue = self.files.queue(topic, queue_id)
+        key = (topic, queue_id)
+        end = walk.queues.next_offsets.get(key, self.below.next_offsets.get(key))
+        if end is None:
+            end = proven_queue_end(self.files, topic, queue_id, walk.end.physical_offset, crc=False)
+        before = len(queue.dirty), queue.files.offsets.copy()
+        queue.truncate(end)
+        if (len(queue.dirty), queue.files.offsets) == before:
+            return False
+        self.files.mark_written(topic, queue_id, queue)
+        return True
+
+    def _read_journal(self) -> BatchJournal:
+        """The journal, when it is this store's."""
+        paths = self.files.paths
+        journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
+        other = journal.identity.get("storeId", self.files.store_id)
+        if other != self.files.store_id:
+            return BatchJournal(complete=False, fault=f"{paths.journal}: found the journal of store {other}")
+        return journal
+
+    def _batch_units(self, end: int) -> int:
+        """Where the BATCH topic's queue ends, in the log below `end`."""
+        return self.files.queue(BATCH_TOPIC, 0).end(hint=self.journal.covered, limit=end)
+
+    def _journal_up_to(self, end: int) -> BatchJournal:
+        """The journal with every batch below `end` in it; made again from the log when the file does not tell."""
+        files, journal = self.files, self.journal
+        count = self._batch_units(end)
+        if not journal.fault and journal.version == JOURNAL_FORMAT and journal.covered <= count:
+            journal.extend(self._own(batches_from(files, journal.covered, count)))
+            return journal
+        if files.first_writer:
+            return BatchJournal()
+        batches = list(self._own(all_batches(files, end)))
+        made = BatchJournal(
+            checkpoint_crc=journal.checkpoint_crc,
+            complete=not self.log.min_offset or (journal.complete and not journal.fault),
+            queues=journal.queues,
+        )
+        made.carry(journal, self.log.min_offset)
+        made.extend(batches)
+        made.mark_partial(lambda entry: self._is_partial(entry, end))
+        for app_id, entry in journal.newest_first(self.log.min_offset):
+            if made.find(app_id, entry.version) is None:
+                made.dropped.append((app_id, entry.version))
+        if batches and batches[-1].queue_offset >= count:
+            Dispatcher(files).rebuild_queue(BATCH_TOPIC, 0, end)
+            self.report.notes.append(f"{BATCH_TOPIC}/0: units were missing: rebuilt from the log")
+        if journal.queues is None:
+            self._rebuild_unlisted(batches, end)
+        self._note_rebuilt(made)
+        return made
+
+    def _own(self, batches: Iterable[BatchRecord]) -> Iterator[BatchRecord]:
+        """The batches, when they are this store's."""
+        for batch in batches:
+            if batch.store_id not in self.files.known_ids:
+                raise CorruptionError(
+                    self.log.files.path(self.log.segment_of(batch.physical_offset)),
+                    batch.physical_offset,
+                    f"a BATCH record of store {self.files.store_id}",
+                    f"one of store {batch.store_id} (a copied segment, or spark/store.json of another store?)",
+                )
+            yield batch
+
+    def _rebuild_unlisted(self, batches: list[BatchRecord], end: int) -> None:
+        """No journal says which queues had messages: `topics.json` and the BATCH records name those that must be
+        there.
+        """
+        files = self.files
+        there = files.queue_names()
+        known = {*files.topics.names, BATCH_TOPIC}
+        topics = [topic for topic in self.without_folder if topic not in there]
+        of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
+        lost = {(t, q) for t, q in of_batches if t in known and q not in there.get(t, ())}
+        if not (lost or topics) or not end:
+            return
+        rebuilt = Dispatcher(files).rebuild_queues(lost, end, topics)
+        if rebuilt:
+            self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+
+    def _rebuild_named(self, end: int) -> None:
+        """Make queues again that a broker's store has lost: `topics.json` names their topic, which has no folder.
+
+        A broker that deletes a topic takes its name away first. A topic that was never used has no folder either, so
+        only the log can tell: up to `LOOKED_THROUGH_SIZE` it is searched, and where it is longer the topics are named.
+        """
+        files = self.files
+        there = files.queue_names()
+        topics = [topic for topic in self.without_folder if topic not in there and put_topic_fault(topic) is None]
+        if not topics or not end or self.all_queues:
+            return
+        if end - self.log.min_offset > LOOKED_THROUGH_SIZE:
+            names = ", ".join(topics[:5]) + (f" and {len(topics) - 5} more" if len(topics) > 5 else "")
+            self.report.notes.append(
+                f"topics.json names topics without a folder in consumequeue: {names}. They were never used, or their "
+                f"queues are lost, and the log was too long to be searched for their records. `messagestore verify` "
+                f"tells; to have all queues made again, remove the folder consumequeue and run `messagestore recover`"
+            )
+            return
+        self._begin_rebuild(queues=True, index=False)  # killed from here on, the next recovery makes all queues again
+        rebuilt = Dispatcher(files).rebuild_queues((), end, topics)
+        if rebuilt:
+            self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+
+    def _note_rebuilt(self, made: BatchJournal) -> None:
+        fault, state = self.journal.fault, self.state
+        never_written = fault == MISSING and state is not None and not state.clean_end
+        if not fault or never_written or not self.log.files.offsets:
+            return
+        why = "was missing" if fault == MISSING else f"could not be used ({fault})"
+        note = f"{self.files.paths.journal} {why}: made again from the log, {len(made)} batches"
+        if not made.complete:
+            note += "; the log does not begin at 0, so batches that retention took are not in it"
+        self.report.notes.append(note)
+
+    def _journal_of(self, walk: Walk) -> BatchJournal:
+        journal = self._journal_up_to(walk.end.physical_offset)
+        if self.abort != self.files.abort_token:
+            clean_end = max(self.state.clean_end if self.state is not None else 0, self.log.min_offset)
+            end = walk.end.physical_offset
+            for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, end), above=clean_end):
+                self.report.notes.append(
+                    f"app {app_id!r}, version {version}: a power cut took a part of this batch, and a broker went on "
+                    "behind the rest"
+                )
+        return journal
+
+    def _is_partial(self, entry: JournalEntry, end: int) -> bool:
+        """Whether data of a batch are missing: an ASYNC one above C, that a broker found torn and appended behind."""
+        if not self.log.min_offset <= entry.physical_offset < end:
+            return False
+        batch = read_batch(self.log, entry.physical_offset)
+        if batch is None:
+            return False  # it is gone, or damaged: asked for when the journal is checked
+        return batch.end > end or (batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(self.files, batch) is not None)
+
+    def _topics_changed(self) -> bool:
+        """Whether a topic that had units at the last clean end has no folder now.
+
+        A broker that deletes a topic takes it out of `topics.json`, too: then the journal forgets it, and when it is
+        made again it begins without messages. A folder alone goes by accident, and its queues are made again.
+        """
+        there = set(self.files.disk.names(self.files.paths.consume_queue))
+        return any(topic not in there for topic in self.journal.queues or ())
+
+    def _topics_without_folder(self) -> list[str]:
+        there = self.files.queue_names()
+        return [topic for topic in (*self.files.topics.names, BATCH_TOPIC) if topic not in there]
+
+    def _lost_queues(self) -> list[tuple[str, int]]:
+        """Queues that had units at the last clean end, of topics that nobody deleted, and that have no folder."""
+        files, queues = self.files, self.journal.queues or {}
+        there = files.queue_names()
+        known = {*files.topics.names, BATCH_TOPIC}
+        return [
+            (topic, queue_id)
+            for topic, ranges in queues.items()
+            if topic in known
+            for first, last in ranges
+            for queue_id in sorted(set(range(first, last + 1)) - set(there.get(topic, ())))
+        ]
+
+    def _broker_wrote(self) -> bool:
+        """Whether a broker was at work since a Python writer: it leaves another store checkpoint."""
+        files = self.files
+        if self.abort is not None:
+            return self.abort != files.abort_token
+        return self._checkpoint_is_ours() is False and files.disk.exists(files.paths.checkpoint)
+
+    def _lost_by_accident(self) -> set[tuple[str, int]]:
+        """Queues whose folders are gone, and that no broker can have deleted: they are made again from the log."""
+        lost = self._lost_queues()
+        if not lost:
+            return set()
+        names = _listed(lost)
+        if self._broker_wrote():
+            self.report.notes.append(
+                f"{names}: the queues had messages, and have no folder now. A broker was at work since, so it may have "
+                "deleted the topic and made it again; the queues were not rebuilt"
+            )
+            return set()
+        self.report.notes.append(f"{names}: the queues' folders were missing: rebuilt from the log")
+        return set(lost)
+
+    def _publish(self, end: LogEnd, journal: BatchJournal) -> LogWriter:
+        files = self.files
+        old = self.state
+        state = State(
+            counter=old.counter + 1 if old is not None else 1,
+            in_flight=NOTHING_IN_FLIGHT,
+            visible_end=end.physical_offset,
+            clean_end=0,
+            anchor_position=0,
+            anchor_size=0,
+            anchor_crc=0,
+            boot_hash=boot_hash(),
+            # Units behind the log's end prove nothing until it is on the disk that they were zeroed: `move_clean`.
+            flags=old.flags & STATE_ASYNC if old is not None else 0,
+            writer_pid=os.getpid(),
+        )
+        if old is None or files.disk.size(files.paths.state) != STATE_FILE_SIZE:
+            files.state_file.create(files.paths.temporary("state"), state)
+        else:
+            if end.physical_offset >= old.clean_end:
+                state = replace(
+                    state,
+                    clean_end=old.clean_end,
+                    anchor_position=old.anchor_position,
+                    anchor_size=old.anchor_size,
+                    anchor_crc=old.anchor_crc,
+                )
+            files.state_file.write(state)
+        writer = LogWriter(files, state, end, journal)
+        # A broker may have cut the log anywhere; else nothing below the walk's start has changed.
+        above = min(self.report.start, end.physical_offset) if self.abort == files.abort_token else 0
+        journal.check(lambda app_id, entry: batch_is_there(writer, app_id, entry), above=above)
+        for app_id, version in journal.dropped:
+            self.report.notes.append(
+                f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal"
+            )
+        if end.physical_offset or self.abort is not None:
+            writer.move_clean(closing=self.abort is None)
+        if self.abort is not None:
+            writer.ensure_abort()
+        if self._rebuild_begun():
+            files.disk.unlink(files.paths.rebuild)
+        return writer
+
+    def _writer(self, end: LogEnd) -> LogWriter:
+        """For a clean store: nothing is read but the journal."""
+        assert self.state is not None
+        files, old = self.files, self.journal
+        writer = LogWriter(files, self.state, end, self._journal_up_to(end.physical_offset))
+        if old.version != JOURNAL_FORMAT:
+            writer.move_clean(closing=True)  # in the newest format from now on
+        return writer

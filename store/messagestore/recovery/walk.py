@@ -1,0 +1,249 @@
+"""Which records of the log count, and where does the log end?
+
+The walk goes from a start point to the first thing that does not count. As in RocketMQ's own recovery a record counts
+if its framing, its position and its CRCs agree (`record_scan.scan`); neither its number in its queue nor its store time
+matters. A BATCH record counts if the CRCs of all its data hold. In a part of the log that only this project wrote two
+things more tell a record that was torn: its last byte, and a topic that nobody can put.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from messagestore.errors import ChecksumError, CorruptionError
+from messagestore.files.commit_log import Scanned
+from messagestore.format import record_scan
+from messagestore.format.config import SYNC_FLUSH
+from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_fault, topic_fault
+from messagestore.format.properties import PROPERTY_SEPARATOR
+from messagestore.format.record_scan import ScanEnd
+from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, read_batch
+from messagestore.log.dispatch_request import DispatchRequest, request_of
+from messagestore.log.queue_runs import QueueRuns
+from messagestore.log.store_files import StoreFiles
+from messagestore.recovery.log_tail import is_sealed_batch
+from messagestore.write.log_writer import LogEnd
+
+_KEPT_RECORDS = 1_000_000  # some 50 bytes each
+_DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")
+
+
+@dataclass
+class Walk:
+    """What a walk found.
+
+    Parameters
+    ----------
+    start : int
+        Where it began.
+    end : LogEnd
+        Where the log ends by what was found.
+    queues : QueueRuns
+        Which numbers the records have in their queues.
+    stop : ScanEnd
+        Why it stopped there.
+    in_batch : bool
+        It stopped at a BATCH whose data do not hold (ASYNC_FLUSH): these bytes are in a replay.
+    batches : list of BatchRecord
+    record_count : int
+    requests : list of DispatchRequest
+        Of the records from `start` up to `requests_end`, all that were met or the first 1,000,000: what is dispatched
+        after the walk need not be decoded again.
+    requests_end : int
+    """
+
+    start: int
+    end: LogEnd
+    queues: QueueRuns
+    stop: ScanEnd = field(default_factory=lambda: ScanEnd("end", 0, "", ""))
+    in_batch: bool = False
+    batches: list[BatchRecord] = field(default_factory=list)
+    record_count: int = 0
+    requests: list[DispatchRequest] = field(default_factory=list)
+    requests_end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.requests_end = self.start
+
+
+class Walker:
+    """Walks one store's log.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    before : LogEnd
+        Where to start, and the last record before.
+    queues : QueueRuns
+        Takes the records in.
+    sync_proof : bool
+        Every BATCH record that is there was sealed after its data were synced, unless it says ASYNC_FLUSH itself.
+    own : bool
+        All records from the start on were written by this project.
+    broker : bool
+        A broker wrote last: it may have kept a part of an ASYNC batch, and what it appended behind that part counts.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        before: LogEnd,
+        queues: QueueRuns,
+        *,
+        sync_proof: bool,
+        own: bool = False,
+        broker: bool = False,
+    ) -> None:
+        self.files = files
+        self.log = files.commit_log
+        self.sync_proof = sync_proof
+        self.own = own
+        self.broker = broker
+        self.walk = Walk(before.physical_offset, before, queues)
+        self._batches_end = 0
+
+    def run(self) -> Walk:
+        """Walk to the end."""
+        walk, log = self.walk, self.log
+        for run in log.scan(walk.start, verify_body_crc=self.files.config.check_crc_on_recover):
+            if not self._take(run):
+                return walk
+        walk.stop = log.scan_end
+        walk.end = walk.end._replace(physical_offset=max(log.scan_offset, walk.end.physical_offset))
+        self._check_sealed_batch(walk.end.physical_offset)
+        return walk
+
+    def _take(self, run: Scanned) -> bool:
+        """Take in the records of a run that count; False when one does not."""
+        walk, request = self.walk, request_of(run)
+        whole = self._whole(run, request)
+        count = self._check_batches(request, whole)
+        all_count = count == len(run.starts)
+        if not all_count:
+            torn = run.physical_offset + int(run.starts[count])
+            run = replace(run, starts=run.starts[:count], heads=run.heads[:count])
+            request = request_of(run)
+        walk.queues.take(request)
+        if count:
+            last = count - 1
+            position, size = run.physical_offset + int(run.starts[last]), int(run.heads["total_size"][last])
+            walk.end = LogEnd(position + size, position, size, int(run.heads["store_timestamp_ms"][last]))
+            walk.record_count += count
+            if walk.record_count <= _KEPT_RECORDS and walk.requests_end == run.physical_offset + int(run.starts[0]):
+                walk.requests.append(request)
+                walk.requests_end = walk.end.physical_offset
+        if all_count:
+            return True
+        walk.end = walk.end._replace(physical_offset=torn)
+        if not walk.in_batch:
+            walk.stop = ScanEnd("torn", 0, "a record", "a part of one")
+            self._check_sealed_batch(torn)
+        return False
+
+    def _whole(self, run: Scanned, request: DispatchRequest) -> int:
+        """How many records of a run are not torn where no CRC covers them: behind the body.
+
+        What this project writes has a legal topic, and properties that end with a separator: a record that was not
+        written to its end has another last byte, and no content can change that. A sector that a power cut took out of
+        the middle of long properties is not seen: nothing proves that it ever held something else.
+
+        Raises
+        ------
+        CorruptionError
+            In a broker's part of the log, for a topic that cannot have a queue.
+        """
+        bad_runs = np.array(
+            [
+                (topic_fault(topic) if self.own else stored_topic_fault(topic)) is not None
+                or not 0 <= queue_id <= (MAX_QUEUE_ID if self.own else queue_id)
+                for topic, queue_id in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)
+            ],
+            np.bool_,
+        )
+        bad = np.repeat(bad_runs, request.run_counts)
+        if self.own:
+            _, where = record_scan.parts(run.data, run.starts, run.heads)
+            sizes = where.ends - where.property_starts
+            bad |= (sizes > 0) & (run.data[where.ends - 1] != PROPERTY_SEPARATOR[0])
+        elif bad.any():
+            row, number = int(bad.argmax()), int(bad_runs.argmax())
+            at = run.physical_offset + int(run.starts[row])
+            found = f"topic {request.run_topics[number][:80]!r}, queue {int(request.run_queue_ids[number])}"
+            path = self.log.files.path(self.log.segment_of(at))
+            raise CorruptionError(path, at, "a topic and a queue id that can have a queue", found)
+        return record_scan.leading(~bad)
+
+    def _check_batches(self, request: DispatchRequest, count: int) -> int:
+        """Rows up to the first BATCH whose data do not hold."""
+        if BATCH_TOPIC not in request.run_topics:
+            return count
+        ends = np.cumsum(request.run_counts)
+        for topic, run_count, end in zip(request.run_topics, request.run_counts.tolist(), ends.tolist(), strict=True):
+            if topic != BATCH_TOPIC:
+                continue
+            for row in range(end - run_count, min(end, count)):
+                if not self._batch_holds(int(request.physical_offsets[row])):
+                    self.walk.in_batch = True
+                    self.walk.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
+                    return row
+        return count
+
+    def _batch_holds(self, physical_offset: int) -> bool:
+        """Whether a BATCH record's data are all there.
+
+        Raises
+        ------
+        CorruptionError
+            When they are not although they were synced before the record was sealed, or it is another store's.
+        """
+        if physical_offset < self._batches_end:
+            return True  # among the data of a batch: what a client sent to this topic, and no BATCH record of ours
+        batch = read_batch(self.log, physical_offset)
+        path = self.log.files.path(self.log.segment_of(physical_offset))
+        if batch is None and self.sync_proof:
+            raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
+        if batch is None:
+            return self.broker  # torn, and a broker does not look at its `__CRC32#`
+        if batch.store_id not in self.files.known_ids:
+            raise CorruptionError(
+                path,
+                physical_offset,
+                f"a BATCH record of store {self.files.store_id}",
+                f"one of store {batch.store_id} (a copied segment?)",
+            )
+        bad = bad_chunk(self.files, batch)
+        if bad is None:
+            self._batches_end = batch.end
+            self.walk.batches.append(batch)
+            return True
+        if batch.flush_disk_type == SYNC_FLUSH:
+            raise ChecksumError(
+                self.log.files.path(self.log.segment_of(bad)),
+                bad,
+                f"the data of the batch at {physical_offset} (CRC-32)",
+                "other bytes",
+            )
+        return self.broker
+
+    def _check_sealed_batch(self, physical_offset: int) -> None:
+        """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn
+        tail.
+        """
+        if self.sync_proof and self.walk.stop.reason in _DAMAGED and is_sealed_batch(self.log, physical_offset):
+            path = self.log.files.path(self.log.segment_of(physical_offset))
+            raise ChecksumError(
+                path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found
+            )
+
+
+def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:
+    """Physical offset of the first piece of a batch whose CRC does not hold, or None."""
+    position = batch.data_offset
+    for crc in batch.crcs:
+        end = min(position + CHUNK_SIZE, batch.end)
+        if files.commit_log.crc(position, end) != crc:
+            return position
+        position = end
+    return None

@@ -1,0 +1,507 @@
+"""The writers of one process share a store here, and processes take turns.
+
+One `AttachedStore` per process and store. It attaches (a shared lock and a lease that keep Java brokers out) before it
+reads anything it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches
+some time after the last append: it makes everything durable, moves the clean end, and removes `abort` when no other
+writer is attached. A detach that is killed is harmless: `abort` goes last.
+
+    attached without a break, counter as cached   -> go on
+    attached without a break, counter is newer    -> catch up
+    anything else                                 -> recover, as on open
+
+A broker that starts meanwhile waits in the kernel. A thread looks for it: what was begun is finished, the store is
+closed as in a detach, also under an open session, and the broker goes on. The session's next append raises
+`StoreLockedError`.
+
+Threads: safe. Forked children start anew: the locks are closed in them, never unlocked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import os
+import signal
+import threading
+import time
+from _thread import LockType, allocate_lock
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from messagestore.errors import ConfigError, StoreClosedError, StoreError, StoreLockedError, StorePermissionError
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import StateFile
+from messagestore.files.store_root import known_root, writable_by_others
+from messagestore.files.writer_lock import Attachment, WriterLock, attach
+from messagestore.format.config import StoreConfig
+from messagestore.format.layout import STATE_POISONED
+from messagestore.log.store_files import (
+    Paths,
+    StoreFiles,
+    make_own_folders,
+    make_root,
+    refuse_to_write,
+    with_fixed,
+)
+from messagestore.log.store_identity import establish
+from messagestore.recovery.recover import RecoveryReport, recover
+from messagestore.write.catching_up import catch_up
+from messagestore.write.flush import FlushService
+from messagestore.write.log_writer import LogWriter, broker_comes
+
+_stores: dict[str, AttachedStore] = {}
+_stores_mutex = threading.Lock()
+_BRIEFLY_S = 1.0
+_warned: set[str] = set()
+_log = logging.getLogger(__name__)
+_LOOK_S = 0.2
+"""How often the store looks whether a broker waits."""
+_LONGEST_PAUSE_S = 3600.0
+_NOT_WRITABLE = "a writer makes files there; make the folder writable for this user, or open the store read-only"
+
+
+def attached_store(
+    root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None
+) -> AttachedStore:
+    """The store of this process at a root; made at the first call. Nothing is locked or read yet."""
+    path = os.path.realpath(os.fspath(root))
+    with _stores_mutex:
+        store = _stores.get(path)
+        if store is not None and store.pid != os.getpid():
+            store = None  # a forked child starts anew
+        if store is not None and disk is not store.disk and (disk is not None or type(store.disk) is not Disk):
+            if store.attached:
+                raise ConfigError(f"{path}: is already open in this process through another disk", key="disk")
+            store = None
+        if store is None:
+            store = _stores[path] = AttachedStore(path, config or StoreConfig(), disk or Disk())
+    if config is not None:
+        store.use(config)
+    return store
+
+
+class AttachedStore:
+    """The writer side of one store in one process. Use `attached_store`."""
+
+    def __init__(self, root: str, config: StoreConfig, disk: Disk) -> None:
+        self.paths = Paths(root, config.file_mode_bits)
+        self.config = config
+        self.disk = disk
+        self.pid = os.getpid()
+        self.mutex = threading.RLock()
+        self.writer: LogWriter | None = None
+        self.flush: FlushService | None = None
+        self.report: RecoveryReport | None = None
+        self._attachment: Attachment | None = None
+        self._lock: WriterLock | None = None
+        self._sessions = 0
+        self._last_used_s = 0.0
+        self._watcher: threading.Thread | None = None
+        self._awake = _held_lock()
+
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self.mutex = threading.RLock()
+        self._awake = _held_lock()
+        for part in (self.writer, self.flush):
+            if part is not None:
+                part.forget_threads()
+
+    @property
+    def attached(self) -> bool:
+        """Whether this process keeps brokers out of the store."""
+        return self._attachment is not None
+
+    def use(self, config: StoreConfig) -> None:
+        """Take over another configuration (timeouts, limits); what is fixed in the store stays."""
+        with self.mutex:
+            self.config = config
+            known_root(self.paths.root, config.file_mode_bits)
+            if self.writer is not None:
+                files = self.writer.files
+                files.config = with_fixed(config, files.config)
+
+    # ---- taking turns
+
+    @contextlib.contextmanager
+    def writing(self, description: str, timeout_s: float | None = None) -> Iterator[LogWriter]:
+        """Hold the store for one append: `with store.writing("query 7") as writer: ...`.
+
+        Raises
+        ------
+        StoreLockedError
+            Another process holds it for longer than `timeout_s` (default `lockTimeout`); the holder is named.
+        """
+        with self.mutex:
+            writer = self._enter(description, timeout_s)
+            try:
+                yield writer
+            finally:
+                self._leave()
+
+    def open_session(self, description: str, timeout_s: float | None = None) -> LogWriter:
+        """Hold the store until `close_session`."""
+        with self.mutex:
+            writer = self._enter(description, timeout_s)
+            self._sessions += 1
+            return writer
+
+    def close_session(self, writer: LogWriter) -> None:
+        """Give the store back; the last session of the process detaches at once.
+
+        A session whose writer is not the store's any more (a broker came) has nothing to give back.
+        """
+        with self.mutex:
+            if writer is not self.writer:
+                return
+            self._sessions -= 1
+            if not self._sessions:
+                self.detach()
+
+    def _enter(self, description: str, timeout_s: float | None) -> LogWriter:
+        if self._attachment is not None and not self._attachment.intact():
+            self._drop()
+        if self._broker_waits():
+            with contextlib.suppress(StoreError, OSError):  # what is wrong is found when the store is opened next
+                self._make_way()
+        try:
+            if self._attachment is None:
+                refuse_to_write(self.disk, self.paths, self.config)  # before anything is made
+                make_root(self.disk, self.paths)
+                _warn_of_others(self.paths.root)
+                self._attachment = attach(self.paths.root, self.disk)
+                self._last_used_s = time.monotonic()
+                self._watch()
+                make_own_folders(self.disk, self.paths)
+            if self._lock is None:
+                self._lock = WriterLock(self.paths.writer_lock)
+            if not self._lock.held:
+                self._take_lock(self.config.lock_timeout_s if timeout_s is None else timeout_s, description)
+                if self.writer is None or not catch_up(self.writer):
+                    self._recover()
+            assert self.writer is not None
+            self.writer.check_usable()
+            if self.flush is None or not self.flush.alive:
+                self.flush = FlushService(self.writer, self._remember_poison)
+                self.writer.start_flushing = self.flush.start
+        except BaseException as error:
+            refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            if refused and not isinstance(error, StorePermissionError):  # which says what to do
+                error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
+            if not self._sessions:
+                self._release_lock()
+                if self.writer is None:
+                    self._drop()
+            raise
+        return self.writer
+
+    def _recover(self) -> None:
+        if self.flush is not None:
+            self.flush.stop()
+        if self.writer is not None:
+            self.writer.files.close()
+        self.flush = self.writer = None
+        refuse_to_write(self.disk, self.paths, self.config)
+        identity, notes, first = establish(self.disk, self.paths, self.config)
+        files = StoreFiles(self.paths, self.config, identity, self.disk)
+        files.first_writer = first
+        files.load()
+        self.writer, self.report = recover(files)
+        self.report.notes[:0] = notes
+        self.writer.locks_intact = self._locks_intact
+        self.writer.broker_waits = self._broker_waits
+
+    def _locks_intact(self) -> bool:
+        attachment, lock = self._attachment, self._lock
+        return attachment is not None and attachment.intact() and lock is not None and lock.intact()
+
+    def _broker_waits(self) -> bool:
+        attachment = self._attachment
+        return attachment is not None and attachment.broker_waits()
+
+    def _leave(self) -> None:
+        self._last_used_s = time.monotonic()
+        if self._sessions:
+            return
+        try:
+            if self.writer is not None:
+                self.writer.finish()
+        finally:
+            self._release_lock()
+            if self.writer is not None and self.writer.poison_reason is not None:
+                self._drop()
+            self._watch()
+
+    def _take_lock(self, timeout_s: float, description: str) -> None:
+        assert self._lock is not None
+        self._lock.acquire(timeout_s, description=description)
+        if self.writer is not None:
+            self.writer.locked = True
+
+    def _release_lock(self) -> None:
+        if self._lock is not None and self._lock.held:
+            if self.writer is not None:
+                with self.writer.mutex:  # its flush thread goes on, and must not write `state` any more
+                    self.writer.locked = False
+            self._lock.release()
+
+    def _remember_poison(self) -> None:
+        """The flush thread failed while the lock was not ours: say so in `state` in turn, through a lock of its own.
+
+        Another writer may have synced its own batch behind what was lost here; the next one writes all of it again.
+        """
+        lock = WriterLock(self.paths.writer_lock)
+        try:
+            lock.acquire(self.config.lock_timeout_s, description="a failed sync")
+            file = StateFile(self.disk, self.paths.state)
+            state = file.read()
+            if state is not None and not state.poisoned:
+                file.write(replace(state, counter=state.counter + 1, flags=state.flags | STATE_POISONED))
+        finally:
+            lock.close()
+
+    # ---- going away
+
+    def _watch(self) -> None:
+        """Have a thread look for brokers that wait, and detach `attachTimeout` after the last append: a Spark worker
+        that idles is killed soon after.
+        """
+        if self._watcher is not None and self._watcher.is_alive():
+            return
+        attachment = self._attachment
+        if attachment is None or (self._sessions and not attachment.leased):
+            return  # no broker waits without a lease, and a session ends by itself
+        self._watcher = threading.Thread(target=self._watch_attached, name="messagestore-detach", daemon=True)
+        self._watcher.start()
+
+    def _watch_attached(self) -> None:
+        while self._watcher is threading.current_thread():
+            attachment = self._attachment
+            if attachment is not None and not self._is_due(attachment):
+                self._awake.acquire(timeout=self._pause_s(attachment))
+                continue
+            if not self.mutex.acquire(timeout=_LOOK_S):
+                _ending.end_if_late()
+                continue  # an append is at work; meanwhile this looks how long a broker has waited
+            try:
+                if self._attachment is None or self._watcher is not threading.current_thread():
+                    return
+                with contextlib.suppress(StoreError, OSError):  # nobody to tell; the next writer recovers
+                    if self._attachment.broker_waits():
+                        self._make_way()
+                    elif self._is_due(self._attachment):
+                        self.detach()
+            finally:
+                self.mutex.release()
+                _ending.end_if_detached()
+
+    def _end_watch(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher is not threading.current_thread():
+            self.wake_watcher()
+            watcher.join(_BRIEFLY_S)
+
+    def wake_watcher(self) -> None:
+        """Let the thread look now; may be called from a signal handler."""
+        with contextlib.suppress(RuntimeError):  # it is awake
+            self._awake.release()
+
+    def _pause_s(self, attachment: Attachment) -> float:
+        """How long nothing has to be looked at."""
+        longest_s = _LOOK_S if attachment.leased else _LONGEST_PAUSE_S
+        if self._sessions:
+            return longest_s
+        return min(max(self._last_used_s + self.config.attach_timeout_s - time.monotonic(), 0.001), longest_s)
+
+    def _is_due(self, attachment: Attachment) -> bool:
+        """Whether it is time to detach."""
+        idle_s = time.monotonic() - self._last_used_s
+        return (
+            bool(_ending.number)
+            or attachment.broker_waits()
+            or (not self._sessions and idle_s >= self.config.attach_timeout_s)
+        )
+
+    def _make_way(self) -> None:
+        """A broker waits to open the store: finish what was begun, close the store as in a detach, and let it in.
+
+        A broker that waited for longer than the kernel lets it has read the store, and may have cut it: nothing is
+        finished then, the next writer recovers.
+        """
+        with self.mutex:
+            paths = self.paths
+            try:
+                self._tidy()
+            finally:
+                self._drop(lambda: broker_comes(paths))
+
+    def detach(self) -> None:
+        """Make everything durable, move the clean end, remove `abort` when nobody else is attached, let a broker
+        start.
+        """
+        with self.mutex:
+            if self._attachment is None:
+                return
+            try:
+                self._tidy()
+            finally:
+                self._drop()
+
+    def _tidy(self) -> None:
+        writer, attachment, lock = self.writer, self._attachment, self._lock
+        if writer is None or attachment is None or lock is None or not attachment.intact():
+            return
+        flush, self.flush = self.flush, None
+        if flush is not None:
+            flush.stop()
+        if writer.poison_reason is not None:
+            return
+        if not lock.held:
+            try:
+                self._take_lock(_BRIEFLY_S, "detach")
+            except StoreLockedError:
+                return  # whoever holds it is attached, and tidies up after itself
+            if not catch_up(writer):
+                return
+        with writer.mutex:
+            if not attachment.intact():  # it took a while to get here
+                return
+            writer.finish()
+            if flush is not None:
+                flush.finished(writer.synced_end)
+            alone = attachment.alone()
+            if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
+                writer.move_clean(closing=alone)
+            files = writer.files
+            if alone and files.abort_is_ours:
+                self.disk.unlink(files.paths.abort)
+                self.disk.fsync_dir(files.paths.root)
+
+    def _drop(self, why: Callable[[], StoreError] | None = None) -> None:
+        """Forget everything cached and let go of the locks; who still has the writer gets an error, `why` if given."""
+        if self.flush is not None:
+            self.flush.stop()
+            self.flush = None
+        if self.writer is not None:
+            self.writer.retired = why or self._closed  # before the lease goes: see `LogWriter.check_turn`
+            self.writer.files.close()
+            self.writer = None
+            self._sessions = 0
+        if self._attachment is not None:  # before the lock: who gets it next must not find us attached
+            self._attachment.detach()
+            self._attachment = None
+        if self._lock is not None:
+            self._release_lock()
+            self._lock.close()
+            self._lock = None
+        self._end_watch()
+
+    def _closed(self) -> StoreClosedError:
+        return StoreClosedError(f"{self.paths.root}: this process has closed the store meanwhile; open it again")
+
+
+class _Ending:
+    """How a process ends that does not end as a Python program does: it detaches, and then ends as it would have.
+
+    Spark's daemon ends a worker by `os._exit` when the job is over, and by a signal when it idles. The handler of the
+    signal only notes it, and wakes the threads that watch the stores: the thread it interrupts may hold any lock. They
+    detach where no append is at work. A process that appends ends soon in any case: the next writer recovers.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._told_s = 0.0
+        self._exit = os._exit
+        self._installed = False
+
+    def install(self) -> None:
+        """Take over `os._exit`, and SIGTERM and SIGHUP unless somebody else has done so. In the main thread only."""
+        if self._installed or threading.current_thread() is not threading.main_thread():
+            return
+        self._installed = True
+        self._exit, os._exit = os._exit, self._detach_and_exit  # type: ignore[assignment]
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._told)
+
+    def _detach_and_exit(self, status: int) -> None:
+        try:
+            for store in list(_stores.values()):
+                if store.pid == os.getpid() and store.mutex.acquire(timeout=_BRIEFLY_S):
+                    try:
+                        store.detach()
+                    finally:
+                        store.mutex.release()
+        finally:
+            self._exit(status)  # whatever happened: the next writer recovers
+
+    def _told(self, number: int, frame: object) -> None:  # noqa: ARG002 - what a handler is given
+        self._told_s = time.monotonic()
+        self.number = number
+        watched = [store for store in list(_stores.values()) if store.attached and store.pid == os.getpid()]
+        for store in watched:
+            store.wake_watcher()
+        if not watched:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def end_if_detached(self) -> None:
+        """End, unless another store is still attached."""
+        if self.number and not any(store.attached and store.pid == os.getpid() for store in list(_stores.values())):
+            self._end()
+
+    def end_if_late(self) -> None:
+        """End when an append has been at work for a while."""
+        if self.number and time.monotonic() - self._told_s > _BRIEFLY_S:
+            self._end()
+
+    def _end(self) -> None:
+        self._exit(128 + self.number)  # only the main thread could give the signal back to the system
+
+
+_ending = _Ending()
+
+
+def detach_at_the_end() -> None:
+    """For a process that ends by SIGTERM, SIGHUP or `os._exit` and not as a Python program does (a worker of Spark):
+    the store is closed before. Handlers of the user's are left alone.
+    """
+    _ending.install()
+
+
+def _held_lock() -> LockType:
+    """A lock that is taken: letting it go wakes who waits for it, also from a signal handler."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
+
+
+def _warn_of_others(root: str) -> None:
+    """Once a process: whoever may write in the root folder may put their own files in the place of the store's."""
+    if root not in _warned and writable_by_others(root):
+        _warned.add(root)
+        _log.warning(
+            "%s: every user may write in this folder, and so replace the store's files or put links there; take the "
+            "permission away (chmod o-w)",
+            root,
+        )
+
+
+def _detach_all() -> None:
+    for store in list(_stores.values()):
+        if store.pid == os.getpid():
+            with contextlib.suppress(StoreError, OSError):
+                store.detach()
+
+
+def _forget_threads() -> None:
+    global _stores_mutex  # noqa: PLW0603 - one per process
+    _stores_mutex = threading.Lock()
+    for store in _stores.values():
+        store.forget_threads()
+
+
+atexit.register(_detach_all)
+os.register_at_fork(after_in_child=_forget_threads)  # a call there must say that it is a child's, not hang

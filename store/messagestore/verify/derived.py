@@ -1,0 +1,369 @@
+"""Do ConsumeQueues and index say what the log says?
+
+Records come in log order, as dispatch requests; units and entries are read and compared, nothing is written. What only
+a Java broker does is no fault: a topic that was deleted leaves records without a queue, one that was made again starts
+its numbers anew, and after a crash of its own a broker leaves stretches of the log out of the index.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import StoreError
+from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, UNIT_DTYPE, ConsumeQueue, list_queues
+from messagestore.format.layout import UNIT
+from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, stored_topic_fault
+from messagestore.log.dispatch import DispatchRequest
+from messagestore.log.store_files import StoreFiles
+from messagestore.verify.report import Finding, VerifyReport
+
+LIGHT_TOPIC_PREFIX = "%LMQ%"
+_QUEUE_EXT_FOLDER = "consumequeue_ext"
+_ROCKSDB_FILE = "CURRENT"
+_MOST_OF_QUEUE = 20
+_BEHIND_COUNT = 128
+Units = NDArray[np.void]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was met of one queue.
+
+    Parameters
+    ----------
+    first, next : int | None
+        Number of its first record, and the one its next record must have.
+    gap : int
+        How many stretches of the log could not be read when it was met last.
+    begin, last : int
+        Physical offsets of the first record since the queue started, and of the last one.
+    faults : list of Finding
+        Kept until the end: when the queue starts again, what came before is gone by right.
+    """
+
+    first: int | None = None
+    next: int = 0
+    begin: int = 0
+    last: int = 0
+    gap: int = 0
+    fault_count: int = 0
+    faults: list[Finding] = field(default_factory=list)
+
+
+class QueueCheck:
+    """Compares every record with its unit, and every unit with its record.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    report : VerifyReport
+    limit : int
+        Units of records that end above it may be unfinished.
+    had_queue : callable
+        Whether a queue had messages when a Python writer was there last, and no broker has been there since.
+    """
+
+    def __init__(
+        self, files: StoreFiles, report: VerifyReport, limit: int, had_queue: Callable[[str, int], bool]
+    ) -> None:
+        self.files = files
+        self.report = report
+        self.limit = limit
+        self.had_queue = had_queue
+        self.gap = 0
+        self.seen: dict[tuple[str, int], _Seen] = {}
+        self._left_out: dict[str, bool] = {}
+        self._unreadable: set[tuple[str, int]] = set()
+        self._has_ext = files.disk.exists(os.path.join(files.paths.root, _QUEUE_EXT_FOLDER))
+        self.names = files.queue_names()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """A queue; None, and a finding, when its files cannot be used."""
+        key = (topic, queue_id)
+        if key in self._unreadable:
+            return None
+        try:
+            return self.files.queue(topic, queue_id)
+        except StoreError as error:
+            self._unreadable.add(key)
+            path = getattr(error, "path", self.files.paths.consume_queue)
+            expected, found = getattr(error, "expected", "files of units"), getattr(error, "found", str(error))
+            self.report.find(path, getattr(error, "physical_offset", 0), expected, found)
+            return None
+
+    def next_offset(self, topic: str, queue_id: int) -> int | None:
+        """Number the next record of a queue must have; None when none was met."""
+        seen = self.seen.get((topic, queue_id))
+        return seen.next if seen is not None and seen.first is not None else None
+
+    # ---- records
+
+    def take(self, request: DispatchRequest) -> None:
+        """Each record has its unit, with the next number of its queue."""
+        for (topic, queue_id), rows in request.rows_by_queue().items():
+            self._take_queue(topic, queue_id, request, rows)
+
+    def _take_queue(self, topic: str, queue_id: int, request: DispatchRequest, rows: NDArray[np.int64]) -> None:
+        at = int(request.physical_offsets[rows[0]])
+        if stored_topic_fault(topic) is not None or queue_id < 0:
+            found = f"topic {topic[:80]!r}, queue {queue_id}"
+            self.report.find(self._log_path(at), at, "a legal topic and queue id", found)
+            return
+        queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)
+        if queue is None:
+            return
+        self.report.unit_count += len(rows)
+        units = np.empty(len(rows), UNIT_DTYPE)
+        units["physical_offset"] = request.physical_offsets[rows]
+        units["size"] = request.sizes[rows]
+        units["tags_code"] = request.tags_codes[rows]
+        offsets = request.queue_offsets[rows]
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(offsets) != 1) + 1, [len(rows)]]).tolist()
+        for start, end in itertools.pairwise(starts):  # one, unless the numbers of the queue jump
+            self._take_part(topic, queue_id, queue, int(offsets[start]), units[start:end])
+
+    def _take_part(self, topic: str, queue_id: int, queue: ConsumeQueue, first: int, units: Units) -> None:
+        """Records with consecutive numbers."""
+        seen = self.seen.setdefault((topic, queue_id), _Seen())
+        name = f"{topic}/{queue_id}"
+        found, same = self._compare(topic, queue, first, units)
+        skipped = 0
+        seen.last = int(units["physical_offset"][-1])
+        if seen.first is None:
+            seen.first = seen.next = first
+            seen.begin = int(units["physical_offset"][0])
+        elif first != seen.next and not (self.gap > seen.gap and first > seen.next):
+            if first < seen.next and same[0]:
+                self.report.note(f"{name}: its numbers start again at {first}: the topic was deleted and made again")
+                seen.faults, seen.fault_count, seen.first = [], 0, first
+                seen.begin = int(units["physical_offset"][0])
+            else:
+                at = int(units["physical_offset"][0])
+                self._fault(seen, Finding(self._log_path(at), at, f"queue offset {seen.next} of {name}", str(first)))
+                skipped = 1
+        # A number that the queue does not know either is one damaged record, not where the queue goes on.
+        seen.next = (first if same[0] or not skipped else seen.next) + len(units)
+        seen.gap = self.gap
+        for row in (np.flatnonzero(~same[skipped:]) + skipped).tolist():
+            unit = _words(found[row]) if row < len(found) else "no file"
+            path, position = place(queue, first + row)
+            self._fault(seen, Finding(path, position, f"unit {first + row} of {name}: {_words(units[row])}", unit))
+
+    def _compare(self, topic: str, queue: ConsumeQueue, first: int, units: Units) -> tuple[Units, NDArray[np.bool_]]:
+        """The units that are there, and whether each of `units` is."""
+        found = queue.read(first, len(units))
+        if len(found) < len(units):
+            queue.load()  # a writer may have made the next file
+            found = queue.read(first, len(units))
+        same = np.zeros(len(units), np.bool_)
+        wanted = units[: len(found)]
+        equal = (found["physical_offset"] == wanted["physical_offset"]) & (found["size"] == wanted["size"])
+        if topic != SCHEDULE_TOPIC and not self._has_ext:  # there it is a time, or a place in another file
+            equal &= found["tags_code"] == wanted["tags_code"]
+        same[: len(found)] = equal
+        return found, same
+
+    def _fault(self, seen: _Seen, finding: Finding) -> None:
+        seen.fault_count += 1
+        if len(seen.faults) < _MOST_OF_QUEUE:
+            seen.faults.append(finding)
+
+    def _is_left_out(self, topic: str) -> bool:
+        left_out = self._left_out.get(topic)
+        if left_out is None:
+            left_out = self._left_out[topic] = self._reason(topic) is not None
+            if left_out:
+                self.report.note(f"{topic}: {self._reason(topic)}: its records were not compared with units")
+        return left_out
+
+    def _reason(self, topic: str) -> str | None:
+        """Why the units of a topic are not checked."""
+        if self.files.disk.exists(os.path.join(self.files.paths.consume_queue, _ROCKSDB_FILE)):
+            return "the queues are in RocksDB"
+        if topic.startswith(LIGHT_TOPIC_PREFIX):
+            return "a light message queue"
+        if not self.files.topics.is_simple_queue(topic):
+            return "its queues are not of the simple kind"
+        if topic != BATCH_TOPIC and topic not in self.names and self.files.topics.get(topic) is None:
+            return "no queue and no entry in config/topics.json, so it was deleted"
+        return None
+
+    def _log_path(self, physical_offset: int) -> str:
+        log = self.files.commit_log
+        return log.files.path(log.segment_of(physical_offset))
+
+    # ---- units
+
+    def finish(self, *, all_units: bool, zeros_behind: bool) -> None:
+        """No unit without a record, and no folder that is no queue's; give what was found.
+
+        Parameters
+        ----------
+        all_units : bool
+            There are no units of records above the limit either.
+        zeros_behind : bool
+            There is nothing behind the last unit.
+        """
+        for topic, queue_ids in self.names.items():
+            for queue_id in queue_ids:
+                self._check_units(topic, queue_id, None if all_units else self.limit, zeros_behind)
+        for (topic, queue_id), seen in self.seen.items():
+            if seen.fault_count and self._is_deleted(topic, queue_id, seen):
+                self.report.note(
+                    f"{topic}/{queue_id}: its records up to {seen.last} have no queue: the topic was deleted and made "
+                    "again, and this queue was not used since"
+                )
+                continue
+            self.report.add(*seen.faults)
+            more = seen.fault_count - len(seen.faults)
+            if more:
+                self.report.finding_count += more
+                self.report.note(f"{topic}/{queue_id}: {more} more findings of the same kind")
+        self._check_names()
+
+    def _is_deleted(self, topic: str, queue_id: int, seen: _Seen) -> bool:
+        """Whether a queue has no file, and all its records lie before those of the queues that its topic has now."""
+        queue = self.queue(topic, queue_id)
+        if queue is None or queue.files.offsets or self.had_queue(topic, queue_id):
+            return False
+        others = [self.seen.get((topic, other)) for other in self.names.get(topic, ()) if other != queue_id]
+        begins = [other.begin for other in others if other is not None and other.first is not None]
+        return bool(begins) and seen.last < min(begins)
+
+    def _check_units(self, topic: str, queue_id: int, limit: int | None, zeros_behind: bool) -> None:
+        queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)
+        if queue is None:
+            return
+        begin = queue.begin(self.files.commit_log.min_offset)
+        end = queue.end(limit=limit)
+        size, identity = queue.file_size, self.files.identity
+        if queue.files.offsets and identity is not None and size != identity.mapped_file_size_consume_queue:
+            expected = f"a file of {identity.mapped_file_size_consume_queue} bytes"
+            self.report.find(queue.files.path(queue.files.offsets[0]), 0, expected, f"{size} bytes")
+        seen = self.seen.get((topic, queue_id))
+        if seen is None or seen.first is None:
+            self._unit_without_record(topic, queue_id, queue, begin, end)
+            return
+        self._unit_without_record(topic, queue_id, queue, begin, seen.first)
+        self._unit_without_record(topic, queue_id, queue, seen.next, end)
+        if zeros_behind:
+            behind = queue.read(end, _BEHIND_COUNT).view(np.uint8).reshape(-1, UNIT.size).any(axis=1)
+            if behind.any():
+                path, position = place(queue, end + int(behind.argmax()))
+                self.report.find(path, position, f"zeros behind unit {end - 1} of {topic}/{queue_id}", "other bytes")
+
+    def _unit_without_record(self, topic: str, queue_id: int, queue: ConsumeQueue, start: int, end: int) -> None:
+        if start < end and not self.gap:  # behind a stretch that cannot be read nothing is known
+            path, position = place(queue, start)
+            expected = f"records for the units {start} to {end - 1} of {topic}/{queue_id}"
+            units = queue.read(start, 1)
+            says = _words(units[0]) if len(units) else "no unit"
+            self.report.find(path, position, expected, f"none, and unit {start} says {says}")
+
+    def _check_names(self) -> None:
+        """RocketMQ's folder holds queues only."""
+        top, disk = self.files.paths.consume_queue, self.files.disk
+        if disk.exists(os.path.join(top, _ROCKSDB_FILE)):
+            return
+        for name in list_queues(disk, self.files.paths.root)[1]:
+            self.report.find(os.path.join(top, name), 0, "folders of topics", f"{name!r}, no legal topic")
+        for name in disk.names(top):
+            if not disk.is_folder(os.path.join(top, name)):
+                self.report.find(os.path.join(top, name), 0, f"folders only in {CONSUME_QUEUE_FOLDER}", "a file")
+
+
+class IndexCheck:
+    """Each key is found through the index.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    report : VerifyReport
+    limit : int
+        Entries of records at or above it are not looked at.
+    up_to_date : bool
+        Every record below the limit has been dispatched, and no power cut has taken any of it.
+    """
+
+    def __init__(self, files: StoreFiles, report: VerifyReport, limit: int, *, up_to_date: bool) -> None:
+        self.index = files.index
+        self.report = report
+        self.limit = limit
+        self.up_to_date = up_to_date
+        self.path = files.paths.index
+        self.uncovered_count = 0
+        self.uncovered_from = -1
+        self.behind_count = 0
+        self.behind_from = -1
+        if self.index is None:
+            return
+        self.index.load()
+        ranges = self.index.ranges()
+        self.begins = np.array([begin for begin, _ in ranges], np.int64)
+        self.ends = np.array([end for _, end in ranges], np.int64)
+
+    def take(self, request: DispatchRequest) -> None:
+        """Each key of these records has an entry in the file that covers it."""
+        self.report.key_count += len(request.key_hashes)
+        if self.index is None or not len(request.key_hashes):
+            return
+        offsets = np.repeat(request.physical_offsets, request.key_counts)
+        after = np.searchsorted(self.begins, offsets, side="right")  # files that begin at or before the record
+        covered = np.zeros(len(offsets), np.bool_)
+        some = after > 0
+        covered[some] = offsets[some] <= self.ends[after[some] - 1]
+        behind = offsets > (int(self.ends[-1]) if len(self.ends) else -1)
+        if behind.any():
+            self.behind_from = int(offsets[behind][0]) if self.behind_from < 0 else self.behind_from
+            self.behind_count += int(behind.sum())
+        between = ~covered & ~behind
+        if between.any():
+            self.uncovered_from = int(offsets[between][0]) if self.uncovered_from < 0 else self.uncovered_from
+            self.uncovered_count += int(between.sum())
+        for at in self.index.missing(request.key_hashes[covered], offsets[covered]).tolist():
+            self.report.find(self.path, 0, f"an entry for each key of the record at {at}", "none")
+        times = np.broadcast_to(np.asarray(request.store_timestamps_ms, np.int64), request.physical_offsets.shape)
+        for path, position, expected, found in self.index.wrong_times(request.physical_offsets, times):
+            self.report.find(path, position, expected, found)
+
+    def finish(self) -> None:
+        """Each entry is found through its slot."""
+        if self.index is None:
+            return
+        if self.behind_count and self.up_to_date:
+            expected = f"entries for the {self.behind_count} keys of the records from {self.behind_from} on"
+            self.report.find(self.path, 0, expected, "none")
+        elif self.behind_count:
+            self.report.note(f"{self.behind_count} keys from {self.behind_from} on are not in the index yet")
+        if self.uncovered_count:
+            self.report.note(
+                f"{self.uncovered_count} keys, the first of the record at {self.uncovered_from}, are in no index file: "
+                "a look-up scans the log for them"
+            )
+        for path, position, expected, found in self.index.wrong_headers() if self.up_to_date else ():
+            self.report.find(path, position, expected, found)
+        for path, position, physical_offset in self.index.unreachable() if self.up_to_date else ():
+            if physical_offset < self.limit:
+                expected = f"an entry (of the record at {physical_offset}) to which the chain of its slot leads"
+                self.report.find(path, position, expected, "one that is passed over")
+
+
+def place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
+    """File and position of a unit; the folder when no file holds it."""
+    start = queue.files.holding(queue_offset * UNIT.size)
+    if start is None:
+        return queue.files.directory, queue_offset * UNIT.size
+    return queue.files.path(start), queue_offset * UNIT.size - start
+
+
+def _words(unit: np.void) -> str:
+    physical_offset, size, tags_code = unit.item()
+    if not any((physical_offset, size, tags_code)):
+        return "no unit"
+    return f"physical offset {physical_offset}, size {size}, tags code {tags_code}"

@@ -1,0 +1,263 @@
+"""How does the store stand, and do its small files say the same as its log?
+
+How far the log must be whole is decided at the start of a check, by the rules of recovery:
+
+    abort is ours       up to V (written in another boot: up to C)
+    abort absent        up to the last record that a unit points to, and never less than C
+    abort a broker's    up to the last record that a unit points to and that is there
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from messagestore.errors import CorruptionError
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.checkpoint import StoreCheckpoint
+from messagestore.files.state import State, boot_hash
+from messagestore.format import record
+from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE, STATE_FILE_SIZE
+from messagestore.log.batch_journal import MISSING, BatchJournal
+from messagestore.log.batch_record import read_batch
+from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.store_files import StoreFiles
+from messagestore.verify.report import VerifyReport
+from messagestore.write.log_writer import NOTHING_IN_FLIGHT
+
+_KNOWN_NAMES = {
+    "commitlog", "consumequeue", "index", "config", "abort", "abort.bak", "checkpoint", "lock", "spark",
+    "batchconsumequeue", "consumequeue_ext", "compaction", "timerwheel", "timerlog", "timercheck",
+    "epochFileCheckpoint", "brokerIdentity", "lost+found",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How the store stood when the check began.
+
+    Parameters
+    ----------
+    abort : str | None
+        What the file holds.
+    state : State | None
+    limit : int
+        Everything below must be whole.
+    up_to_date : bool
+        Every record below the limit has been dispatched, and no power cut has taken any of it.
+    all_units : bool
+        There is no unit of a record above the limit either.
+    zeros_behind : bool
+        Behind the limit there must be zeros, in the log and in the queues.
+    """
+
+    abort: str | None
+    state: State | None
+    limit: int
+    up_to_date: bool = True
+    all_units: bool = False
+    zeros_behind: bool = False
+
+    def hold(self, files: StoreFiles) -> bool:
+        """Whether nobody has begun to write since; what was found may else be what they were about to change."""
+        if files.read_abort() != self.abort:
+            return False
+        return not self.all_units or files.state_file.read() == self.state
+
+
+def rules_of(files: StoreFiles, report: VerifyReport, *, at_rest: bool) -> Rules:
+    """The rules that hold now.
+
+    Parameters
+    ----------
+    files : StoreFiles
+        Its log is loaded.
+    report : VerifyReport
+    at_rest : bool
+        False: leave out what can be checked only while nobody begins to write.
+    """
+    abort, state = files.read_abort(), files.state_file.read()
+    if files.store_id and abort == files.abort_token:
+        if state is None:
+            report.find(files.paths.state, 0, "a valid slot", "none")
+            return Rules(abort, state, _shown_end(files, proven=True), up_to_date=False)
+        if state.poisoned:
+            report.note("a sync failed in the process that wrote last: run `messagestore recover`")
+        if state.boot_hash != boot_hash():
+            report.note(
+                f"the machine was started again since the last write: only what is below {state.clean_end}, known to "
+                "be on the disk, was checked; run `messagestore recover`"
+            )
+            return Rules(abort, state, state.clean_end, up_to_date=False)
+        idle = state.in_flight == NOTHING_IN_FLIGHT
+        if not idle:
+            report.note(f"a writer is at work, or was killed: what is behind {state.visible_end} was not checked")
+        return Rules(abort, state, state.visible_end, all_units=idle and at_rest, zeros_behind=idle and at_rest)
+    if abort is not None:
+        report.note("a broker is at work, or was killed: what no unit points to was not checked")
+        return Rules(abort, state, _shown_end(files, proven=True), up_to_date=False)
+    end = _shown_end(files, proven=False)
+    if state is not None:
+        end = max(end, state.clean_end)
+    closed = state is not None and state.clean and state.clean_end == state.visible_end == end
+    return Rules(abort, state, end, all_units=at_rest, zeros_behind=closed and at_rest)
+
+
+def _shown_end(files: StoreFiles, *, proven: bool) -> int:
+    """End of the last record that a unit of any queue points to (and that is there, when it must be proven)."""
+    log = files.commit_log
+    shown = log.min_offset
+    for topic, queue_ids in files.queue_names().items():
+        for queue_id in queue_ids:
+            try:
+                queue = files.queue(topic, queue_id)
+                end = queue.end(limit=log.files.max_offset)
+                if proven:
+                    end = proven_queue_end(files, topic, queue_id, log.files.max_offset, end)
+                unit = queue.read(end - 1, 1)
+            except CorruptionError:
+                continue  # found when the queues are checked
+            if len(unit) and log.min_offset <= int(unit["physical_offset"][0]) < log.files.max_offset:
+                shown = max(shown, int(unit["physical_offset"][0]) + int(unit["size"][0]))
+    return shown
+
+
+class SmallFiles:
+    """Journal, store checkpoint, state, and names.
+
+    Made before the rules are: what it reads was published before, so the log below the limit must have it.
+    """
+
+    def __init__(self, files: StoreFiles, report: VerifyReport) -> None:
+        self.files = files
+        self.report = report
+        self.checkpoint: StoreCheckpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
+        self.journal = self._read_journal()
+
+    def _read_journal(self) -> BatchJournal:
+        """The journal. One that is damaged is a fault, although a writer makes it again."""
+        paths = self.files.paths
+        journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
+        if journal.fault and journal.fault != MISSING:
+            path = paths.journal if self.files.disk.exists(paths.journal) else paths.journal_1
+            self.report.find(path, 0, "a journal that can be read", journal.fault)
+        other = journal.identity.get("storeId", self.files.store_id)
+        if self.files.store_id and other != self.files.store_id:
+            self.report.find(paths.journal, 0, f"the journal of store {self.files.store_id}", f"that of store {other}")
+        return journal
+
+    def had_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue had messages when a Python writer was there last, and no broker has been there since."""
+        unchanged = self.journal.checkpoint_crc == record.crc32(self.checkpoint.to_bytes())
+        return unchanged and self.journal.had_queue(topic, queue_id)
+
+    def _check_identity(self, rules: Rules) -> None:
+        """Whether the files that say which store this is are there."""
+        files, report = self.files, self.report
+        paths, ours = files.paths, files.disk.exists(files.paths.state)
+        if not files.store_id:
+            if ours or not self.journal.fault:
+                report.find(paths.identity, 0, "the store's identity", "no file")
+            elif report.batch_count:
+                report.note(
+                    f"{paths.identity} is missing: this is a copy of a store, or one that lost its folder spark/. The "
+                    "next writer gives it a new id and takes its batches over"
+                )
+            return
+        if self.journal.fault == MISSING and ours and rules.state is not None and rules.state.clean_end:
+            self._note_missing_journal(rules)
+        if not ours and rules.abort == files.abort_token:
+            return  # found already
+        if not ours and report.batch_count:
+            report.find(paths.state, 0, "the store's state", "no file")
+
+    def _note_missing_journal(self, rules: Rules) -> None:
+        """A writer makes the first journal after the clean end has moved; it may be about to, or was killed before."""
+        found = "no file; the next writer makes it again from the log"
+        if rules.abort == self.files.abort_token:
+            self.report.note(f"{self.files.paths.journal}: {found}")
+        elif not self.files.disk.exists(self.files.paths.journal):  # looked at before somebody closed the store
+            self.report.find(self.files.paths.journal, 0, "a journal", found)
+
+    def check(self, rules: Rules, last_time_ms: int | None) -> None:
+        """Compare with the log.
+
+        Parameters
+        ----------
+        rules : Rules
+        last_time_ms : int | None
+            The highest store time of a record below the limit; None: not all of them could be read.
+        """
+        self._check_identity(rules)
+        self._check_journal(rules)
+        self._check_state(rules)
+        self._check_checkpoint(rules, last_time_ms)
+        self._check_names()
+
+    def _check_journal(self, rules: Rules) -> None:
+        """Each entry's batch is in the log."""
+        log, path = self.files.commit_log, self.files.paths.journal
+        for app_id, entry in self.journal.newest_first(log.min_offset):
+            at = entry.physical_offset
+            batch = read_batch(log, at) if at < rules.limit else None
+            if batch is None or (batch.app_id, batch.version, batch.digest) != (app_id, entry.version, entry.digest):
+                expected = f"version {entry.version} of app {app_id!r} in the log at {at}"
+                self.report.find(path, 0, expected, "no batch" if batch is None else "another batch")
+
+    def _check_state(self, rules: Rules) -> None:
+        files, report, state = self.files, self.report, rules.state
+        path = files.paths.state
+        if not files.store_id or not files.disk.exists(path):
+            return
+        if files.disk.size(path) != STATE_FILE_SIZE:
+            report.find(path, 0, f"{STATE_FILE_SIZE} bytes", f"{files.disk.size(path)}")
+        if state is None:
+            if rules.abort != files.abort_token:  # else it is found already
+                report.find(path, 0, "a valid slot", "none")
+            return
+        if state.clean_end > state.visible_end:
+            report.find(path, 0, f"a clean end up to {state.visible_end}, the visible end", f"{state.clean_end}")
+        if state.in_flight != NOTHING_IN_FLIGHT and state.in_flight < state.visible_end:
+            report.find(path, 0, f"bytes in flight from {state.visible_end} on or above", f"{state.in_flight}")
+        if state.clean and (state.visible_end, state.in_flight) != (state.clean_end, NOTHING_IN_FLIGHT):
+            found = f"{state.visible_end}, in flight {state.in_flight}"
+            report.find(path, 0, f"a visible end of {state.clean_end}, since the store was closed", found)
+        if state.anchor_size and state.anchor_position >= files.commit_log.min_offset:
+            at = state.anchor_position
+            log = files.commit_log
+            data = log.read(at, state.anchor_size)
+            ends = at + len(data), log.segment_of(at) + log.segment_size  # or a BLANK lies between
+            if record.crc32(data) != state.anchor_crc or state.clean_end not in ends:
+                report.find(path, 0, f"the record at {at}, the last one below the clean end", "other bytes")
+
+    def _check_checkpoint(self, rules: Rules, last_time_ms: int | None) -> None:
+        """Never newer than the log: a broker trusts its queues up to these times."""
+        path, found, disk = self.files.paths.checkpoint, self.checkpoint, self.files.disk
+        if not disk.exists(path):
+            return
+        if disk.size(path) != CHECKPOINT_SIZE:
+            self.report.find(path, 0, f"{CHECKPOINT_SIZE} bytes", f"{disk.size(path)}")
+        ours = rules.abort == self.files.abort_token or rules.zeros_behind
+        if not ours or last_time_ms is None:
+            return  # a broker may leave one behind that says more than it kept
+        for name in ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms"):
+            if getattr(found, name) > last_time_ms:
+                expected = f"a time up to {last_time_ms}, that of the last record"
+                self.report.find(path, CHECKPOINT.offset(name), expected, f"{getattr(found, name)}")
+        name = "confirm_physical_offset"
+        if getattr(found, name) >= max(rules.limit, 1):
+            self.report.find(path, CHECKPOINT.offset(name), f"an offset below {rules.limit}", f"{getattr(found, name)}")
+
+    def _check_names(self) -> None:
+        paths, disk, log = self.files.paths, self.files.disk, self.files.commit_log
+        for name in disk.names(paths.root):
+            if name not in _KNOWN_NAMES:
+                self.report.note(f"{os.path.join(paths.root, name)} does not belong to a message store")
+        for name in disk.names(paths.index):
+            if not (name.isascii() and name.isdigit()):
+                self.report.find(os.path.join(paths.index, name), 0, "index files only", f"{name!r}")
+        identity = self.files.identity
+        size = identity.mapped_file_size_commit_log if identity is not None else log.segment_size
+        if log.files.offsets and size != log.segment_size:
+            expected = f"mappedFileSizeCommitLog {log.segment_size}, the size of the files"
+            self.report.find(paths.identity, 0, expected, str(size))

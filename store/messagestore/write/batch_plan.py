@@ -1,0 +1,323 @@
+"""Where does everything of a batch go in the log?
+
+A plan is made before the first byte is written: the topics and queues it touches, the queue offsets its rows get, S,
+the
+pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps sums of each chunk, not its rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import ConfigError, MessageIllegalError
+from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
+from messagestore.format.layout import BLANK
+from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
+from messagestore.format.record_columns import EncodedRecords
+from messagestore.log import batch_record
+from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id
+from messagestore.log.store_files import check_simple_topic
+from messagestore.write.log_writer import LogWriter
+
+
+class ChunkSource(Protocol):
+    """Encoded records of a batch, in the order they go into the log; each chunk may be read several times."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int, *, with_data: bool) -> EncodedRecords:
+        """Chunk `index`; `data` may be empty without `with_data`, and is written to with it."""
+        ...
+
+
+class Chunks(list[EncodedRecords]):
+    """Chunks in memory."""
+
+    def read(self, index: int, *, with_data: bool) -> EncodedRecords:  # noqa: ARG002 - as in the protocol
+        """Chunk `index`."""
+        return self[index]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """Who appends a batch, and what to do when it was there before.
+
+    Parameters
+    ----------
+    app_id : str | None
+        None: a batch without exactly-once (it gets a random id and no journal entry).
+    version : int
+    version_source : str
+        "spark" for Spark's batch id, "user" for a version the user set.
+    query_id : str | None
+        The streaming query. None: a batch write, or a stream whose id is not known (foreachBatch on Spark Connect).
+    stream_batch_id : int | None
+        The micro-batch this batch is part of, where that is known; `version` may be another number.
+    flush_disk_type : str
+    on_replay_mismatch : str
+        A known version with other rows: "fail" or "skip".
+    on_version_regression : str
+        A version that is not known and not above the last: "fail" or "skip".
+    on_lost_batches : str
+        Versions between the last one in the store and this one are missing: "fail" or "continue".
+    on_new_query : str
+        The app's batches in the store are of another query: "fail", or "continue" to take the app over.
+    auto_create_topic : bool
+    write_queue_nums : int
+        Queues of a topic that is created.
+    start : bool
+        An empty batch that only says where an app goes on: with `version` + 1.
+    """
+
+    app_id: str | None = None
+    version: int = 0
+    version_source: str = batch_record.SOURCE_USER
+    query_id: str | None = None
+    stream_batch_id: int | None = None
+    flush_disk_type: str = SYNC_FLUSH
+    on_replay_mismatch: str = "fail"
+    on_version_regression: str = "fail"
+    on_lost_batches: str = "fail"
+    on_new_query: str = "fail"
+    auto_create_topic: bool = True
+    write_queue_nums: int = 8
+    start: bool = False
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "flush_disk_type": (SYNC_FLUSH, ASYNC_FLUSH),
+            "version_source": (SOURCE_SPARK, batch_record.SOURCE_USER),
+            "on_replay_mismatch": ("fail", "skip"),
+            "on_version_regression": ("fail", "skip"),
+            "on_lost_batches": ("fail", "continue"),
+            "on_new_query": ("fail", "continue"),
+        }
+        for key, values in allowed.items():
+            if getattr(self, key) not in values:
+                raise ConfigError(f"{key}: found {getattr(self, key)!r}; allowed is {' or '.join(values)}", key=key)
+        if self.app_id is not None:
+            check_app_id(self.app_id)
+            version: object = self.version
+            if not isinstance(version, int | np.integer) or isinstance(
+                version, bool
+            ):  # 4.2 would be kept as 4, and not be known when it comes again
+                raise ConfigError(
+                    f"txnVersion: found {self.version!r}; allowed is a whole number from 0 to {(1 << 63) - 1}",
+                    key="txnVersion",
+                )
+            object.__setattr__(self, "version", int(version))
+            if self.query_id is not None and not isinstance(self.query_id, str):
+                raise ConfigError(f"query_id: found {self.query_id!r}; allowed is text, or None", key="query_id")
+            if not 0 <= self.version < 1 << 63:
+                raise ConfigError(
+                    f"txnVersion: found {self.version}; allowed is 0 to {(1 << 63) - 1}", key="txnVersion"
+                )
+
+
+@dataclass(slots=True)
+class Piece:
+    """Rows of one chunk that lie together in the log."""
+
+    chunk: int
+    first_row: int
+    row_count: int
+    physical_offset: int
+
+
+@dataclass(slots=True)
+class _Summary:
+    size: int
+    row_count: int
+    run_topics: list[str]
+    run_queue_ids: list[int]
+    run_counts: list[int]
+
+
+class BatchPlan:
+    """Where everything of one batch goes.
+
+    Parameters
+    ----------
+    writer : LogWriter
+    source : ChunkSource
+    request : BatchRequest
+    replaces : tuple of str
+        Query ids from which this batch takes its app over.
+    """
+
+    def __init__(
+        self, writer: LogWriter, source: ChunkSource, request: BatchRequest, replaces: tuple[str, ...] = ()
+    ) -> None:
+        self.writer = writer
+        self.source = source
+        self.row_count = 0
+        self.digest = 0
+        self.summaries: list[_Summary] = []
+        self.first_offsets: dict[tuple[str, int], int] = {}
+        self.counts: dict[tuple[str, int], int] = {}
+        for index in range(len(source)):
+            self._take(source.read(index, with_data=False))
+        self._check_topics(request)
+        for key in self.counts:
+            self.first_offsets[key] = writer.next_queue_offset(*key)
+        self.batch = BatchRecord(
+            app_id=request.app_id if request.app_id is not None else uuid.uuid4().hex,
+            version=request.version,
+            version_source=request.version_source if request.app_id is not None else SOURCE_NONE,
+            query_id=request.query_id,
+            store_id=writer.files.store_id,
+            physical_offset=0,
+            queue_offset=writer.next_queue_offset(BATCH_TOPIC, 0),
+            end=0,
+            flush_disk_type=request.flush_disk_type,
+            row_count=self.row_count,
+            ranges=self._ranges(),
+            crcs=(),
+            digest=self.digest,
+            replaces=replaces,
+            start=request.start,
+        )
+        self._place()
+
+    def _take(self, chunk: EncodedRecords) -> None:
+        queue_ids, counts = chunk.run_queue_ids.tolist(), chunk.run_counts.tolist()
+        for key, count in zip(zip(chunk.run_topics, queue_ids, strict=True), counts, strict=True):
+            self.counts[key] = self.counts.get(key, 0) + count
+        self.row_count += chunk.row_count
+        self.digest = (self.digest + chunk.row_hash_sum) % (1 << 64)
+        self.summaries.append(_Summary(int(chunk.starts[-1]), chunk.row_count, chunk.run_topics, queue_ids, counts))
+
+    def _check_topics(self, request: BatchRequest) -> None:
+        topics = self.writer.files.topics
+        most: dict[str, int] = {}
+        for topic, queue_id in self.counts:
+            most[topic] = max(most.get(topic, 0), queue_id)
+        missing = []
+        for topic, queue_id in most.items():
+            check_topic(topic)
+            check_simple_topic(self.writer.files, topic)
+            config = topics.get(topic)
+            if config is None and not request.auto_create_topic:
+                raise MessageIllegalError(
+                    f"topic {topic!r} is not in config/topics.json and autoCreateTopic is false; create it first",
+                    field="topic",
+                )
+            check_queue_id(
+                queue_id, queue_count=config.write_queue_nums if config else request.write_queue_nums, topic=topic
+            )
+            if config is None:
+                missing.append(topic)
+        for topic in missing:
+            topics.create(topic, request.write_queue_nums)
+        if missing:
+            topics.save()
+
+    def _ranges(self) -> dict[str, list[tuple[int, int, int]]]:
+        ranges: dict[str, list[tuple[int, int, int]]] = {}
+        for (topic, queue_id), count in sorted(self.counts.items()):
+            ranges.setdefault(topic, []).append((queue_id, self.first_offsets[(topic, queue_id)], count))
+        return ranges
+
+    def _place(self) -> None:
+        """S, the pieces and E. The size of the BATCH record depends on E only by the number of CRCs: widen until it
+        fits.
+        """
+        writer, log, config = self.writer, self.writer.log, self.writer.files.config
+        log_end = writer.end.physical_offset
+        most = sum(s.size for s in self.summaries)
+        while True:
+            self.body_size = batch_record.widest_body_size(self.batch, most)
+            widest = batch_record.encode(self.batch, self.body_size, config, writer.files.store_host, 0)
+            self.size = len(widest)
+            limit = log.segment_size - BLANK.size
+            if self.size > limit:
+                raise MessageIllegalError(
+                    f"the BATCH record of this batch needs {self.size} bytes, a segment has room for {limit}: it names "
+                    f"{len(self.counts)} queues; write fewer queues at once, or use larger segments "
+                    f"(mappedFileSizeCommitLog)",
+                    field="batch",
+                    size=self.size,
+                    limit=limit,
+                )
+            start = log_end + log.left(log_end) if log.blank_needed(log_end, self.size) else log_end
+            self.pieces, end = self._pieces(start + self.size)
+            if end - start - self.size <= most:
+                break
+            most = end - start - self.size
+        log.check_room(end)
+        self.batch = replace(self.batch, physical_offset=start, end=end, size=self.size)
+        self.last_record = (start, self.size)
+
+    def _pieces(self, position: int) -> tuple[list[Piece], int]:
+        """Rows in order; a unit (one topic and queue, at most maxMessageSize) never crosses a segment's end."""
+        log = self.writer.log
+        pieces: list[Piece] = []
+        for index, summary in enumerate(self.summaries):
+            if not summary.row_count:
+                continue
+            if not log.blank_needed(position, summary.size):
+                pieces.append(Piece(index, 0, summary.row_count, position))
+                position += summary.size
+                continue
+            starts = self.source.read(index, with_data=False).starts
+            unit_ends = self._unit_ends(summary, starts)
+            row = 0
+            while row < summary.row_count:
+                room = log.left(position) - BLANK.size
+                fitting = int(np.searchsorted(starts[unit_ends], starts[row] + room, side="right"))
+                last = int(unit_ends[fitting - 1]) if fitting else 0
+                if last > row:
+                    pieces.append(Piece(index, row, last - row, position))
+                    position += int(starts[last] - starts[row])
+                    row = last
+                if row < summary.row_count:
+                    position += log.left(position)
+        return pieces, position
+
+    def _unit_ends(self, summary: _Summary, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Row numbers behind each unit of a chunk, ascending."""
+        limit = min(self.writer.files.config.max_message_size, self.writer.log.segment_size - BLANK.size)
+        ends: list[int] = []
+        row = 0
+        for count in summary.run_counts:
+            run_end = row + count
+            while row < run_end:
+                last = int(np.searchsorted(starts, starts[row] + limit, side="right")) - 1
+                row = min(max(last, row + 1), run_end)
+                ends.append(row)
+        sizes = np.diff(np.concatenate([[0], starts[ends]]))
+        room = self.writer.log.segment_size - BLANK.size
+        if len(sizes) and int(sizes.max()) > room:
+            raise MessageIllegalError(
+                f"a record of {int(sizes.max())} bytes does not fit into a segment, which has room for {room}",
+                field="body",
+                size=int(sizes.max()),
+                limit=room,
+            )
+        return np.array(ends, np.int64)
+
+    def rows(self) -> Iterator[tuple[Piece, NDArray[np.int64]]]:
+        """Each piece with the queue offsets of its chunk's rows."""
+        next_offsets = dict(self.first_offsets)
+        chunk, offsets = -1, np.empty(0, np.int64)
+        for piece in self.pieces:
+            if piece.chunk != chunk:
+                chunk = piece.chunk
+                offsets = self._queue_offsets(self.summaries[chunk], next_offsets)
+            yield piece, offsets
+
+    @staticmethod
+    def _queue_offsets(summary: _Summary, next_offsets: dict[tuple[str, int], int]) -> NDArray[np.int64]:
+        bases = []
+        for topic, queue_id, count in zip(summary.run_topics, summary.run_queue_ids, summary.run_counts, strict=True):
+            bases.append(next_offsets[(topic, queue_id)])
+            next_offsets[(topic, queue_id)] += count
+        counts = np.array(summary.run_counts, np.int64)
+        within = np.arange(summary.row_count) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(np.array(bases, np.int64), counts) + within

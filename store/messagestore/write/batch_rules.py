@@ -1,0 +1,332 @@
+"""Which batches a store accepts, which it knows already, and which it refuses.
+
+A batch is known by its app id, its query id and its version. The rules, in this order:
+
+1. A query that another one has replaced is refused for good.
+2. A query other than the one that wrote the app's batches is refused. With `onNewQuery=continue` it takes the app over:
+   its versions count from 0 again, and its first BATCH record names the query ids it replaces.
+3. A known version is not written again. It must have the same rows, for the same topics.
+4. A version below the last one that is not known is refused (`onVersionRegression`).
+5. A version above the last one + 1 is refused when versions are Spark's batch ids (`onLostBatches`).
+6. When the store has no batch of the app at all, a stream must begin with version 0. An operator who adds a sink to a
+   running query says so once, with `messagestore batches start`: it appends an empty BATCH record for the version
+   before.
+
+A query id of None means "not known": a batch write, or foreachBatch on Spark Connect. Such a batch may go on with any
+query's batches, and any query with its own, but only at their end. A known version below the last one might belong to
+another query that cannot be told apart, and is refused.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from messagestore.errors import BatchConflictError, LostBatchesError, QueryConflictError, VersionRegressionError
+from messagestore.log.batch_journal import PARTIAL, JournalEntry
+from messagestore.log.batch_record import SOURCE_SPARK, read_batch
+from messagestore.write.batch_plan import BatchRequest, ChunkSource
+from messagestore.write.log_writer import LogWriter
+
+APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of a batch.
+
+    Parameters
+    ----------
+    status : str
+        "appended"; "known": it was there already, with the same rows; "skipped": it was there or older, with other
+        rows,
+        and the request said to skip it.
+    physical_offset, end : int
+        Of the BATCH record that holds it (-1 when skipped).
+    row_count, appended_bytes : int
+    """
+
+    status: str
+    physical_offset: int
+    end: int
+    row_count: int
+    appended_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the rules say of a batch.
+
+    Parameters
+    ----------
+    known : BatchResult | None
+        Why nothing is to be written; None: the batch is to be appended.
+    replaces : tuple of str
+        Query ids from which the batch takes its app over.
+    """
+
+    known: BatchResult | None = None
+    replaces: tuple[str, ...] = ()
+
+
+def decide(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:
+    """Apply the rules to a batch with an app id.
+
+    Raises
+    ------
+    QueryConflictError
+        By rule 1 or 2, or when it cannot be told whose batch a known one is.
+    BatchConflictError
+        By rule 3.
+    VersionRegressionError, LostBatchesError
+        By rules 4 to 6.
+    """
+    if request.start:
+        return _start(writer, request)
+    replaces = _replaced_by(writer, request)
+    if replaces:
+        return Decision(replaces=replaces)
+    assert request.app_id is not None
+    entry = writer.journal.find(request.app_id, request.version)
+    last = writer.journal.last(request.app_id)
+    if entry is not None and last is not None and not entry.start:
+        _check_whose(entry, last, request)
+        return Decision(_known(writer, entry, source, request))
+    if last is None:
+        _check_first(writer, request)
+    elif request.version <= last.version:
+        return Decision(_older(last, request))
+    elif request.version_source == SOURCE_SPARK and request.on_lost_batches == "fail":
+        _check_gap(writer, last, request)
+    return Decision()
+
+
+# ---- whose batches these are
+
+
+def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
+    """Query ids this batch takes its app over from; empty when its query is the app's, or is not known."""
+    app_id, query_id, journal = request.app_id, request.query_id, writer.journal
+    assert app_id is not None
+    if query_id is None:
+        return ()
+    known = journal.query_ids(app_id)
+    if query_id in journal.replaced(app_id):
+        raise QueryConflictError(
+            f"app {app_id!r}: found version {request.version} of query {query_id}, which query "
+            f"{known[-1] if known else 'of another checkpoint'} has replaced with onNewQuery=continue; a replaced "
+            "query is refused for good, and nothing of this batch was written. Stop this query, or give it a "
+            f"{_APP_ID} of its own",
+            app_id=app_id,
+            version=request.version,
+        )
+    if not known or known[-1] == query_id:
+        return ()
+    last = journal.last(app_id)
+    assert last is not None
+    if request.on_new_query == "fail":
+        raise QueryConflictError(
+            f"app {app_id!r}: found version {request.version} of query {query_id}, but the batches of this app in "
+            f"the store, up to version {last.version}, are of query {known[-1]}. Causes: two queries with one "
+            f"{_APP_ID}; a checkpoint that was deleted, or a query without checkpointLocation. Allowed is one query "
+            f"for each {_APP_ID}, and nothing of this batch was written. Give this query a {_APP_ID} of its own, or "
+            "go on from the old checkpoint. To give the app to this query for good, set onNewQuery=continue: its "
+            f"batches count from 0 again, query {known[-1]} is refused from then on, and rows that both of them "
+            "read are in the store twice",
+            app_id=app_id,
+            version=request.version,
+        )
+    if request.version_source == SOURCE_SPARK and request.version:
+        raise LostBatchesError(
+            f"app {app_id!r}: onNewQuery=continue was set and query {query_id} begins with version "
+            f"{request.version}; allowed is version 0, the first batch of a new checkpoint: the batches before this "
+            f"one went elsewhere. Nothing of this batch was written. Give this query a {_APP_ID} of its own (for "
+            f"example {app_id + '-2'!r}), and run once: {_start_command(writer, app_id + '-2', request.version)}",
+            app_id=app_id,
+            version=request.version,
+        )
+    return tuple(known)
+
+
+def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest) -> None:
+    """A known version below the last one, where either query is not known, may be of another query."""
+    if (entry.query_id is None) == (request.query_id is None) or entry.version == last.version:
+        return
+    raise QueryConflictError(
+        f"app {request.app_id!r}: version {entry.version} is in the store, written by {_query(entry.query_id)}, and "
+        f"came again from {_query(request.query_id)}; the app's last version is {last.version}. Whether this is a "
+        "replay or another query cannot be told: foreachBatch on Spark Connect and batch writes have no query id. "
+        "Nothing of this batch was written. Run this query on the kind of session that wrote the batch, or give it "
+        f"a {_APP_ID} of its own",
+        app_id=request.app_id or "",
+        version=request.version,
+    )
+
+
+# ---- known batches
+
+
+def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request: BatchRequest) -> BatchResult:
+    app_id = request.app_id or ""
+    rows = digest = 0
+    topics: set[str] = set()
+    for index in range(len(source)):
+        chunk = source.read(index, with_data=False)
+        rows += chunk.row_count
+        digest = (digest + chunk.row_hash_sum) % (1 << 64)
+        topics.update(chunk.run_topics)
+    _check_topics(writer, entry, topics, app_id)
+    if (rows, digest) == (entry.row_count, entry.digest):
+        return BatchResult(KNOWN, entry.physical_offset, entry.end, entry.row_count)
+    if request.on_replay_mismatch == "skip":
+        return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
+    if entry.row_count == PARTIAL:
+        raise BatchConflictError(
+            f"app {app_id!r}: only a part of version {entry.version} is in the store (from {entry.physical_offset} "
+            "on): a power cut took the rest of an ASYNC_FLUSH batch, and a broker opened the store before a Python "
+            "writer did. Find out which rows are missing and write them in a batch of their own; onReplayMismatch=skip "
+            "drops the new rows. Before a hand-over, run `messagestore recover`",
+            app_id=app_id,
+            version=entry.version,
+        )
+    raise BatchConflictError(
+        f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest "
+        f"{entry.digest:016x}), and came "
+        f"again with {rows} rows (digest {digest:016x}). Causes: a checkpoint that was rolled back or lost its last "
+        f"offsets; two "
+        "queries or two writes under one txnAppId; columns such as uuid(), rand() or current_timestamp() that change "
+        "on replay. "
+        "`messagestore status` shows the last batch; one app id per target; onReplayMismatch=skip drops the new rows",
+        app_id=app_id,
+        version=entry.version,
+    )
+
+
+def _check_topics(writer: LogWriter, entry: JournalEntry, topics: set[str], app_id: str) -> None:
+    """The same rows for another topic are no replay: a second sink must not lose them in silence."""
+    batch = read_batch(writer.log, entry.physical_offset) if entry.physical_offset >= writer.log.min_offset else None
+    found = set(batch.ranges) if batch is not None else None if entry.topics is None else set(entry.topics)
+    if found is None or not found or not topics or found == topics:
+        return  # without rows there is no topic; whether rows are missing is for the digest to say
+    there, came = _listed(found), _listed(topics)
+    raise BatchConflictError(
+        f"app {app_id!r}: version {entry.version} is in the store with rows for {there}, and came again with rows "
+        f"for {came}. Allowed is one {_APP_ID} for each target, and nothing of this batch was written. Two sinks: "
+        f"give the second one a {_APP_ID} of its own. One sink whose topic was changed: write this batch with "
+        f"{there} again, and change the topic when it is done",
+        app_id=app_id,
+        version=entry.version,
+    )
+
+
+def _listed(topics: set[str]) -> str:
+    names = sorted(topics)
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ("topic " if len(names) == 1 else "topics ") + ", ".join(names[:5]) + more
+
+
+# ---- batches that are not known
+
+
+def _older(last: JournalEntry, request: BatchRequest) -> BatchResult:
+    if request.on_version_regression == "skip":
+        return BatchResult(SKIPPED, -1, -1, 0)
+    app_id, version = request.app_id or "", request.version
+    if last.start:
+        raise VersionRegressionError(
+            f"app {app_id!r}: found version {version}; `messagestore batches start` has said that the app begins "
+            f"with version {last.version + 1}. Nothing of this batch was written. If the number was wrong, give the "
+            f"query a new {_APP_ID} and start that one with version {version}; onVersionRegression=skip drops these "
+            "rows",
+            app_id=app_id,
+            version=version,
+        )
+    raise VersionRegressionError(
+        f"app {app_id!r}: version {version} is not in the store, but version {last.version} "
+        f"({_query(last.query_id)}) is: the query was restarted from another or an older checkpoint. Give it a new "
+        "txnAppId, go on from the right checkpoint, or set onVersionRegression=skip to drop these rows",
+        app_id=app_id,
+        version=version,
+    )
+
+
+def _check_gap(writer: LogWriter, last: JournalEntry, request: BatchRequest) -> None:
+    app_id, version, expected = request.app_id or "", request.version, last.version + 1
+    if version == expected:
+        return
+    missing = f"version {expected} is" if version == expected + 1 else f"versions {expected} to {version - 1} are"
+    raise LostBatchesError(
+        f"app {app_id!r}: found version {version}, but the last one in the store is {last.version} "
+        f"({_query(last.query_id)}): {missing} not in the store (a backup was restored; ASYNC_FLUSH and a power "
+        f"cut; a foreachBatch function that does not call the sink for every batch). Allowed is version {expected}, "
+        f"and nothing of this batch was written. Rewind the query's checkpoint to batch {last.version}, so that "
+        "Spark writes the missing ones again. To go on without their rows, run once: "
+        f"{_start_command(writer, app_id, version)}; or set onLostBatches=continue, which goes on at every such gap",
+        app_id=app_id,
+        version=version,
+    )
+
+
+def _check_first(writer: LogWriter, request: BatchRequest) -> None:
+    app_id, version = request.app_id or "", request.version
+    incomplete = not writer.journal.complete
+    spark = request.version_source == SOURCE_SPARK
+    if not version or not (spark or request.stream_batch_id or incomplete):
+        return
+    why = (
+        "the log does not begin at 0 and the list of its batches was lost, so nobody knows whether it held batches "
+        "of this app"
+        if incomplete
+        else "the store has no batch of this app. Causes: the disk is not mounted and this is another folder; an older "
+        "backup was restored; the folder was deleted; the sink was added to a running query"
+    )
+    raise LostBatchesError(
+        f"app {app_id!r}: found version {version} ({_query(request.query_id)}) in store {writer.files.store_id} at "
+        f"{writer.files.paths.root}; {why}. {no_history(app_id, version, writer.files.paths.root)}",
+        app_id=app_id,
+        version=version,
+    )
+
+
+def no_history(app_id: str, version: int, root: str) -> str:
+    """What is allowed, and what to do, where a store has no batch of an app; for errors."""
+    return (
+        "Allowed is version 0, and nothing of this batch was written (onLostBatches=continue does not help here). "
+        "Bring the store with the earlier batches back, or begin with a new checkpoint. If the app is to begin "
+        f"with version {version}, run once: {start_command(app_id, version, root)}"
+    )
+
+
+# ---- messagestore batches start
+
+
+def _start(writer: LogWriter, request: BatchRequest) -> Decision:
+    assert request.app_id is not None
+    last = writer.journal.last(request.app_id)
+    if last is None or last.version < request.version:
+        return Decision()
+    if last.version == request.version:
+        return Decision(BatchResult(KNOWN, last.physical_offset, last.end, last.row_count))
+    raise VersionRegressionError(
+        f"app {request.app_id!r}: found start version {request.version + 1}, but the store has its batches up to "
+        f"version {last.version} ({_query(last.query_id)}); allowed is a version above {last.version}. To begin "
+        f"below it, give the query a new {_APP_ID}",
+        app_id=request.app_id,
+        version=request.version,
+    )
+
+
+def start_command(app_id: str, version: int, root: str) -> str:
+    """The command after which an app begins with a version."""
+    return f"`messagestore batches start {shlex.quote(root)} {shlex.quote(app_id)} {version}`"
+
+
+def _start_command(writer: LogWriter, app_id: str, version: int) -> str:
+    return start_command(app_id, version, writer.files.paths.root)
+
+
+_APP_ID = "txnAppId (app_id of MessageStoreSink)"
+
+
+def _query(query_id: str | None) -> str:
+    return f"query {query_id}" if query_id else "a query that is not known"

@@ -1,0 +1,666 @@
+"""What may a writer do to the log, and in which order?
+
+`LogWriter` is the one place that appends, publishes and moves the clean end. Order is everything:
+
+    state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
+
+A record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment (ASYNC_FLUSH).
+A failed sync poisons the writer: nothing is appended, synced or published by it any more.
+
+Threads: `mutex` is held from the first byte of an append to its end; a Spark batch holds it until it is visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+
+from messagestore.errors import (
+    CorruptionError,
+    MessageIllegalError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StorePoisonedError,
+    SyncFailedError,
+)
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.consume_queue import QueueFileReplaced
+from messagestore.files.index_file import IndexFileReplaced
+from messagestore.files.state import State, boot_hash
+from messagestore.format import record, record_columns
+from messagestore.format.config import ASYNC_FLUSH
+from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
+from messagestore.format.record_columns import EncodedRecords
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.dispatch import Dispatcher, DispatchRequest
+from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.store_files import Paths, StoreFiles
+from messagestore.write.pending_puts import Put, PutBatch, requests_of
+
+CLEAN_SIZE = 1 << 30
+"""The clean end moves at the latest after this many bytes."""
+NOTHING_IN_FLIGHT = -1
+MOST_AHEAD_MS = 3_600_000
+"""Store times stand still while the clock is behind the last one by no more than this."""
+CLOCK_IS_SET_MS = 1_577_836_800_000
+"""2020: a clock before this is not set, and not believed."""
+_log = logging.getLogger(__name__)
+_LOCKS_CHECK_S = 0.02
+MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
+"""Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
+
+
+class LogEnd(NamedTuple):
+    """Where the log ends, and the last record before that end (`size` 0: there is none)."""
+
+    physical_offset: int
+    last_position: int
+    last_size: int
+    last_store_timestamp_ms: int
+
+
+def broker_comes(paths: Paths) -> StoreLockedError:
+    """The error for who wants to write while a broker waits to open the store."""
+    holder = "a RocketMQ broker that is starting"
+    return StoreLockedError(
+        f"{paths.lock}: {holder} waits to open this store, and gets it as soon as what was begun before is finished. "
+        f"Nothing more is written by this process; what was acknowledged is on the disk. Open the store again when the "
+        f"broker has stopped",
+        path=paths.lock,
+        holder=holder,
+    )
+
+
+class _Unbroken:
+    """`LogWriter.unbroken`; a class, since a generator costs each put a microsecond more."""
+
+    __slots__ = ("_failures", "_what", "_writer")
+
+    def __init__(self, writer: LogWriter, what: str, failures: bool) -> None:
+        self._writer, self._what, self._failures = writer, what, failures
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, StorePoisonedError):
+            return
+        if isinstance(error, MemoryError) or not isinstance(error, Exception):
+            told = self._writer.told
+            self._writer.poison(f"{self._what} ({error!r})")
+            self._writer.told = told  # the caller sees the interrupt, and hears nothing of what it did
+        elif self._failures:
+            raise self._writer.poison(f"{self._what} ({error})") from error
+
+
+class LogWriter:
+    """Appends to one store; made by recovery, used while the writer lock is held.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    state : State
+        As recovery published it.
+    end : LogEnd
+    journal : BatchJournal
+    """
+
+    def __init__(self, files: StoreFiles, state: State, end: LogEnd, journal: BatchJournal) -> None:
+        self.files = files
+        self.pid = os.getpid()
+        self.locked = True
+        """Whether the writer lock is held: `state` is written under it only."""
+        self.locks_intact: Callable[[], bool] = lambda: True
+        """Whether the lock files are still those that were locked."""
+        self.broker_waits: Callable[[], bool] = lambda: False
+        """Whether a Java broker waits to open the store: nothing new is begun then."""
+        self.retired: Callable[[], StoreError] | None = None
+        """The error that says why this writer is not the store's writer any more."""
+        self.start_flushing: Callable[[], None] = lambda: None
+        """Called before something is appended that the flush thread is to sync or publish."""
+        self._locks_checked_s = 0.0
+        self.flush_thread: int | None = None
+        self.told = False
+        """Whether a caller has seen `StorePoisonedError`: the flush thread shows it to nobody, no interrupt does."""
+        self.log = files.commit_log
+        self.journal = journal
+        self.dispatcher = Dispatcher(files)
+        self.mutex = threading.RLock()
+        self.sync_mutex = threading.Lock()  # always taken after `mutex`
+        self.state = state
+        self.end = end
+        self.synced_end = end.physical_offset
+        self.poison_reason: str | None = None
+        self.next_offsets: dict[tuple[str, int], int] = {}
+        self.pending: list[Put | PutBatch] = []
+        self.clean_moved_s = time.monotonic()
+
+    def forget_threads(self) -> None:
+        """In a forked child: no other thread is there to let go of what it held."""
+        self.mutex = threading.RLock()
+        self.sync_mutex = threading.Lock()
+        for pool in (self.files.pool, self.files.log_pool):
+            pool.forget_threads()
+
+    # ---- usable or not
+
+    def check_usable(self) -> None:
+        """Raise when an earlier sync failed.
+
+        Raises
+        ------
+        StorePoisonedError
+        StoreClosedError
+            In a forked child: the parent has the locks.
+        StoreLockedError
+            The store was closed for a broker that starts.
+        """
+        if os.getpid() != self.pid:
+            raise StoreClosedError(f"{self.files.paths.root}: was opened before a fork; a child opens the store itself")
+        if self.retired is not None and self.poison_reason is None:
+            raise self.retired()
+        if self.poison_reason is not None:
+            self.told |= threading.get_ident() != self.flush_thread
+            raise StorePoisonedError(
+                f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
+                f"disk, then "
+                "close and open the store again: what was acknowledged is kept, the rest is checked"
+            )
+
+    def check_turn(self) -> None:
+        """Refuse to begin something while a Java broker waits to open the store.
+
+        Called under the mutex and before `check_usable`: who lets the broker in takes the mutex after the broker has
+        come, and retires this writer before the broker is gone from here.
+
+        Raises
+        ------
+        StoreLockedError
+            Nothing was written; what was appended before is finished, and then the broker starts.
+        """
+        if self.broker_waits():
+            raise broker_comes(self.files.paths)
+
+    def check_locks(self, *, often: bool = False) -> None:
+        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in. Also when the disk
+        does not say whether it is there: a writer that cannot know writes nothing.
+
+        With `often`, as for single puts, the files are looked at only when the last look is `_LOCKS_CHECK_S` ago.
+        """
+        now_s = time.monotonic()
+        if often and now_s < self._locks_checked_s + _LOCKS_CHECK_S:
+            return
+        self._locks_checked_s = now_s
+        try:
+            intact = self.locks_intact()
+        except OSError as error:
+            raise self.poison(f"a lock file cannot be looked at ({error})") from error
+        if not intact:
+            self.locked = False
+            raise self.poison(
+                "a lock file was removed or replaced, or a broker waited for longer than the kernel lets it, and "
+                "another writer may be at work"
+            )
+
+    def poison(self, reason: str) -> StorePoisonedError:
+        """Stop all writing; say so in `state` as far as that works; the error to raise."""
+        self.poison_reason = self.poison_reason or reason
+        if not self.state.poisoned and self.locked:
+            with contextlib.suppress(
+                OSError
+            ):  # the disk is failing; what is in flight makes the next writer recover as well
+                self.write_state(flags=self.state.flags | STATE_POISONED)
+        try:
+            self.check_usable()
+        except StorePoisonedError as error:
+            return error
+        raise AssertionError("unreachable")
+
+    def write_state(self, **changes: int) -> None:
+        """One change of `state`."""
+        self.state = self.files.state_file.write(self._changed_state(changes))
+
+    def _changed_state(self, changes: dict[str, int]) -> State:
+        counter = max(self.state.counter, self.files.state_file.last_counter) + 1  # a change may have failed half-way
+        return replace(self.state, counter=counter, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes)
+
+    # ---- appending
+
+    def ensure_abort(self) -> None:
+        """`abort` exists and holds our token, before the first byte of the first write.
+
+        A broker that finds it rebuilds what is missing; without it, it trusts what it finds.
+        """
+        files = self.files
+        if files.abort_is_ours:
+            return
+        try:
+            files.disk.replace(
+                files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
+            )
+        except Exception as error:  # also for want of memory: a second try would take it for synced
+            if files.abort_is_ours:  # it is there, and may not be there after a power cut
+                raise self.poison(f"a sync failed ({error})") from error
+            raise
+
+    def begin(self, physical_offset: int, flush_disk_type: str) -> None:
+        """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be
+        unfinished.
+        """
+        self.ensure_abort()
+        if flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous:
+            # Must be on the disk before the first ASYNC byte: without it a ConsumeQueue unit proves its record synced.
+            flags = (self.state.flags | STATE_ASYNC) & ~STATE_CLEAN
+            self.state = self.files.state_file.write_both(
+                self._changed_state({"flags": flags, "in_flight": physical_offset})
+            )
+            try:
+                self.files.state_file.sync()
+            except Exception as error:
+                raise self.poison(f"a sync failed ({error})") from error
+        elif self.state.in_flight != physical_offset or self.state.clean:
+            self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
+
+    def now_ms(self) -> int:
+        """The next store time: now; the last one while the clock is a little behind that.
+
+        Asked before the first byte of an append. When the last record's time lies far ahead of a clock that has been
+        set, that record's clock was wrong: times go back to now, instead of standing still until the clock gets there.
+        """
+        now_ms, last_ms = time.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
+        if now_ms >= last_ms:
+            return now_ms
+        if last_ms - now_ms <= MOST_AHEAD_MS or now_ms < CLOCK_IS_SET_MS:
+            return last_ms
+        self._go_back_to(now_ms, last_ms)
+        return now_ms
+
+    def _go_back_to(self, now_ms: int, last_ms: int) -> None:
+        """Before the first record with an earlier time: the store checkpoint must not be ahead of it.
+
+        A broker that recovers trusts its queues below the newest segment that begins before the checkpoint's times.
+        Segments to come would begin before them although they are not synced.
+        """
+        files, path = self.files, self.files.paths.checkpoint
+        old = store_checkpoint.read(files.disk, path)
+        times = ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms")
+        lower = {name: min(getattr(old, name), now_ms - 1) for name in times}
+        if all(getattr(old, name) == value for name, value in lower.items()):
+            return
+        try:
+            store_checkpoint.write(files.disk, path, replace(old, **lower), via=files.paths.temporary("checkpoint"))
+        except StoreFullError:
+            raise
+        except OSError as error:
+            raise self.poison(f"the store checkpoint could not be written ({error})") from error
+        _log.warning(
+            "%s: the last store time, %d, is %d s ahead of this machine's clock: store times go back to now, and "
+            "looking for a time there may miss messages; see `messagestore verify`",
+            files.paths.root,
+            last_ms,
+            (last_ms - now_ms) // 1000,
+        )
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        """Number the next message of a queue gets."""
+        key = (topic, queue_id)
+        offset = self.next_offsets.get(key)
+        if offset is None:
+            offset = self.next_offsets[key] = self.checked_queue_end(topic, queue_id)
+        if offset > MAX_QUEUE_OFFSET:
+            text = (
+                f"{topic}/{queue_id}: queue offset {offset}; allowed are at most {MAX_QUEUE_OFFSET}: use another queue"
+            )
+            raise MessageIllegalError(text, field="queue_offset", size=offset, limit=MAX_QUEUE_OFFSET)
+        return offset
+
+    def checked_queue_end(self, topic: str, queue_id: int) -> int:
+        """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
+        queue = self.files.queue(topic, queue_id)
+        self.files.disk.check_folders(queue.files.path(0))
+        if not queue.files.offsets and self.journal.had_queue(topic, queue_id):
+            folder = queue.files.directory
+            if not self.files.disk.is_folder(folder):
+                raise CorruptionError(
+                    folder,
+                    0,
+                    f"the units of {topic}/{queue_id}, which had messages when the store was closed",
+                    "no folder",
+                    hint=f"Remove the folder {os.path.dirname(folder)} and run `messagestore recover`: its queues are "
+                    "made again from the log.",
+                )
+        offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset, crc=False)
+        if queue.end(hint=offset) > offset:
+            queue.truncate(offset)
+        return offset
+
+    def append(
+        self,
+        data: bytearray,
+        topic: str,
+        queue_id: int,
+        tags_code: int,
+        key_hashes: list[int],
+        *,
+        property_crc: bool,
+        flush_disk_type: str,
+        half: bool = False,
+    ) -> Put:
+        """Append one encoded record; it is not dispatched, synced or visible yet.
+
+        `half`: it is PREPARED or ROLLBACK; it gets queue offset 0 and no unit, and its queue does not advance.
+
+        Raises
+        ------
+        StoreFullError
+            Nothing of it is in the log.
+        """
+        self.start_flushing()
+        with self.mutex, self.unbroken("an append was interrupted"):
+            self.check_turn()
+            self.check_usable()
+            self.check_locks(often=True)
+            queue_offset = 0 if half else self.next_queue_offset(topic, queue_id)
+            if self.state.in_flight == NOTHING_IN_FLIGHT or (
+                flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
+            ):
+                self.begin(self.end.physical_offset, flush_disk_type)
+            size, now = len(data), self.now_ms()
+            physical_offset = self.open_space(size)
+            record.stamp_record(
+                data,
+                queue_offset=queue_offset,
+                physical_offset=physical_offset,
+                store_timestamp_ms=now,
+                property_crc=property_crc,
+            )
+            self.write_or_undo(physical_offset, data)
+            put = Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
+            self.pending.append(put)
+            if not half:
+                self.next_offsets[(topic, queue_id)] = queue_offset + 1
+            self.end = LogEnd(physical_offset + size, physical_offset, size, now)
+            return put
+
+    def append_side_by_side(self, chunk: EncodedRecords, topic: str, queue_id: int, flush_disk_type: str) -> PutBatch:
+        """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time.
+
+        The first eight bytes are written last, so a kill leaves all of it or nothing.
+        """
+        self.start_flushing()
+        with self.mutex, self.unbroken("an append was interrupted"):
+            self.check_turn()
+            self.check_usable()
+            self.check_locks(often=True)
+            queue_offset = self.next_queue_offset(topic, queue_id)
+            if self.state.in_flight == NOTHING_IN_FLIGHT or (
+                flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
+            ):
+                self.begin(self.end.physical_offset, flush_disk_type)
+            size, count = int(chunk.starts[-1]), chunk.row_count
+            now = self.now_ms()
+            physical_offset = self.open_space(size)
+            queue_offsets = np.arange(queue_offset, queue_offset + count, dtype=np.int64)
+            physical_offsets = physical_offset + chunk.starts[:-1]
+            record_columns.stamp(
+                chunk.data,
+                chunk.starts[:-1],
+                queue_offsets,
+                physical_offsets,
+                now,
+                chunk.store_timestamp_position,
+                chunk.property_crc,
+            )
+            data = chunk.data.data
+            self.write_or_undo(physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
+            self.write_or_undo(physical_offset, data[:HEAD_SEAL_SIZE])
+            request = DispatchRequest(
+                run_topics=[topic],
+                run_queue_ids=np.array([queue_id], np.int32),
+                run_counts=np.array([count], np.int32),
+                queue_offsets=queue_offsets,
+                physical_offsets=physical_offsets,
+                sizes=np.diff(chunk.starts).astype(np.int32),
+                tags_codes=chunk.tags_codes,
+                store_timestamps_ms=now,
+                key_hashes=chunk.key_hashes,
+                key_counts=chunk.key_counts,
+            )
+            put = PutBatch(physical_offset, size, queue_offset, now, request)
+            self.pending.append(put)
+            self.next_offsets[(topic, queue_id)] = queue_offset + count
+            last = int(chunk.starts[-2])
+            self.end = LogEnd(physical_offset + size, physical_offset + last, size - last, now)
+            return put
+
+    def open_space(self, size: int) -> int:
+        """Where `size` bytes can go: at the end, or behind a BLANK at the start of the next segment."""
+        position = self.end.physical_offset
+        if not self.log.blank_needed(position, size):
+            return position
+        start = position + self.log.left(position)
+        self.log.check_room(start + size)
+        self.write_or_undo(position, self.log.blank(position))
+        return start
+
+    def write_or_undo(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write; when that fails make what was written since the log's end zero again and raise."""
+        try:
+            self.log.write(physical_offset, data)
+        except SyncFailedError as error:
+            raise self.poison(f"{error}") from error
+        except OSError:
+            self.undo(physical_offset + len(data))
+            raise
+
+    def undo(self, end: int) -> None:
+        """Make everything from the log's end to `end` zero; if even that fails, poison."""
+        try:
+            self.log.undo(
+                self.end.physical_offset, max(end, self.end.physical_offset + self.log.left(self.end.physical_offset))
+            )
+        except OSError as error:
+            raise self.poison(f"an append failed and could not be undone ({error})") from error
+
+    def unbroken(self, what: str, *, failures: bool = False) -> _Unbroken:
+        """An interrupt or want of memory in here, and with `failures` any error, poisons: only recovery can tell what
+        was done.
+        """
+        return _Unbroken(self, what, failures)
+
+    # ---- publishing
+
+    def sync_to_end(self) -> None:
+        """Everything up to the log's end is durable when this returns; a failure poisons. Call under the mutex."""
+        self.sync_log(self.end.physical_offset)
+
+    def sync_log(self, end: int, *, segment: int | None = None) -> None:
+        """Sync what was written below `end`; with `segment`, that one segment only.
+
+        One sync at a time: a descriptor reports an error once, so the loser of a race would see success.
+        """
+        with self.sync_mutex:
+            self.check_usable()
+            try:
+                if segment is None:
+                    self.log.sync_plan(self.synced_end, end).run()
+                else:
+                    self.log.sync_segment(segment)
+            except OSError as error:
+                raise self.poison(f"a sync failed ({error})") from error
+        if segment is None:
+            self.synced_end = end
+
+    def group_sync(self) -> int:
+        """Sync everything appended so far for all who wait, without holding up appends; then publish it. The synced
+        end.
+        """
+        self.mutex.acquire()
+        with self.sync_mutex:
+            try:
+                self.check_usable()
+                end = self.end.physical_offset
+                plan = self.log.sync_plan(self.synced_end, end)
+            finally:
+                self.mutex.release()
+            try:
+                plan.run()
+            except OSError as error:
+                self.poison_reason = f"a sync failed ({error})"
+        with self.mutex:
+            if self.poison_reason is not None:
+                raise self.poison(self.poison_reason)
+            self.synced_end = max(self.synced_end, end)
+            self.drain(end)
+        return end
+
+    def drain(self, end: int | None = None) -> None:
+        """Dispatch plain puts that end at or below `end` and make them visible."""
+        with self.mutex:
+            self.check_usable()
+            if not self.pending:
+                return
+            count = len(self.pending)
+            if end is not None and self.pending[-1].physical_offset >= end:
+                count = sum(p.physical_offset < end for p in self.pending)
+            if not count:
+                return
+            puts = self.pending[:count]
+            visible = puts[-1].physical_offset + puts[-1].size
+            with self.unbroken("records are in the log, but could not be published", failures=True):
+                self.pending = self.pending[count:]
+                self.check_locks(often=True)
+                self.check_segments(puts[0].physical_offset, visible)
+                self.dispatch_or_poison(lambda: requests_of(puts), puts[0].physical_offset)
+                self.write_state(visible_end=visible, in_flight=visible)
+            self.maybe_move_clean()
+
+    def check_segments(self, start: int, end: int) -> None:
+        """Poison when a segment that was written is no longer the file at its path."""
+        replaced = self.log.replaced(start, end)
+        if replaced is not None:
+            raise self.poison(
+                f"{replaced} was deleted or replaced while it was written (a broker started on this store?)"
+            )
+
+    def dispatch_or_poison(self, requests: Callable[[], Iterable[DispatchRequest]], physical_offset: int) -> None:
+        """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon.
+
+        Parameters
+        ----------
+        requests : callable
+            Gives the requests, each time from the first one on.
+        physical_offset : int
+            Of the first record.
+        """
+        failures = (OSError, StoreError, QueueFileReplaced, IndexFileReplaced)
+        try:
+            self.dispatcher.dispatch(requests())
+            self.dispatcher.check_files()
+        except SyncFailedError as error:
+            raise self.poison(f"{error}") from error
+        except failures as first_error:
+            try:
+                self.dispatcher.repair(physical_offset)
+                self.dispatcher.dispatch(requests())
+                self.dispatcher.check_files()
+            except failures:
+                reason = f"records are in the log, but their queues could not be written ({first_error})"
+                raise self.poison(reason) from first_error
+
+    def finish(self) -> None:
+        """Publish all that is pending; afterwards nothing is in flight."""
+        with self.mutex:
+            if self.poison_reason is not None:
+                return
+            if self.pending:
+                if self.files.config.flush_disk_type != ASYNC_FLUSH:
+                    self.sync_to_end()  # visible only when durable
+                self.drain()
+            if self.state.in_flight != NOTHING_IN_FLIGHT:
+                self.write_state(in_flight=NOTHING_IN_FLIGHT)
+
+    # ---- clean end
+
+    def maybe_move_clean(self) -> None:
+        """Move the clean end when it is time: an interval, 1 GiB, or a new segment."""
+        clean, visible = self.state.clean_end, self.state.visible_end
+        if clean == visible or self.pending:
+            return
+        due = time.monotonic() - self.clean_moved_s >= self.files.config.clean_interval_s
+        rolled = self.log.segment_of(visible) != self.log.segment_of(clean)
+        if due or rolled or visible - clean >= CLEAN_SIZE:
+            self.move_clean()
+
+    def move_clean(self, *, closing: bool = False) -> None:
+        """C := V. CommitLog, ConsumeQueues and index are synced first, then `state`, then the store checkpoint."""
+        self.check_usable()
+        if self.pending:
+            raise AssertionError("the clean end moves only when everything is published")
+        end = self.end
+        try:
+            self.sync_to_end()
+            self.files.sync_derived()
+            data = self.log.exact(end.last_position, end.last_size) if end.last_size else b""
+            flags = (self.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
+            self.write_state(
+                clean_end=end.physical_offset,
+                anchor_position=end.last_position,
+                anchor_size=end.last_size,
+                anchor_crc=record.crc32(data),
+                flags=flags,
+            )
+            self.files.state_file.sync()
+            self._write_checkpoint(end)
+            self._write_journal(end)
+        except (OSError, QueueFileReplaced, IndexFileReplaced) as error:
+            raise self.poison(f"the clean end could not be made durable ({error})") from error
+        self.log.forget_written(end.physical_offset)
+        self.clean_moved_s = time.monotonic()
+
+    def _write_journal(self, end: LogEnd) -> None:
+        files, journal = self.files, self.journal
+        journal.end = end.physical_offset
+        if files.identity is not None:
+            journal.identity = files.identity.to_fields()
+        if journal.queues is None:
+            files.ever_written.update((t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids)
+        journal.note_queues(files.ever_written)
+        files.ever_written.clear()
+        journal.write(
+            files.disk,
+            files.paths.journal,
+            files.paths.temporary("journal"),
+            old_path=files.paths.journal_1,
+            retention=files.config.journal_retention,
+        )
+
+    def _write_checkpoint(self, end: LogEnd) -> None:
+        files = self.files
+        old = store_checkpoint.read(files.disk, files.paths.checkpoint)
+        index_ms = old.index_timestamp_ms
+        if files.index is not None:  # below the times to come: a broker keeps an index file that ends at this time
+            last_ms = end.last_store_timestamp_ms  # lower than the index's end when times have gone back
+            index_ms = min(files.index.end_timestamp_ms, last_ms, time.time_ns() // 1_000_000 - 1)
+        new = replace(
+            old,
+            physic_timestamp_ms=end.last_store_timestamp_ms,
+            logics_timestamp_ms=end.last_store_timestamp_ms,
+            index_timestamp_ms=index_ms,
+            confirm_physical_offset=end.last_position,
+        )
+        self.journal.checkpoint_crc = record.crc32(new.to_bytes())
+        store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))

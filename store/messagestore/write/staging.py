@@ -1,0 +1,276 @@
+"""How do encoded records get from Spark's tasks to the one writer?
+
+Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
+length and CRC-32. The file has one row per chunk; the columns are those of `EncodedRecords` (FORMAT.md). Nothing is
+synced:
+a replay writes the files again, and what counts is what the writer copies into the log.
+
+The CRC is checked over the whole file before anything of a batch is written; chunks are then read one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from messagestore.errors import ChecksumError, CorruptionError
+from messagestore.files.mapped_file import Disk, File
+from messagestore.files.staging_files import Write, finished, no_write, remove
+from messagestore.format import record
+from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
+from messagestore.format.record_columns import EncodedRecords
+
+FORMAT = "messagestore-staging-1"
+_READ_SIZE = 4 * 1024 * 1024
+_KEPT_SIZE = 4 * 1024 * 1024
+
+SCHEMA = pa.schema(
+    [
+        pa.field("data", pa.large_binary(), nullable=False),
+        pa.field("starts", pa.list_(pa.int64()), nullable=False),
+        pa.field("run_topics", pa.list_(pa.string()), nullable=False),
+        pa.field("run_queue_ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("run_counts", pa.list_(pa.int32()), nullable=False),
+        pa.field("tags_codes", pa.list_(pa.int64()), nullable=False),
+        pa.field("key_hashes", pa.list_(pa.int32()), nullable=False),
+        pa.field("key_counts", pa.list_(pa.int32()), nullable=False),
+        pa.field("store_timestamp_position", pa.int32(), nullable=False),
+        pa.field("property_crc", pa.bool_(), nullable=False),
+        pa.field("row_hash_sum", pa.uint64(), nullable=False),
+    ],
+    metadata={"format": FORMAT},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A finished staging file; plain values only, so it can travel in a commit message.
+
+    Parameters
+    ----------
+    path : str
+    size : int
+        Bytes.
+    crc : int
+        CRC-32 of the whole file.
+    row_count : int
+    """
+
+    path: str
+    size: int
+    crc: int
+    row_count: int
+
+
+class _CrcSink:
+    """What Arrow writes to: appends to a file and keeps the CRC."""
+
+    def __init__(self, disk: Disk, file: File) -> None:
+        self.disk, self.file = disk, file
+        self.size = self.crc = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.disk.pwrite(self.file, view, self.size)
+        self.crc = record.crc32(view, self.crc)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+
+class StagingWriter:
+    """Writes one staging file. A file that is not finished is removed.
+
+    Parameters
+    ----------
+    folder : str
+        `spark/staging` of the store, or another folder that tasks and driver see; made when it is missing.
+    disk : Disk | None
+    write : Write | None
+        What the file is for: it decides who deletes the file when the attempt, or its driver, dies.
+    """
+
+    def __init__(self, folder: str, disk: Disk | None = None, *, write: Write | None = None) -> None:
+        self.disk = disk or Disk()
+        self.disk.mkdir(folder)  # a copy of a store may have come without its empty folders
+        self.path = (write or no_write()).path(folder)
+        self._file = self.disk.open_new(self.path, 0)
+        self._sink = _CrcSink(self.disk, self._file)
+        self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), SCHEMA)
+        self._row_count = 0
+        self._finished = False
+
+    def write(self, chunk: EncodedRecords) -> None:
+        """Append one chunk."""
+        n = len(chunk.starts) - 1
+        arrays: list[pa.Array] = [
+            _one_binary(chunk.data),
+            _one_list(chunk.starts, pa.int64()),
+            _list_of(chunk.run_topics),
+        ]
+        arrays += [_one_list(chunk.run_queue_ids, pa.int32()), _one_list(chunk.run_counts, pa.int32())]
+        arrays += [_one_list(chunk.tags_codes, pa.int64()), _one_list(chunk.key_hashes, pa.int32())]
+        arrays += [_one_list(chunk.key_counts, pa.int32())]
+        arrays += [
+            list_array([chunk.store_timestamp_position], pa.int32()),
+            list_array([chunk.property_crc], pa.bool_()),
+        ]
+        arrays += [list_array([chunk.row_hash_sum], pa.uint64())]
+        self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+        self._row_count += n
+
+    def finish(self) -> StagedFile:
+        """Close the file; it is complete."""
+        self._writer.close()
+        self._file.close()
+        path = finished(self.path)
+        self.disk.rename(self.path, path)
+        self.path = path
+        self._finished = True
+        return StagedFile(self.path, self._sink.size, self._sink.crc, self._row_count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._finished:
+            self._file.close()
+            remove([self.path], self.disk)
+
+
+def _one_binary(data: NDArray[np.uint8]) -> pa.Array:
+    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
+
+
+def _one_list(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    return pa.ListArray.from_arrays(array_of(np.array([0, len(values)], np.int32)), array_of(values).cast(kind))
+
+
+def _list_of(texts: list[str]) -> pa.Array:
+    return list_array([texts], pa.list_(pa.string()))
+
+
+class StagedChunks:
+    """The chunks of several staging files, in the order given (by partition), for `transaction.append_batch`.
+
+    Raises
+    ------
+    ChecksumError
+        When a file is not what its task wrote.
+    """
+
+    def __init__(self, files: Iterable[StagedFile], disk: Disk | None = None) -> None:
+        self.disk = disk or Disk()
+        self._places: list[tuple[str, int]] = []
+        self._open: tuple[str, bool, pa.RecordBatchFileReader] | None = None
+        self._kept: dict[str, pa.RecordBatchFileReader] = {}
+        self._scratch = np.empty(0, np.uint8)
+        room = _KEPT_SIZE
+        for staged in files:
+            data = _checked(self.disk, staged, keep=staged.size <= room)
+            with pa.OSFile(staged.path) if data is None else pa.BufferReader(data) as source:
+                reader = pa.ipc.open_file(source)
+                if (reader.schema.metadata or {}).get(b"format") != FORMAT.encode():
+                    raise CorruptionError(
+                        staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry."
+                    )
+                self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
+            if data is not None:  # small: not read again
+                room -= staged.size
+                self._kept[staged.path] = pa.ipc.open_file(pa.py_buffer(data))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, index: int, *, with_data: bool) -> EncodedRecords:
+        """Chunk `index`; its data may be written to, and are the caller's until the next chunk is read with data."""
+        path, number = self._places[index]
+        row = self._reader(path, with_data).get_batch(number)
+        data = np.empty(0, np.uint8)
+        if with_data:
+            _, offsets, values = row.column("data").buffers()
+            begin, end = np.frombuffer(offsets, np.int64, 2)
+            if len(self._scratch) < end - begin:
+                self._scratch = np.empty(int(end - begin), np.uint8)  # one for all chunks: new memory costs page faults
+            data = self._scratch[: end - begin]
+            data[:] = np.frombuffer(values, np.uint8)[begin:end]  # Arrow's buffer is not ours to stamp
+        return EncodedRecords(
+            data=data,
+            starts=_values(row, "starts"),
+            store_timestamp_position=row.column("store_timestamp_position")[0].as_py(),
+            run_topics=row.column("run_topics")[0].as_py(),
+            run_queue_ids=_values(row, "run_queue_ids"),
+            run_counts=_values(row, "run_counts"),
+            tags_codes=_values(row, "tags_codes"),
+            key_hashes=_values(row, "key_hashes"),
+            key_counts=_values(row, "key_counts"),
+            row_hash_sum=row.column("row_hash_sum")[0].as_py(),
+            property_crc=row.column("property_crc")[0].as_py(),
+        )
+
+    def _reader(self, path: str, with_data: bool) -> pa.RecordBatchFileReader:
+        if path in self._kept:
+            return self._kept[path]
+        if self._open is None or self._open[:2] != (path, with_data):
+            wanted = list(range(len(SCHEMA))) if with_data else list(range(1, len(SCHEMA)))
+            reader = pa.ipc.open_file(pa.OSFile(path), options=pa.ipc.IpcReadOptions(included_fields=wanted))
+            self._open = (path, with_data, reader)
+        return self._open[2]
+
+
+def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:
+    return numpy_of(row.column(name).flatten())
+
+
+def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None:
+    """Read a whole file and compare its CRC; its bytes, if they are to be kept."""
+    hint = "It is not the file its task wrote; the batch is written again on retry."
+    try:
+        file = disk.open(staged.path)
+    except FileNotFoundError:
+        raise CorruptionError(
+            staged.path,
+            0,
+            f"a staging file of {staged.size} bytes",
+            "no file",
+            hint="Tasks and driver must see the same stagingDir.",
+        ) from None
+    crc, size = 0, 0
+    wanted = staged.size + 1  # one more: the file may have grown
+    buffer = memoryview(bytearray(wanted if keep else min(_READ_SIZE, wanted)))
+    while count := disk.pread_into(file, buffer, size):
+        crc = record.crc32(buffer[:count], crc)
+        size += count
+        if keep:
+            break
+    if (size, crc) != (staged.size, staged.crc):
+        expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x}"
+        raise ChecksumError(staged.path, 0, expected, f"{size} bytes with {crc:08x}", hint=hint)
+    return buffer[:size] if keep else None

@@ -1,0 +1,311 @@
+"""How does a whole batch get into the log once, or not at all?
+
+    S                          E
+    | BATCH record | data .... |     the first eight bytes of the BATCH record are written last
+
+Until these eight bytes are there the log ends at S for every reader of the format, so a kill leaves nothing to cut and
+a
+broker that takes over sees nothing. SYNC_FLUSH: one sync of every segment below E before them, one of S's segment
+after:
+the commit point. A BATCH record on the disk then proves that everything below its E is on the disk.
+
+A batch comes as chunks of encoded records; memory is bounded by the chunk, not by the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from messagestore.errors import (
+    StoreFullError,
+    StorePoisonedError,
+    SyncFailedError,
+)
+from messagestore.format import javahash, record, record_columns
+from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
+from messagestore.format.layout import HEAD_SEAL_SIZE
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log import batch_record
+from messagestore.log.batch_journal import PARTIAL, JournalEntry
+from messagestore.log.batch_record import CHUNK_SIZE, known_batch, read_batch
+from messagestore.log.batch_search import is_gone
+from messagestore.log.dispatch import DispatchRequest
+from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
+from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
+from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
+
+__all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
+
+_WRITEBACK_SIZE = 1 << 20
+
+
+class _LogCrc:
+    """CRC-32 of the log in pieces of `CHUNK_SIZE`, fed in order."""
+
+    def __init__(self) -> None:
+        self.crcs: list[int] = []
+        self._crc = 0
+        self._size = 0
+
+    def add(self, data: memoryview) -> None:
+        while len(data):
+            part = data[: CHUNK_SIZE - self._size]
+            self._crc = record.crc32(part, self._crc)
+            self._size += len(part)
+            data = data[len(part) :]
+            if self._size == CHUNK_SIZE:
+                self.finish()
+
+    def add_zeros(self, count: int) -> None:
+        zeros = memoryview(bytes(min(count, CHUNK_SIZE)))
+        while count:
+            self.add(zeros[: min(count, len(zeros))])
+            count -= min(count, len(zeros))
+
+    def finish(self) -> None:
+        if self._size:
+            self.crcs.append(self._crc)
+        self._crc = self._size = 0
+
+
+def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> BatchResult:
+    """Append a batch: it is in the log once and whole when this returns, or not at all when it raises.
+
+    Parameters
+    ----------
+    writer : LogWriter
+        The caller holds the writer lock.
+    source : ChunkSource
+    request : BatchRequest
+
+    Raises
+    ------
+    BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
+        By the rules in `batch_rules`; nothing was written.
+    MessageIllegalError
+        A topic, queue or size that cannot be; nothing was written.
+    StoreFullError
+        Nothing of the batch is in the log.
+    StorePoisonedError
+        A sync failed: whether the batch is there is decided when the store is opened next.
+    """
+    if request.flush_disk_type == ASYNC_FLUSH:
+        writer.start_flushing()
+    with writer.mutex:
+        writer.check_turn()
+        writer.check_usable()
+        writer.check_locks()
+        writer.finish()
+        decision = _check_journal(writer, source, request)
+        known = decision.known
+        if known is not None:
+            if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
+                writer.sync_to_end()  # it was appended in ASYNC_FLUSH, and is acknowledged as synced now
+            return known
+        plan = BatchPlan(writer, source, request, decision.replaces)
+        _check_space(writer, plan)
+        try:
+            head, timestamp_ms = _write(writer, plan, request)
+        except StorePoisonedError:
+            raise
+        except SyncFailedError as error:
+            raise writer.poison(f"{error}") from error
+        except Exception:
+            with writer.unbroken("a batch that failed could not be undone", failures=True):
+                writer.undo(plan.batch.end)
+                writer.write_state(in_flight=NOTHING_IN_FLIGHT)
+            raise
+        except BaseException as error:
+            writer.poison(f"an append was interrupted ({error!r})")
+            raise
+        with writer.unbroken("a batch could not be published", failures=True):
+            _commit(writer, plan, head, request)
+            _publish(writer, plan, timestamp_ms)
+        return BatchResult(
+            APPENDED,
+            plan.batch.physical_offset,
+            plan.batch.end,
+            plan.row_count,
+            plan.batch.end - plan.batch.physical_offset,
+        )
+
+
+def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:
+    """What the rules of `batch_rules` say, once the journal holds nothing that the log has lost."""
+    if request.app_id is None:
+        return Decision()
+    _drop_vanished(writer, request.app_id, request.version)
+    return decide(writer, source, request)
+
+
+def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
+    """An entry counts only if its BATCH record is read back, or lies below the first segment."""
+    journal = writer.journal
+    entry = journal.find(app_id, version)
+    if entry is not None and not batch_is_there(writer, app_id, entry):
+        journal.drop(app_id, version)
+    entry = journal.last(app_id)
+    while entry is not None and not batch_is_there(writer, app_id, entry):
+        journal.drop(app_id, entry.version)
+        entry = journal.last(app_id)
+
+
+def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
+    """Whether the log holds the BATCH record an entry names.
+
+    Raises
+    ------
+    CorruptionError
+        There is none to be read, and nothing proves that there is none.
+    """
+    log, end = writer.log, writer.end.physical_offset
+    if entry.physical_offset < log.min_offset:
+        return True
+    partial = entry.row_count == PARTIAL
+    if entry.physical_offset < end:
+        batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
+        if batch is not None and (batch.app_id, batch.version) == (app_id, entry.version):
+            return batch.store_id in writer.files.known_ids and (batch.end <= end or partial)
+    return not is_gone(log, entry.physical_offset, end)
+
+
+def _check_space(writer: LogWriter, plan: BatchPlan) -> None:
+    needed = plan.batch.end - writer.end.physical_offset + plan.row_count * 64
+    free = writer.files.disk.free(writer.files.paths.root)
+    if free < needed:
+        raise StoreFullError(
+            f"{writer.files.paths.root}: this batch needs about {needed} bytes, {free} are free; nothing of it was "
+            f"written",
+            path=writer.files.paths.root,
+            needed=needed,
+            free=free,
+        )
+
+
+def _write(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> tuple[bytes, int]:
+    """Data, then the BATCH record without its first eight bytes; these, and the store time."""
+    log, batch, log_end = writer.log, plan.batch, writer.end.physical_offset
+    writer.begin(batch.physical_offset, request.flush_disk_type)
+    if batch.physical_offset != log_end:
+        log.write(log_end, log.blank(log_end))
+    timestamp_ms = writer.now_ms()
+    position, crc = batch.physical_offset + plan.size, _LogCrc()
+    chunk_index, chunk = -1, None
+    for piece, queue_offsets in plan.rows():
+        if piece.physical_offset != position:
+            position = _blank(writer, position, crc)
+        if piece.chunk != chunk_index or chunk is None:
+            chunk_index, chunk = piece.chunk, plan.source.read(piece.chunk, with_data=True)
+        rows = slice(piece.first_row, piece.first_row + piece.row_count)
+        begin, end = int(chunk.starts[rows.start]), int(chunk.starts[rows.stop])
+        record_columns.stamp(
+            chunk.data[begin:end],
+            chunk.starts[rows] - begin,
+            queue_offsets[rows],
+            piece.physical_offset + chunk.starts[rows] - begin,
+            timestamp_ms,
+            chunk.store_timestamp_position,
+            chunk.property_crc,
+        )
+        rows_data = chunk.data[begin:end].data
+        crc.add(rows_data)
+        log.write(piece.physical_offset, rows_data)
+        if request.flush_disk_type == SYNC_FLUSH and len(rows_data) >= _WRITEBACK_SIZE:
+            log.start_writeback(
+                piece.physical_offset, len(rows_data)
+            )  # the disk writes while the next rows are stamped
+        position += end - begin
+        size = int(chunk.starts[rows.stop] - chunk.starts[rows.stop - 1])
+        plan.last_record = (position - size, size)
+    if position != batch.end:
+        raise AssertionError(f"planned end {batch.end}, reached {position}")
+    crc.finish()
+    plan.batch = replace(batch, crcs=tuple(crc.crcs))
+    data = batch_record.encode(plan.batch, plan.body_size, writer.files.config, writer.files.store_host, timestamp_ms)
+    if len(data) != plan.size:
+        raise AssertionError(f"planned {plan.size} bytes for the BATCH record, got {len(data)}")
+    log.write(batch.physical_offset + HEAD_SEAL_SIZE, memoryview(data)[HEAD_SEAL_SIZE:])
+    return bytes(data[:HEAD_SEAL_SIZE]), timestamp_ms
+
+
+def _blank(writer: LogWriter, position: int, crc: _LogCrc) -> int:
+    blank = writer.log.blank(position)
+    left = writer.log.left(position)
+    writer.log.write(position, blank)
+    crc.add(memoryview(blank))
+    crc.add_zeros(left - len(blank))
+    return position + left
+
+
+def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchRequest) -> None:
+    """Sync the data, write the eight bytes, sync them."""
+    sync = request.flush_disk_type == SYNC_FLUSH
+    start = plan.batch.physical_offset
+    if sync:
+        writer.sync_log(plan.batch.end)
+    writer.check_locks()
+    try:
+        writer.log.write(start, head)
+    except OSError as error:
+        raise writer.poison(f"the head of a BATCH record could not be written ({error})") from error
+    if sync:
+        writer.sync_log(plan.batch.end, segment=start)
+    writer.check_segments(start, plan.batch.end)
+
+
+def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
+    """Dispatch, then make the batch visible. The batch is in the log: what fails here is finished by the next
+    recovery.
+    """
+    batch = plan.batch
+    writer.dispatch_or_poison(lambda: _requests(plan, timestamp_ms), batch.physical_offset)
+    writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
+    for key, count in plan.counts.items():
+        writer.next_offsets[key] = plan.first_offsets[key] + count
+    writer.next_offsets[(BATCH_TOPIC, 0)] = batch.queue_offset + 1
+    writer.write_state(visible_end=batch.end, in_flight=NOTHING_IN_FLIGHT)
+    writer.journal.add(batch)
+    writer.maybe_move_clean()
+
+
+def _requests(plan: BatchPlan, timestamp_ms: int) -> Iterator[DispatchRequest]:
+    batch = plan.batch
+    one = np.ones(1, np.int32)
+    yield DispatchRequest(
+        run_topics=[BATCH_TOPIC],
+        run_queue_ids=np.zeros(1, np.int32),
+        run_counts=one,
+        queue_offsets=np.array([batch.queue_offset], np.int64),
+        physical_offsets=np.array([batch.physical_offset], np.int64),
+        sizes=np.array([plan.size], np.int32),
+        tags_codes=np.zeros(1, np.int64),
+        store_timestamps_ms=timestamp_ms,
+        key_hashes=np.array([javahash.index_hash(BATCH_TOPIC, batch.app_id)], np.int32),
+        key_counts=one,
+    )
+    chunk_index, chunk = -1, None
+    for piece, queue_offsets in plan.rows():
+        if piece.chunk != chunk_index or chunk is None:
+            chunk_index, chunk = piece.chunk, plan.source.read(piece.chunk, with_data=False)
+            key_ends = np.cumsum(chunk.key_counts)
+        rows = slice(piece.first_row, piece.first_row + piece.row_count)
+        run_ends = np.cumsum(chunk.run_counts)
+        counts = np.clip(np.minimum(run_ends, rows.stop) - np.maximum(run_ends - chunk.run_counts, rows.start), 0, None)
+        runs = np.flatnonzero(counts)
+        first_key = int(key_ends[rows.start - 1]) if rows.start else 0
+        last_key = int(key_ends[rows.stop - 1])
+        yield DispatchRequest(
+            run_topics=[chunk.run_topics[i] for i in runs],
+            run_queue_ids=chunk.run_queue_ids[runs],
+            run_counts=counts[runs].astype(np.int32),
+            queue_offsets=queue_offsets[rows],
+            physical_offsets=piece.physical_offset + chunk.starts[rows] - chunk.starts[rows.start],
+            sizes=np.diff(chunk.starts[rows.start : rows.stop + 1]).astype(np.int32),
+            tags_codes=chunk.tags_codes[rows],
+            store_timestamps_ms=timestamp_ms,
+            key_hashes=chunk.key_hashes[first_key:last_key],
+            key_counts=chunk.key_counts[rows],
+        )
