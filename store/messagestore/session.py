@@ -405,9 +405,14 @@ class AttachedStore:
 class _Ending:
     """How a process ends that does not end as a Python program does: it detaches, and then ends as it would have.
 
-    Spark's daemon ends a worker by `os._exit` when the job is over, and by a signal when it idles. The handler of the
-    signal only notes it, and wakes the threads that watch the stores: the thread it interrupts may hold any lock. They
-    detach where no append is at work. A process that appends ends soon in any case: the next writer recovers.
+    A worker of Spark's daemon ends by `os._exit` when the JVM closes its socket: after it idled for a minute, when the
+    application ends, or when the JVM is gone. In the last two cases the daemon also sends SIGHUP to its process group,
+    a millisecond later, and it resets a worker's signal handlers before each task. So a worker that has a store leaves
+    the group: it sees the end of its socket in any case.
+
+    A worker without a daemon gets SIGTERM. The handler of a signal only notes it, and wakes the threads that watch the
+    stores: the thread it interrupts may hold any lock. They detach where no append is at work. A process that appends
+    ends soon in any case: the next writer recovers.
     """
 
     def __init__(self) -> None:
@@ -417,10 +422,14 @@ class _Ending:
         self._installed = False
 
     def install(self) -> None:
-        """Take over `os._exit`, and SIGTERM and SIGHUP unless somebody else has done so. In the main thread only."""
+        """Take over `os._exit`, SIGTERM and SIGHUP unless somebody else has taken them, and leave the daemon's process
+        group. In the main thread only.
+        """
         if self._installed or threading.current_thread() is not threading.main_thread():
             return
         self._installed = True
+        if os.getpgrp() == os.getppid():  # a daemon's group, which the daemon ends as a whole
+            os.setpgid(0, 0)
         self._exit, os._exit = os._exit, self._detach_and_exit  # type: ignore[assignment]
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:

@@ -47,6 +47,7 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
 from processes import starting_broker
+from pyspark_commits import Daemon
 
 WRITERS, BROKERS = 3, 8
 _ROWS = 6
@@ -55,6 +56,7 @@ FORBIDDING = (
     "storeType=defaultRocksDB", "rocksdbCQDoubleWriteEnable=true", "forceVerifyPropCRC=true",
     "storePathCommitLog=/nowhere/commitlog",
 )  # fmt: skip
+DAEMON_ENDS = ("application_ends", "jvm_is_killed", "idles")
 _SIZES = SMALL.replace(mapped_file_size_commit_log=64 * 1024, lock_timeout="30s", attach_timeout="150ms")
 
 
@@ -292,6 +294,28 @@ def ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
         if (root / "abort").exists():
             verdict.misread.append(f"a worker that ended by {name} left the store open")
         counts.cases["workers of Spark that were ended"] += 1
+    for name in DAEMON_ENDS:
+        _end_of_daemon(root.with_name(f"{root.name}-{name}"), name, verdict)
+        counts.cases["workers of Spark that were ended"] += 1
+    return verdict
+
+
+def _end_of_daemon(root: Path, name: str, verdict: Verdict) -> None:
+    """A worker of Spark's own daemon, just after its last commit."""
+    with Daemon() as daemon:
+        for _ in range(2):
+            daemon.commit(root)
+        getattr(daemon, name)()
+        if (root / "abort").exists():
+            verdict.misread.append(f"a worker of Spark's daemon left the store open: {name}")
+    note_faults(verdict, checker.check(checker.read_tree(root)), f"a worker of Spark's daemon: {name}")
+
+
+def daemon_ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """The ends of Spark's own daemon alone."""
+    verdict = Verdict()
+    for name in DAEMON_ENDS:
+        _end_of_daemon(root / name, name, verdict)
     return verdict
 
 
