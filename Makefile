@@ -94,11 +94,11 @@ maven: java
 
 crash: setup xfs
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2
-	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m crash $(ARGS)
+	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash $(ARGS)
 
 crash-deep: setup xfs
 	@$(MAKE) --no-print-directory java || echo '==> no Java: the cells of a real Spark are left out' >&2
-	PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m crash --deep $(SECONDS) --seed $(SEED) $(ARGS)
+	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash --deep $(SECONDS) --seed $(SEED) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -47,7 +47,7 @@ def why_not() -> str | None:
 
 def environment() -> dict[str, str]:
     """For this process and for children: Spark's workers are this Python, and find the tests' own modules."""
-    paths = [str(HERE), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(ROOT / "faults"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     home = {"SPARK_HOME": str(HOME)} if HOME.exists() else {}
     return {
         **home,

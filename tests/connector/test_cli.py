@@ -461,7 +461,7 @@ def committing(root: Path, count: int, then: str) -> subprocess.Popen[str]:
         "        append_batch(writer, Chunks([chunk]), BatchRequest(app_id='app', version=version))\n"
         f"print('done', flush=True)\n{then}"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True, env=environment)
 
 

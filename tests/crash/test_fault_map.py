@@ -12,7 +12,8 @@ import pytest
 from crash import runner
 
 TESTS = Path(__file__).resolve().parent.parent
-MAP = TESTS / "crash" / "README.md"
+FAULTS = TESTS.parent / "faults"
+MAP = FAULTS / "README.md"
 ROW_COUNTS = {"C": 22, "D": 20, "E": 22, "L": 18, "S": 24, "H": 18}
 SEQUENCES = [*map(str, range(1, 26)), *(f"N{number}" for number in range(1, 16))]
 ALSO = {
@@ -21,7 +22,7 @@ ALSO = {
     "power": ["kills"],
     "fuzz": ["flips", "strangers", "clocks"],
     "concurrency": ["brokers"],
-    "mutants": [path.stem for path in (TESTS / "crash").glob("mutants_*.py")],
+    "mutants": [path.stem for path in (FAULTS / "crash").glob("mutants_*.py")],
 }
 """Modules beside its own that a mode of `make crash` takes its cases from."""
 
@@ -45,8 +46,8 @@ def names_in(path: Path) -> frozenset[str]:
 def text_of(mode: str) -> str:
     """The code of a mode: kinds, workloads and places are literals in it."""
     package, _, module = {each.name: each.module for each in runner.MODES}[mode].partition(".")
-    paths = (TESTS / package).glob("*.py") if not module else [TESTS / package / f"{module}.py"]
-    more = [TESTS / "crash" / f"{name}.py" for name in ALSO.get(mode, [])]
+    paths = (FAULTS / package).glob("*.py") if not module else [FAULTS / package / f"{module}.py"]
+    more = [FAULTS / "crash" / f"{name}.py" for name in ALSO.get(mode, [])]
     return "\n".join(path.read_text(encoding="utf-8") for path in [*paths, *more])
 
 

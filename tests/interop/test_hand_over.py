@@ -22,7 +22,6 @@ from messagestore.message_store import ReadOnlyStore
 from messagestore.verify.verify import verify
 from small import SMALL, columns
 
-TESTS = Path(__file__).resolve().parent.parent
 ROUNDS = 10
 STORES = 8
 KILL_ROUNDS = 6
@@ -137,7 +136,7 @@ def test_ten_rounds(java: Driver, root: Path) -> None:
 
 WRITER = """
 import sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {path!r}
 from pathlib import Path
 from interop.test_hand_over import write_until_killed
 write_until_killed(Path({root!r}), {seed}, {number}, {version})
@@ -180,7 +179,7 @@ class Killed:
 
 def kill_ours(root: Path, rng: Random, number: int, version: int) -> Killed:
     """Start a writer of ours, kill it at a random moment; what it had been told is done."""
-    code = WRITER.format(tests=str(TESTS), root=str(root), seed=rng.getrandbits(30), number=number, version=version)
+    code = WRITER.format(path=sys.path, root=str(root), seed=rng.getrandbits(30), number=number, version=version)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()) == ["open"]

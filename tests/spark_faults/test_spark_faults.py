@@ -90,6 +90,6 @@ def takes_a_regression(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_found(planted, monkeypatch: pytest.MonkeyPatch) -> None:
     """The histories are not blind; what is found is told with the actions that it takes."""
     planted(monkeypatch)
-    command = r"again: cd tests && ../.venv/bin/python -m spark_faults --only \d+ --actions (\d(,\d)*)?\n"
+    command = r"again: PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --only \d+ --actions (\d(,\d)*)?\n"
     with pytest.raises(AssertionError, match=command):
         runner.histories(60, seed=1)

@@ -523,7 +523,7 @@ def test_a_writer_that_is_refused_creates_nothing(tmp_path: Path, form: str) -> 
 
 WORKER = """
 import os, signal, sys, time
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {path!r}
 from pathlib import Path
 from messagestore.session import attached_store, detach_at_the_end
 from store.test_attached_store import append
@@ -534,11 +534,10 @@ assert os.path.exists({root!r} + "/abort")
 {end}
 time.sleep(60)
 """
-TESTS = str(Path(__file__).resolve().parents[1])
 
 
 def worker_that_ends(root: Path, end: str, before: str = "") -> int:
-    code = WORKER.format(tests=TESTS, root=str(root), before=before, end=end)
+    code = WORKER.format(path=sys.path, root=str(root), before=before, end=end)
     return subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode
 
 

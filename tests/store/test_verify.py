@@ -233,7 +233,7 @@ def test_a_killed_writer_leaves_a_whole_store(tmp_path: Path) -> None:
         "store = MessageStore.open(sys.argv[1], SMALL)\n"
         "while True: print(store.put_message(Message('t', b'x' * 100, keys=['k'])).physical_offset, flush=True)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     writer = subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True, env=environment)
     assert writer.stdout is not None
     acknowledged = [int(writer.stdout.readline()) for _ in range(60)]

@@ -97,4 +97,6 @@ def _job(master: str, folder: Path, cells: list[str]) -> subprocess.CompletedPro
 def _report(cell: str, done: subprocess.CompletedProcess[str]) -> str:
     errors = [line for line in done.stderr.splitlines() if "Error" in line and "WARN" not in line]
     last = "\n".join(errors[-12:]) or done.stderr[-3000:]
-    return f"cell {cell} went wrong\nagain: cd tests && ../.venv/bin/python -m spark_faults --cell {cell}\n{last}"
+    return (
+        f"cell {cell} went wrong\nagain: PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --cell {cell}\n{last}"
+    )

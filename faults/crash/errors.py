@@ -253,7 +253,7 @@ def _few_descriptors(folder: Path) -> Verdict:
     """`ulimit -n 64`: a batch for 40 queues, and reading them."""
     verdict = Verdict()
     code = f"from crash.errors import write_many_queues; write_many_queues({str(folder / 'ulimit')!r})"
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=path, capture_output=True, text=True, check=False, timeout=300
     )

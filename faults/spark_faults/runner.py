@@ -65,7 +65,8 @@ def one(parent: Path, number: int, tally: Counter[str], only: Sequence[int] | No
     actions = f" --actions {','.join(map(str, only))}" if only is not None else ""
     raise AssertionError(
         f"{type(error).__name__}: {error}\n"
-        f"again: cd tests && ../.venv/bin/python -m spark_faults --only {number}{actions}\n" + "\n".join(history.story)
+        f"again: PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --only {number}{actions}\n"
+        + "\n".join(history.story)
     ) from error
 
 

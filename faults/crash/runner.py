@@ -30,7 +30,8 @@ from pathlib import Path
 
 from crash.counts import Counts, again
 
-_TESTS = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
+_MODULES = os.pathsep.join(str(_ROOT / name) for name in ("faults", "tests"))
 _JOB_LIMIT_S = 1800.0
 
 
@@ -80,11 +81,11 @@ class Job:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(_TESTS), "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "0"}
+        environment = {**os.environ, "PYTHONPATH": _MODULES, "PYTHONFAULTHANDLER": "1", "PYTHONHASHSEED": "0"}
         command = [sys.executable, "-m", "crash", *self.arguments, "--json", str(self.output)]
         self.started_s = time.monotonic()
         with self.output.with_suffix(".log").open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=_TESTS.parent, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=log, stderr=log)
 
     def result(self) -> Counts:
         """What it found; a job that did not end as it should is a failure."""

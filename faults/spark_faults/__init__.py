@@ -1,10 +1,10 @@
 """Spark is killed, whatever and when: histories of a fake Spark, and kills of the real one.
 
-`run` is a mode of `make crash`. By hand, in the folder `tests`:
+`run` is a mode of `make crash`. By hand:
 
-    ../.venv/bin/python -m spark_faults --seconds 60 --seed 1
-    ../.venv/bin/python -m spark_faults --only 12345             one history again
-    ../.venv/bin/python -m spark_faults --cell write-half:zombie one cell again; also `quick` and `all`
+    PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --seconds 60 --seed 1
+    PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --only 12345             one history again
+    PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --cell write-half:zombie one cell again; also `quick` and `all`
 """
 
 from __future__ import annotations
