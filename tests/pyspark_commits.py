@@ -27,7 +27,7 @@ def main(infile: IO[bytes], outfile: IO[bytes]) -> None:
     from crash.harness import encoded
     from messagestore import BatchRequest
     from messagestore.spi import append_batch
-    from messagestore.transaction import Chunks
+    from messagestore.write.transaction import Chunks
     from pyspark_messagestore.sink import _attached
     from small import SMALL
 

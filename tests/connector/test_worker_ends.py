@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from messagestore.mapped_file import Disk
-from messagestore.state import StateFile
-from messagestore.verify import verify
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import StateFile
+from messagestore.verify.verify import verify
 from pyspark_commits import Daemon
 
 

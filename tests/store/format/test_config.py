@@ -12,7 +12,7 @@ import pytest
 from messagestore.errors import ConfigError
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig, duration_s, java_key, settings
 
-SHIPPED = Path(__file__).resolve().parents[2] / "conf" / "store.properties"
+SHIPPED = Path(__file__).resolve().parents[3] / "conf" / "store.properties"
 
 
 def test_the_defaults_are_rocketmqs():
