@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+ROOT = Path(__file__).resolve().parent.parent
 SECRET = "secret"
 STAYS = "WORKER_STAYS_IN_ITS_GROUP"
 """The name of an environment variable: a bug that is planted in the worker."""
@@ -50,7 +51,7 @@ class Daemon:
     def __init__(self) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).resolve().parent),
+            "PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("faults", "tests")),
             "PYTHON_WORKER_FACTORY_SECRET": SECRET,
             "SPARK_REUSE_WORKER": "1",
         }
