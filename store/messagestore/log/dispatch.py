@@ -156,10 +156,12 @@ class Dispatcher:
         runs = QueueRuns(self.files, log.min_offset, units=False)
         for run in whole_scan(log, log.min_offset, end):
             runs.take(request_of(run), wanted)
-        for topic, queue_id in sorted(runs.remade):
+        begun = {key for key in runs.next_offsets if key[0] in wanted.topics}
+        for topic, queue_id in sorted(runs.remade | begun):
             queue = self.files.queue(topic, queue_id)
-            queue.truncate(0)
-            self.files.mark_written(topic, queue_id, queue)
+            if self.files.disk.is_folder(queue.files.directory):
+                queue.truncate(0)
+                self.files.mark_written(topic, queue_id, queue)
         self.rebuild(runs, end, wanted)
         return set(runs.next_offsets)
 

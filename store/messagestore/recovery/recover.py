@@ -170,6 +170,10 @@ class _Recovery:
         self._save_torn(walk)
         self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
         self._make_durable(walk)
+        if {topic for topic, _ in walk.queues.next_offsets}.intersection(self.without_folder):
+            # The repair makes a folder for the queues that have new records, and their siblings are lost with no trace:
+            # killed before they are made again, the next recovery makes all queues again.
+            self._begin_rebuild(queues=True, index=False)
         self._repair_derived(walk)
         self._rebuild_named(walk.end.physical_offset)
         journal = self._journal_of(walk)
@@ -657,7 +661,7 @@ class _Recovery:
         files = self.files
         there = files.queue_names()
         known = {*files.topics.names, BATCH_TOPIC}
-        topics = [topic for topic in self.without_folder if topic not in there]
+        topics = [topic for topic in self.without_folder if topic not in there]  # the others were made by the repair
         of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
         lost = {(t, q) for t, q in of_batches if t in known and q not in there.get(t, ())}
         if not (lost or topics) or not end:
@@ -673,8 +677,7 @@ class _Recovery:
         only the log can tell: up to `LOOKED_THROUGH_SIZE` it is searched, and where it is longer the topics are named.
         """
         files = self.files
-        there = files.queue_names()
-        topics = [topic for topic in self.without_folder if topic not in there and put_topic_fault(topic) is None]
+        topics = [topic for topic in self.without_folder if put_topic_fault(topic) is None]
         if not topics or not end or self.all_queues:
             return
         if end - self.log.min_offset > LOOKED_THROUGH_SIZE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from crash.harness import die
+from crash.simdisk import KillDisk, Killed
 from messagestore import (
     BatchRequest,
     CorruptionError,
@@ -18,6 +21,7 @@ from messagestore import (
     MessageStore,
     NotAStoreError,
     StoreConfig,
+    StorePoisonedError,
 )
 from messagestore.files.mapped_file import Disk
 from messagestore.log.batch_journal import BatchJournal
@@ -370,6 +374,32 @@ def test_a_queue_without_a_folder(tmp_path: Path, how: str, what: str) -> None:
         shutil.rmtree(root / "consumequeue" / "t")
     notes = check_known(root)
     assert any("rebuilt from the log" in note for note in notes)
+
+
+def test_a_queue_beside_a_new_record_is_not_lost_with_journal_and_topic(tmp_path: Path) -> None:
+    """Recovery made the topic's folder for a queue with a new record, and so took the topic's other queues for deleted."""
+    root = store_with(tmp_path / "s")
+    with MessageStore.open(root, ONE_SEGMENT) as store:
+        before = {queue_id: read_all(store, "t", queue_id) for queue_id in store.topics()["t"]}
+    left_by_a_kill(root, topic="t")
+    before[0].append(b"last")
+    shutil.rmtree(root / "consumequeue" / "t")
+    (root / "spark" / "journal").unlink()
+    copy, at = tmp_path / "copy", 0
+    while True:
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(root, copy)
+        disk = KillDisk(at)
+        with contextlib.suppress(Killed, StorePoisonedError):
+            MessageStore.open(copy, ONE_SEGMENT, disk=disk)
+        die(copy)
+        with MessageStore.open(copy, ONE_SEGMENT) as store:
+            assert {queue_id: read_all(store, "t", queue_id) for queue_id in store.topics()["t"]} == before, at
+            assert append(store, 2) == "known"
+        if not disk.dead:
+            break
+        at += 1
+    assert at > 30
 
 
 def test_a_topic_that_a_broker_deleted_stays_deleted(tmp_path: Path) -> None:
