@@ -527,6 +527,7 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 from messagestore.session import attached_store, detach_at_the_end
 from store.test_attached_store import append
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, and so inherited, where the tests run below `nohup`
 {before}
 detach_at_the_end()
 append(Path({root!r}), "app", 0)
