@@ -111,6 +111,7 @@ typecheck: setup
 # Without Java the store's figures are still taken.
 bench: setup
 	$(BIN)/python -m benchmarks store $(ARGS)
+	$(BIN)/python -m benchmarks queues $(ARGS)
 	@if $(MAKE) --no-print-directory java; then \
 	  $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS); \
 	else echo '==> no Java: the figures of sink and source are left out' >&2; fi

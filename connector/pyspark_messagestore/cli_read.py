@@ -20,21 +20,54 @@ _TOPICS_POLL_S = 1.0
 
 
 def records(store: ReadOnlyStore, start: int | None) -> Iterator[tuple[bytes, MessageExt]]:
-    """Head and message of each record from a physical offset on, in log order, as far as a reader may see."""
+    """Head and message of each record from a physical offset on, in log order, as far as a reader may see; a gap that
+    retention makes meanwhile is told.
+    """
     log, end = store.view.files.commit_log, store.view.refresh().end
     position = log.min_offset if start is None else start
-    if start is not None and (end is None or start < end) and log.head(start) is None and not _is_blank(log, start):
+    if start is not None and (end is None or start < end) and not store.view.healed(lambda: _begins(log, start)):
         raise ConfigError(
             f"--from: at {start} no record begins, or it is damaged; the log has {log.min_offset} to "
             f"{end if end is not None else log.files.max_offset}",
             key="--from",
             value=start,
         )
-    for run in log.scan(position, end):
-        for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
-            message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
-            yield run.data[at : at + size].tobytes(), message
-    _check_end(store, log, end)
+    while end is None or position < end:
+        try:
+            for run in log.scan(position, end):
+                for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
+                    message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
+                    yield run.data[at : at + size].tobytes(), message
+                position = run.end
+        except FileNotFoundError as error:
+            position = _behind_deleted(store, log, position, error)
+            continue
+        _check_end(store, log, end)
+        return
+
+
+def _begins(log: CommitLog, position: int) -> bool:
+    """Whether a record begins there, or a BLANK."""
+    return log.head(position) is not None or _is_blank(log, position)
+
+
+def _behind_deleted(store: ReadOnlyStore, log: CommitLog, position: int, error: FileNotFoundError) -> int:
+    """Where to go on when the segment at a position was deleted (retention): at the first one that is there.
+
+    Raises
+    ------
+    CorruptionError
+        There are segments before it: somebody else has deleted it.
+    """
+    store.view.refresh()
+    first = log.min_offset
+    if first <= position:
+        raise CorruptionError(str(error.filename), 0, "this file", "none") from error
+    out.note(
+        f"{first - position} bytes of the log from {position} on are gone: their segments were deleted (retention); "
+        f"going on at {first}"
+    )
+    return first
 
 
 def _check_end(store: ReadOnlyStore, log: CommitLog, end: int | None) -> None:

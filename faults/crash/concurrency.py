@@ -7,6 +7,7 @@ surprises   streams read while a store is restored, renamed, remade, killed and 
 races       two writers open a store at the same moment: one wins, the other changes no byte
 brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a writer
             does when a broker comes, or when it is refused (`crash.brokers`)
+dumps       `messagestore dump` while retention deletes segments (`crash.dumps`)
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from crash import brokers, checker
+from crash import brokers, checker, dumps
 from crash.counts import Counts, again
 from crash.harness import (
     SMALL,
@@ -54,7 +55,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
         "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races, "surprises": _surprises,
         "brokers": brokers.starts, "ways": brokers.ways, "stalls": brokers.stalls, "refusals": brokers.refusals,
-        "ends": brokers.ends,
+        "ends": brokers.ends, "dumps": dumps.dumps,
     }  # fmt: skip
     with scratch_folder() as folder:
         for turn in range(part[0], 1 << 30, part[1]):

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 from unittest import mock
 
-from crash import brokers
-from crash.planting import Mutant, many
+from crash import brokers, dumps
+from crash.planting import Mutant, many, patched
 from pyspark_commits import STAYS
+from pyspark_messagestore import cli_read
+
+
+def stops_at_a_gap(_: Any) -> Any:
+    """A segment that is gone ends the command."""
+
+    def raised(_store: Any, _log: Any, _position: int, error: FileNotFoundError) -> int:
+        raise error
+
+    return raised
+
+
+def tells_no_gap(_: Any) -> Any:
+    """What retention took is passed over without a word."""
+
+    def silent(store: Any, log: Any, _position: int, _error: FileNotFoundError) -> int:
+        store.view.refresh()
+        first: int = log.min_offset
+        return first
+
+    return silent
+
 
 MUTANTS = (
+    Mutant(
+        "dump ends where retention took a segment",
+        patched(cli_read, "_behind_deleted", stops_at_a_gap),
+        "concurrency: dumps",
+        many(dumps.dumps),
+    ),
+    Mutant(
+        "dump passes over a segment that retention took",
+        patched(cli_read, "_behind_deleted", tells_no_gap),
+        "concurrency: dumps",
+        many(dumps.dumps),
+    ),
     Mutant(
         "a worker stays in the process group that Spark's daemon ends",
         lambda: mock.patch.dict(os.environ, {STAYS: "1"}),

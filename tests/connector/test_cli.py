@@ -393,6 +393,42 @@ def test_dump_stops_at_damage(root: Path) -> None:
     assert f"offset {place}: expected BODYCRC" in result.stderr
 
 
+def deleted_at_the_first_line(monkeypatch: pytest.MonkeyPatch, segments: list[Path]) -> None:
+    """Segments go, as retention takes them, as soon as a command has shown its first line."""
+    show = cli_output.line
+
+    def shown(text: str) -> None:
+        show(text)
+        for segment in segments:
+            segment.unlink(missing_ok=True)
+
+    monkeypatch.setattr(cli_output, "line", shown)
+
+
+def test_dump_says_what_retention_took_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on at the first segment that is left, as the other commands that read do."""
+    root = filled(tmp_path / "store", 300)
+    places = [message["physicalOffset"] for message in objects(run("dump", root, "--json"))]
+    deleted_at_the_first_line(monkeypatch, sorted((root / "commitlog").iterdir())[:2])
+    result = run("dump", root)
+    shown = [int(text.split()[0]) for text in lines(result)]
+    assert shown == [place for place in places if place < 16384 or place >= 32768]
+    before = max(place for place in places if place < 16384)
+    gone = 32768 - (before + int(lines(result)[shown.index(before)].split()[1]))
+    assert f"{gone} bytes of the log from {32768 - gone} on are gone: their segments were deleted" in result.stderr
+    assert "going on at 32768" in result.stderr
+
+
+def test_dump_names_a_segment_that_is_gone_from_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention takes the first ones: this is damage."""
+    root = filled(tmp_path / "store", 300)
+    segment = sorted((root / "commitlog").iterdir())[1]
+    deleted_at_the_first_line(monkeypatch, [segment])
+    result = run("dump", root, code=1)
+    assert f"{segment}" in result.stderr
+    assert "expected this file" in result.stderr
+
+
 def flip(path: Path, position: int) -> None:
     with open(path, "r+b") as file:
         file.seek(position)

@@ -84,9 +84,9 @@ def verify(
         except NotAStoreError as error:
             report.find(error.path, 0, "a plain file", str(error))
             return report
-        except FileNotFoundError:  # retention, or a topic that was deleted, took a file while it was read
+        except FileNotFoundError as error:  # retention, or a topic that was deleted, took a file while it was read
             if not left:
-                raise
+                report.find(str(error.filename), 0, "this file", f"none: it was deleted in each of {_TRIES} checks")
         finally:
             if files is not None:
                 files.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 
 from crash.imitate import Broker
 from messagestore import BatchRequest, Message, MessageStore, NotAStoreError, StoreConfig
-from messagestore.files.mapped_file import Disk
+from messagestore.files.mapped_file import Disk, File
 from messagestore.files.mapped_file_queue import file_name
 from messagestore.files.state import State, StateFile
 from messagestore.format import record_scan
@@ -340,6 +341,22 @@ def test_retention_takes_the_first_segment(tmp_path: Path) -> None:
     assert report.start == SMALL.mapped_file_size_commit_log
 
 
+def test_a_file_that_is_deleted_again_and_again_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody deletes a file of each look at the folders: the check ends with a finding that names the last one."""
+    root = filled(tmp_path / "store", 300)
+    read = Disk.pread_into
+
+    def gone(disk: Disk, file: File, view: memoryview, position: int) -> int:
+        if file.path.startswith(str(root / "commitlog")):
+            raise FileNotFoundError(2, "No such file or directory", file.path)
+        return read(disk, file, view, position)
+
+    monkeypatch.setattr(Disk, "pread_into", gone)
+    (found,) = verify(root, SMALL).findings
+    assert found.path.startswith(str(root / "commitlog"))
+    assert "it was deleted in each of 5 checks" in found.found
+
+
 # ---- faults in the log
 
 
@@ -653,6 +670,31 @@ def test_a_damaged_slot_is_named(tmp_path: Path) -> None:
     report = checked(root)
     assert {finding.path for finding in report.findings} == {str(index_path(root))}
     assert all(finding.found == "one that is passed over" for finding in report.findings)
+
+
+def test_a_flipped_bit_in_the_index_hides_keys_and_is_named(tmp_path: Path) -> None:
+    """The index has no checksum: a key may not be found then, and `verify` says why. Nothing else is shown for it."""
+    count, chance = 12, random.Random(20)
+    root = filled(tmp_path / "store", count, ONE_SEGMENT)
+    whole = index_path(root).read_bytes()
+
+    def found() -> list[list[int]]:
+        with MessageStore.open_read_only(root, SMALL) as store:
+            return [[m.physical_offset for m in store.query_message("t", f"k{i}")] for i in range(count)]
+
+    right = found()
+    assert all(right)
+    used = INDEX_HEADER.size + SMALL.max_hash_slot_num * INDEX_SLOT_SIZE + (1 + count) * INDEX_ENTRY.size
+    hidden = 0
+    for bit in chance.sample(range(8 * used), 120):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        index_path(root).write_bytes(data)
+        now = found()
+        assert all(some in ([], all_of_it) for some, all_of_it in zip(now, right, strict=True)), bit
+        hidden += now != right
+        assert now == right or not verify(root, SMALL).ok, bit
+    assert hidden
 
 
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
