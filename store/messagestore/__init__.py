@@ -1,10 +1,16 @@
-"""A RocketMQ-format message store for Python: durable, replayable, and the same files a Java broker uses.
+"""A message store in Apache RocketMQ's file format, for Python. No broker has to run.
 
-from messagestore import Message, MessageStore
+`MessageStore` writes and reads a store, `ReadOnlyStore` only reads one, `Message` is what is put, and `StoreConfig`
+holds the settings. Every error is a `StoreError`. The names in `__all__` are the public interface; everything else may
+change.
 
-with MessageStore.open("/data/store") as store:
-    store.put_message(Message("flights", b"...", keys=["N14228"], tags="UA"))
-    print(store.get_message("flights", 0, queue_offset=0).messages)
+Examples
+--------
+>>> from messagestore import Message, MessageStore
+>>> with MessageStore.open("store") as store:
+...     result = store.put_message(Message("flights", b"EWR to IAH", queue_id=0, keys=["N14228"], tags="UA"))
+...     store.get_message("flights", 0, queue_offset=0).messages[0].body
+b'EWR to IAH'
 """
 
 from messagestore.errors import (

@@ -1,11 +1,14 @@
-"""Which error tells whom to act?
+"""Exceptions, grouped by who must act.
 
-Every error of the store is a `StoreError`; the second base says what kind of Python error it is. The first group is for
-the caller (a bad setting, message or offset), the second for the operator (who holds the store, what to run), the third
-for whoever looks after the disk (bytes that are not what they were). An `OSError` of the operating system passes
-through with a note that names the file.
+Every exception of the store is a `StoreError`. Its second base class is the built-in exception that fits best, so that
+`except ValueError` and `except OSError` work as usual.
 
-Every message says what was found, what is allowed, and what to do next.
+1. The caller must act: a setting, a message or an offset is wrong.
+2. The operator must act: another process holds the store, a sync failed, or batches are missing.
+3. Somebody must look at the disk: stored bytes have changed or are gone.
+
+Every message says what was found, what is allowed, and what to do next. An `OSError` that the operating system raises
+passes through unchanged, with a note that names the file.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from collections.abc import Iterable
 
 
 class StoreError(Exception):
-    """Root of the store's errors; never raised itself."""
+    """The base class of all exceptions of the store. It is never raised itself."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Python's own way calls the class with the message alone: an error from a worker process would not arrive.
+        # By default Python calls the class with the message alone, which fails for our keyword arguments: an exception
+        # from a worker process would not arrive.
         return _restored, (type(self), self.args, getattr(self, "errno", None)), self.__dict__
 
 
@@ -33,14 +37,14 @@ def _restored(kind: type[StoreError], args: tuple[object, ...], errno: int | Non
 
 
 class ConfigError(StoreError, ValueError):
-    """A setting is unknown or has a value that is not allowed.
+    """A setting is unknown, or its value is not allowed.
 
     Attributes
     ----------
     key : str
-        The setting, as the user wrote it.
+        The name of the setting, as the caller spelled it.
     value : object
-        What was given.
+        The value that was given.
     """
 
     def __init__(self, message: str, *, key: str, value: object = None) -> None:
@@ -50,16 +54,28 @@ class ConfigError(StoreError, ValueError):
 
 
 class MessageIllegalError(StoreError, ValueError):
-    """A message cannot be stored as it is; nothing of its batch was written.
+    """A message cannot be stored as it is. Neither it nor any other message of its batch was written.
 
     Attributes
     ----------
     field : str
-        Which part of the message ("topic", "body", "properties", ...).
+        The part of the message that is wrong ("topic", "body", "properties", ...).
     size, limit : int | None
-        What was found and what is allowed, in bytes, where the fault is a size.
+        The size that was found and the largest one allowed, in bytes; None if the fault is not a size.
     row : int | None
-        Index of the row in the batch the caller gave, from 0.
+        The index of the message in the caller's batch, from 0; None for a single message.
+    reason : str
+        The error message without the row.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageIllegalError, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     try:
+    ...         store.put_message(Message("no blanks, please", b""))
+    ...     except MessageIllegalError as error:
+    ...         print(error.field, "|", error)
+    topic | topic: found 'no blanks, please'; allowed are the characters % | a-z A-Z 0-9 _ -
     """
 
     def __init__(
@@ -74,7 +90,17 @@ class MessageIllegalError(StoreError, ValueError):
 
 
 class OffsetOutOfRangeError(StoreError, IndexError):
-    """A queue does not hold the offset that was asked for."""
+    """A queue does not hold the requested offset, usually because retention has deleted the message.
+
+    Attributes
+    ----------
+    topic : str
+    queue_id : int
+    queue_offset : int
+        The offset that was requested.
+    min, max : int
+        The queue's first offset, and one past its last offset.
+    """
 
     def __init__(self, message: str, *, topic: str, queue_id: int, queue_offset: int, min: int, max: int) -> None:
         super().__init__(message)
@@ -86,7 +112,15 @@ class OffsetOutOfRangeError(StoreError, IndexError):
 
 
 class UnknownTopicError(StoreError, LookupError):
-    """The store has no such topic; `topics` lists those it has."""
+    """The store has no topic of this name.
+
+    Attributes
+    ----------
+    topic : str
+        The name that was requested.
+    topics : list of str
+        The topics that the store has, in alphabetical order.
+    """
 
     def __init__(self, topic: str, topics: Iterable[str]) -> None:
         self.topic = topic
@@ -97,14 +131,20 @@ class UnknownTopicError(StoreError, LookupError):
 
 
 class StoreClosedError(StoreError, RuntimeError):
-    """The store object was closed; open it again."""
+    """The store object is closed. Open the store again to use it."""
 
 
 # ---- the operator must act
 
 
 class NotAStoreError(StoreError, ValueError):
-    """The path is no message store, or one this project must not write to."""
+    """The path does not hold a message store, or it holds one that this project must not write to.
+
+    Attributes
+    ----------
+    path : str
+        The folder, or the file that does not fit.
+    """
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -119,7 +159,7 @@ class StoreLockedError(StoreError, RuntimeError):
     path : str
         The lock file.
     holder : str
-        Who holds it, in words ("a RocketMQ broker, pid 4711").
+        The process that holds the lock, in words ("a RocketMQ broker, pid 4711").
     """
 
     def __init__(self, message: str, *, path: str, holder: str) -> None:
@@ -129,7 +169,13 @@ class StoreLockedError(StoreError, RuntimeError):
 
 
 class StorePermissionError(StoreError, PermissionError):
-    """A file or folder of the store may not be used by this user; the message says whose it is and what to run."""
+    """The user may not use a file or folder of the store. The message names its owner and the command to run.
+
+    Attributes
+    ----------
+    path : str
+        The file or folder.
+    """
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -137,7 +183,15 @@ class StorePermissionError(StoreError, PermissionError):
 
 
 class StoreFullError(StoreError, OSError):
-    """The disk has no room for what was to be written; nothing of it is in the log."""
+    """The disk does not have enough room. Nothing of the append is in the log, and the store can still be used.
+
+    Attributes
+    ----------
+    path : str
+        The file or folder that was written to.
+    needed, free : int
+        The bytes that the append needs, and the bytes that the file system has left.
+    """
 
     def __init__(self, message: str, *, path: str, needed: int, free: int) -> None:
         super().__init__(message)
@@ -147,7 +201,13 @@ class StoreFullError(StoreError, OSError):
 
 
 class SyncFailedError(StoreError, OSError):
-    """A sync failed: what was written before it may not be on the disk, and a second sync would not tell."""
+    """A sync failed. What was written before it may not be on the disk, and a second sync would not report that.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    """
 
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
@@ -155,19 +215,28 @@ class SyncFailedError(StoreError, OSError):
 
 
 class StorePoisonedError(StoreError, RuntimeError):
-    """A sync failed, or a file vanished under the writer: nothing more is written until the store is reopened."""
+    """The writer has stopped, because a sync failed or a file disappeared. Reopen the store: recovery checks it."""
 
 
 class StoreWentBackwardsError(StoreError, RuntimeError):
-    """The log no longer holds what a reader has already read: it was cut, restored or made again."""
+    """The log no longer holds messages that this reader has already read: it was cut, restored or created anew."""
 
 
 class NotRecoveredError(StoreError, RuntimeError):
-    """No writer has recovered the store since the machine was started, and it holds more than a reader can prove."""
+    """The machine has been restarted, no writer has recovered the store yet, and it holds messages that a reader cannot
+    prove to be durable. Raised only with `failOnUnproven=true`; otherwise this is a warning.
+    """
 
 
 class BatchConflictError(StoreError, RuntimeError):
-    """A batch that the store already holds came again with other rows, or for another topic."""
+    """A batch that the store already holds was sent again with other rows, or for another topic.
+
+    Attributes
+    ----------
+    app_id : str
+    version : int
+        The version of the batch within its app.
+    """
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)
@@ -176,11 +245,18 @@ class BatchConflictError(StoreError, RuntimeError):
 
 
 class QueryConflictError(BatchConflictError):
-    """A batch of another query than the one whose batches the store holds under this app id."""
+    """A batch comes from another query than the one that wrote the earlier batches of this app id."""
 
 
 class VersionRegressionError(StoreError, RuntimeError):
-    """A batch version that is not known and not above the last one of its app."""
+    """A batch has a version below the last one of its app, and the store does not know it.
+
+    Attributes
+    ----------
+    app_id : str
+    version : int
+        The version that was refused.
+    """
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)
@@ -189,7 +265,14 @@ class VersionRegressionError(StoreError, RuntimeError):
 
 
 class LostBatchesError(StoreError, RuntimeError):
-    """Batches below this version are missing from the log: some, or all of them."""
+    """Some or all of the app's batches below this version are missing from the log.
+
+    Attributes
+    ----------
+    app_id : str
+    version : int
+        The version of the batch that was refused.
+    """
 
     def __init__(self, message: str, *, app_id: str, version: int) -> None:
         super().__init__(message)
@@ -201,16 +284,16 @@ class LostBatchesError(StoreError, RuntimeError):
 
 
 class CorruptionError(StoreError):
-    """Bytes that were stored are not there any more, or not as they were. Never cut, never skipped.
+    """Stored bytes are gone or have changed. The store neither cuts them off nor skips them.
 
     Attributes
     ----------
     path : str
         The file.
     physical_offset : int
-        Where, in bytes from the log's origin (for other files: the position in the file).
+        The place of the damage: bytes from the log's origin, or the position within any other file.
     expected, found : str
-        What should be there and what is.
+        What should be there, and what is there instead.
     """
 
     def __init__(self, path: str, physical_offset: int, expected: str, found: str, *, hint: str = "") -> None:
@@ -225,12 +308,12 @@ class CorruptionError(StoreError):
 
 
 class TornRecordError(CorruptionError):
-    """A record that was not written whole (a crash): recovery may cut it, at the end of the log only."""
+    """A record is incomplete because of a crash. Recovery may cut it off, but only at the end of the log."""
 
 
 class ChecksumError(CorruptionError):
-    """A CRC does not match (the disk): never cut silently."""
+    """A CRC does not match the bytes. Recovery never cuts such a record off silently."""
 
 
 class MagicError(CorruptionError):
-    """No record begins where one must."""
+    """No record begins at a place where one must begin."""

@@ -1,12 +1,17 @@
-"""How do I put messages into a store and get them out again, without Spark?
+"""The library's public classes: `MessageStore` writes and reads a store, `ReadOnlyStore` only reads it.
 
-    with MessageStore.open("/data/store") as store:
-        store.put_message(Message("flights", b"...", keys=["N14228"], tags="UA"))
-        store.get_message("flights", 0, queue_offset=10)
-    with MessageStore.open_read_only("/data/store") as view:
-        view.get_message("flights", 0, 0)
+Examples
+--------
+>>> from messagestore import Message, MessageStore
+>>> with MessageStore.open("store") as store:
+...     result = store.put_message(Message("flights", b"EWR to IAH", queue_id=0, keys=["N14228"], tags="UA"))
+...     result.status.name, result.queue_offset
+('PUT_OK', 0)
+>>> with MessageStore.open_read_only("store") as store:
+...     [message.body for message in store.get_message("flights", 0, queue_offset=0).messages]
+[b'EWR to IAH']
 
-This module is a facade: it checks arguments and passes on.
+The classes check their arguments and pass the work on: appending is in `write`, reading in `read`.
 """
 
 from __future__ import annotations
@@ -59,31 +64,76 @@ _ENCODERS = 2
 
 @dataclass(frozen=True, slots=True)
 class MessageBatch:
-    """Messages for one topic and queue that go into the log side by side (RocketMQ MessageExtBatch).
+    """Messages for one topic and queue that are appended side by side (RocketMQ's MessageExtBatch).
 
-    At most `maxMessageSize` bytes of records; larger batches, and batches for several queues, go through
+    Give it to `MessageStore.put_messages`. The records of a batch together have at most `maxMessageSize` bytes (4 MiB
+    by default). For larger batches, and for batches that go to several topics or queues, use
     `MessageStore.append_batch`.
+
+    Parameters
+    ----------
+    columns : MessageColumns
+        The messages as columns. The columns are kept, not copied.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageBatch, MessageStore
+    >>> batch = MessageBatch.from_messages([Message("delays", b"UA1545"), Message("delays", b"UA1714")])
+    >>> with MessageStore.open("store") as store:
+    ...     result = store.put_messages(batch)
+    ...     result.queue_id, result.queue_offset, result.message_count
+    (0, 0, 2)
     """
 
     columns: MessageColumns
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch | pa.Table, *, topic: str, queue_id: int = 0) -> MessageBatch:
-        """From columns named as the sink's: body, tags, keys, properties, flag, born_timestamp_ms."""
-        return cls(MessageColumns.from_arrow(batch, topic=topic, queue_id=queue_id))
+        """Make a batch from Arrow columns.
 
-    @classmethod
-    def from_messages(cls, messages: Sequence[Message]) -> MessageBatch:
-        """From messages that all name the same topic and queue (None: queue 0).
-
-        As in RocketMQ, what says how a message travels is the batch's, not each message's: `born_host`, `sys_flag`,
-        `reconsume_times`, `wait_store_msg_ok` and `prepared_transaction_offset` must be those of a new message. So a
-        batch has no transaction.
+        Parameters
+        ----------
+        batch : pa.RecordBatch | pa.Table
+            Columns `body` (binary or string, required), `tags`, `keys`, `properties`, `flag`, `born_timestamp_ms`, as
+            in `MessageColumns.from_arrow`. The buffers are kept, not copied.
+        topic : str
+            The topic of all rows.
+        queue_id : int
+            The queue of all rows.
 
         Raises
         ------
         MessageIllegalError
-            There is no message, or one of them cannot be stored so; `row` says which.
+            A column is unknown, is missing, or has a type that cannot be stored.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from messagestore import MessageBatch
+        >>> rows = pa.record_batch({"body": [b"UA1545", b"UA1714"], "tags": ["UA", "UA"]})
+        >>> MessageBatch.from_arrow(rows, topic="delays", queue_id=3).columns.row_count
+        2
+        """
+        return cls(MessageColumns.from_arrow(batch, topic=topic, queue_id=queue_id))
+
+    @classmethod
+    def from_messages(cls, messages: Sequence[Message]) -> MessageBatch:
+        """Make a batch from messages that all name the same topic and the same queue.
+
+        As in RocketMQ, some fields belong to the batch and not to each message: `born_host`, `sys_flag`,
+        `reconsume_times`, `wait_store_msg_ok` and `prepared_transaction_offset` must have their default values. A batch
+        therefore cannot be part of a transaction.
+
+        Parameters
+        ----------
+        messages : sequence of Message
+            At least one. If `queue_id` is None, the messages go to queue 0. Messages without `born_timestamp_ms` get
+            the time of this call.
+
+        Raises
+        ------
+        MessageIllegalError
+            There is no message, or one of them cannot be stored in this batch; `row` is its index.
         """
         if not messages:
             raise MessageIllegalError("batch: found no message; give at least one", field="batch")
@@ -130,14 +180,44 @@ def _check_of_batch(message: Message, first: Message, row: int) -> None:
 
 
 class ReadOnlyStore:
-    """A store that is only read; it may be live, ours or a Java broker's. Made by `MessageStore.open_read_only`."""
+    """A store that is open for reading only. `MessageStore.open_read_only` creates it.
+
+    The store may be in use, by a writer of this project in any process or by a Java broker. Reading takes no lock,
+    never waits for a writer, and writes nothing. Each call sees what is visible at that moment; of a batch it sees
+    every message or none. Within a queue, messages come in the order of their queue offsets, each once.
+
+    Use one object from one thread at a time. Several threads need an object each. What a call returns belongs to the
+    caller and stays valid after `close`.
+
+    Raises
+    ------
+    StoreClosedError
+        By every method, after `close`.
+    CorruptionError
+        By every method that reads messages, if stored bytes are damaged. The error names the file and the offset.
+    StoreWentBackwardsError, NotAStoreError
+        By every method that reads messages, if the store was cut, or if another folder took its place.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     for carrier in ("UA", "AA", "B6"):
+    ...         _ = store.put_message(Message("flights", carrier.encode(), queue_id=0, tags=carrier))
+    >>> with MessageStore.open_read_only("store") as store:
+    ...     print(store.topics()["flights"], store.min_offset("flights", 0), store.max_offset("flights", 0))
+    ...     for batch in store.read("flights", 0, start=1, columns=["queue_offset", "tags"]):
+    ...         print(batch.to_pylist())
+    [0] 0 3
+    [{'queue_offset': 1, 'tags': 'AA'}, {'queue_offset': 2, 'tags': 'B6'}]
+    """
 
     def __init__(self, view: StoreView) -> None:
         self._view: StoreView | None = view
 
     @property
     def view(self) -> StoreView:
-        """What is visible.
+        """The internal reader. It is no part of the stable interface.
 
         Raises
         ------
@@ -149,25 +229,74 @@ class ReadOnlyStore:
 
     @property
     def store_id(self) -> str:
-        """The store's id; empty for a store this project never wrote."""
+        """The id of the store, in hex; empty if this project has never written to it."""
         return self.view.store_id
 
     def topics(self) -> dict[str, list[int]]:
-        """Topic -> queue ids."""
+        """The topics of the store, and the ids of the queues that each topic has on disk, in ascending order."""
         return self.view.topics()
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Number the next message of a queue gets, as far as is visible."""
+        """One past the queue offset of the last visible message: the offset that the next message will get.
+
+        A topic or queue that does not exist has the maximum offset 0.
+
+        Raises
+        ------
+        MessageIllegalError
+            The topic cannot be the name of a folder, or the queue id is below 0.
+        """
         self.view.refresh()
         return self.view.max_offset(topic, queue_id)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Number of the first message of a queue that is still there."""
+        """The queue offset of the first message that retention has not deleted; equal to `max_offset` if none is left.
+
+        Raises
+        ------
+        MessageIllegalError
+            The topic cannot be the name of a folder, or the queue id is below 0.
+        """
         self.view.refresh()
         return self.view.min_offset(topic, queue_id)
 
     def get_message(self, topic: str, queue_id: int, queue_offset: int, max_count: int = 32) -> GetMessageResult:
-        """Messages from `queue_offset` on, with RocketMQ's status; bodies are as stored."""
+        """Read messages of a queue, from `queue_offset` on, in order.
+
+        Parameters
+        ----------
+        topic : str
+        queue_id : int
+        queue_offset : int
+            The queue offset of the first message to read, from 0.
+        max_count : int
+            The largest number of messages to return; values below 1 count as 1.
+
+        Returns
+        -------
+        GetMessageResult
+            RocketMQ's status, the messages, and the offset to continue with. An offset that the queue does not hold is
+            a status, not an error. Bodies are as stored: a body that a RocketMQ client compressed stays compressed.
+
+        Raises
+        ------
+        MessageIllegalError
+            The topic cannot be the name of a folder, or the queue id is below 0.
+        CorruptionError
+            A message is damaged.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.put_message(Message("flights", b"EWR to IAH", queue_id=0))
+        ...     found = store.get_message("flights", 0, queue_offset=0)
+        ...     ahead = store.get_message("flights", 0, queue_offset=found.next_begin_offset)
+        >>> found.status.name, found.messages[0].body, found.next_begin_offset
+        ('FOUND', b'EWR to IAH', 1)
+        >>> ahead.status.name, ahead.messages
+        ('OFFSET_OVERFLOW_ONE', [])
+        """
         return query.get_message(self.view, topic, queue_id, queue_offset, max_count)
 
     def get_batch(
@@ -178,25 +307,125 @@ class ReadOnlyStore:
         max_count: int = CHUNK_ROWS,
         columns: Sequence[str] = ("topic", "queue_id", "queue_offset", "body"),
     ) -> pa.RecordBatch | None:
-        """As `get_message`, to Arrow; None where nothing is found."""
+        """Read messages of a queue into one Arrow record batch.
+
+        Parameters
+        ----------
+        topic : str
+        queue_id : int
+        queue_offset : int
+            The queue offset of the first message to read, from 0.
+        max_count : int
+            The largest number of rows. A batch ends earlier at the end of the queue, at 16 384 rows, or at 16 MiB of
+            records; it has at least one row.
+        columns : sequence of str
+            The columns to decode, in this order: topic, queue_id, queue_offset, body, tags, keys, properties,
+            born_timestamp_ms, store_timestamp_ms, message_id, unique_key, offset_message_id, physical_offset, size,
+            flag, sys_flag, body_crc, reconsume_times, born_host, store_host, prepared_transaction_offset,
+            system_properties.
+
+        Returns
+        -------
+        pa.RecordBatch | None
+            Rows in the order of their queue offsets, in memory of their own; None if the queue does not hold
+            `queue_offset` (the status of `get_message` says why).
+
+        Raises
+        ------
+        CorruptionError
+            A message is damaged.
+        OffsetOutOfRangeError
+            Retention deleted the message while it was being read.
+        """
         return query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
 
     def query_message(
-        self, topic: str, key: str, max_count: int | None = None, begin_ms: int = 0, end_ms: int = 1 << 62
+        self, topic: str, key: str, max_count: int | None = None, begin_ms: int = 0, end_ms: int | None = None
     ) -> list[MessageExt]:
-        """The newest messages with a key, oldest first; at most `max_count`, without it `maxMsgsNumBatch`."""
-        return query.query_message(self.view, topic, key, max_count, begin_ms, end_ms)
+        """Find messages by key.
+
+        The index answers most of the query. The parts of the log that it does not cover are read from end to end, so a
+        store without an index gives the same answer, slowly.
+
+        Parameters
+        ----------
+        topic : str
+        key : str
+            One of the message's keys, or its unique key.
+        max_count : int | None
+            The largest number of messages to return; None: the setting `maxMsgsNumBatch` (64).
+        begin_ms, end_ms : int
+            Only messages that were stored within these times, both included, in milliseconds since 1970. An `end_ms` of
+            None sets no upper limit.
+
+        Returns
+        -------
+        list of MessageExt
+            The newest matches, in the order of the log: the oldest of them first.
+
+        Raises
+        ------
+        UnknownTopicError
+            The store has no such topic.
+        ConfigError
+            `max_count` is below 1.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     for gate in (b"B12", b"C3"):
+        ...         _ = store.put_message(Message("gates", gate, keys=["UA1545"]))
+        ...     [message.body for message in store.query_message("gates", key="UA1545")]
+        [b'B12', b'C3']
+        """
+        return query.query_message(
+            self.view, topic, key, max_count, begin_ms, query.NO_END_MS if end_ms is None else end_ms
+        )
 
     def look_message_by_offset(self, physical_offset: int) -> MessageExt | None:
-        """The message whose record begins at a physical offset."""
+        """The message whose record begins at a physical offset, in bytes from the log's origin.
+
+        Returns
+        -------
+        MessageExt | None
+            None if no visible record begins there.
+        """
         return query.look_message_by_offset(self.view, physical_offset)
 
     def look_message_by_id(self, message_id: str) -> MessageExt | None:
-        """The message with an offset message id."""
+        """The message with an offset message id, as `PutMessageResult.message_id` gives it.
+
+        Returns
+        -------
+        MessageExt | None
+            None if no visible record begins at the offset that the id names.
+
+        Raises
+        ------
+        MessageIllegalError
+            The text is no offset message id: 32 hex characters, or 56 with an IPv6 address.
+        """
         return query.look_message_by_offset(self.view, parse_offset_message_id(message_id)[1])
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: str = query.LOWER) -> int:
-        """Queue offset for a store time (RocketMQ getOffsetInQueueByTime)."""
+        """Find a queue offset by store time (RocketMQ's getOffsetInQueueByTime).
+
+        Parameters
+        ----------
+        topic : str
+        queue_id : int
+        timestamp_ms : int
+            Milliseconds since 1970.
+        boundary : str
+            "lower": the first message that was stored at this time or later; the queue's maximum offset if there is
+            none. "upper": the last message that was stored at this time or earlier; the queue's minimum offset if there
+            is none.
+
+        Notes
+        -----
+        The search is binary. Where store times go back, because a clock was far ahead, it may find an earlier message.
+        """
         return query.queue_offset_by_time(self.view, topic, queue_id, timestamp_ms, boundary)
 
     def read(
@@ -207,12 +436,39 @@ class ReadOnlyStore:
         end: int | None = None,
         columns: Sequence[str] = ("queue_offset", "body"),
     ) -> Iterator[pa.RecordBatch]:
-        """Messages `start..end` of a queue as record batches; without `end` all that is visible now."""
+        """Read a range of a queue as Arrow record batches, in order, each message once.
+
+        A thread reads ahead, so memory use is a few batches of at most 16 384 rows and 16 MiB of records (a larger
+        record makes a batch of its own).
+
+        Parameters
+        ----------
+        topic : str
+        queue_id : int
+        start : int
+            The queue offset of the first message.
+        end : int | None
+            One past the last message; None, or a number beyond it: the end that is visible when iteration begins.
+        columns : sequence of str
+            The columns to decode, as in `get_batch`.
+
+        Yields
+        ------
+        pa.RecordBatch
+            In memory of its own.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            Retention has deleted the next message. All messages before it were given; `min` is the first one left.
+        CorruptionError
+            A message is damaged.
+        """
         high = self.max_offset(topic, queue_id)
         yield from self.view.read(topic, queue_id, start, high if end is None else min(end, high), columns)
 
     def close(self) -> None:
-        """Let go of all files; a second time does nothing."""
+        """Close all files. A second call does nothing."""
         if self._view is not None:
             self._view.close()
             self._view = None
@@ -227,9 +483,42 @@ class ReadOnlyStore:
 
 
 class MessageStore(ReadOnlyStore):
-    """A session: the one writer of a store until it is closed, and a reader that sees what it wrote.
+    """A store that is open for writing and reading. `MessageStore.open` creates it.
 
-    Threads: puts from any number of threads; in SYNC_FLUSH they share syncs.
+    The object is a session: until it is closed, no other process can write to the store. A second writer waits for
+    `lockTimeout` and then raises `StoreLockedError`, which names this process. Readers are never blocked. The session's
+    own reads see everything that it has put.
+
+    Any number of threads may put messages; with SYNC_FLUSH, puts that wait at the same time share one sync. A put gets
+    the next offset of its queue, so offsets have no gaps. Reads follow the rules of `ReadOnlyStore`: one thread at a
+    time.
+
+    The store copies what it is given: a message or batch may be changed as soon as a put returns.
+
+    Attributes
+    ----------
+    report : RecoveryReport | None
+        What recovery found and did when this process opened the store.
+
+    Raises
+    ------
+    StoreClosedError
+        By every method, after `close`.
+    StoreLockedError
+        By every put, after a Java broker was started on the store. What was acknowledged before is on the disk.
+    StorePoisonedError
+        By every put, after a sync failed. Reopen the store; recovery checks what is there.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     for number in range(3):
+    ...         result = store.put_message(Message("delays", b"UA%d" % number, queue_id=0, keys=["N14228"], tags="UA"))
+    ...     print(result.status.name, result.queue_offset)
+    ...     print([message.body for message in store.query_message("delays", key="N14228")])
+    PUT_OK 2
+    [b'UA0', b'UA1', b'UA2']
     """
 
     def __init__(self, root: str | os.PathLike[str], config: StoreConfig, disk: Disk | None = None) -> None:
@@ -246,7 +535,20 @@ class MessageStore(ReadOnlyStore):
     def open(
         cls, root: str | os.PathLike[str], config: StoreConfig | None = None, *, disk: Disk | None = None
     ) -> MessageStore:
-        """Open for writing; a missing or empty folder becomes a store.
+        """Open a store for writing and reading. A missing or empty folder becomes a new store.
+
+        If the last writer did not close the store, this call recovers it first: it checks the log above the last clean
+        end, cuts off what a crash left unfinished, and repairs queues and index. `report` says what was done.
+
+        Parameters
+        ----------
+        root : path
+            The store's root folder.
+        config : StoreConfig | None
+            The settings; None: the defaults. File sizes and index slots count only while the store has no files; after
+            that, those of the store count.
+        disk : Disk | None
+            For tests: the object through which all system calls on files go.
 
         Raises
         ------
@@ -254,8 +556,12 @@ class MessageStore(ReadOnlyStore):
             A broker, or another writer, holds the store.
         NotAStoreError
             The folder holds something else.
+        ConfigError
+            A setting does not allow writing to this store.
         CorruptionError
-            What was stored is damaged; nothing was changed.
+            Stored bytes are damaged. Nothing was changed.
+        StorePermissionError
+            This user may not use a file of the store.
         """
         return cls(root, config or StoreConfig(), disk)
 
@@ -263,12 +569,31 @@ class MessageStore(ReadOnlyStore):
     def open_read_only(
         root: str | os.PathLike[str], config: StoreConfig | None = None, *, disk: Disk | None = None
     ) -> ReadOnlyStore:
-        """Open for reading; works beside any writer, ours or a Java broker. Nothing is ever written."""
+        """Open a store for reading. No lock is taken, nothing is written, and any writer or broker may be at work.
+
+        Parameters
+        ----------
+        root : path
+            The store's root folder.
+        config : StoreConfig | None
+            The settings; None: the defaults. Only `max_hash_slot_num`, `max_index_num`, `max_msgs_num_batch`,
+            `proven_tail_size` and `fail_on_unproven` matter to a reader.
+        disk : Disk | None
+            For tests.
+
+        Raises
+        ------
+        NotAStoreError
+            The folder is missing or holds no store, or its queues are in RocksDB.
+        NotRecoveredError
+            With `fail_on_unproven`: the machine was restarted, and the store must be recovered before all of it can be
+            read.
+        """
         return ReadOnlyStore(StoreView(root, config, disk))
 
     @property
     def writer(self) -> LogWriter:
-        """The session's writer.
+        """The internal writer. It is no part of the stable interface.
 
         Raises
         ------
@@ -280,7 +605,7 @@ class MessageStore(ReadOnlyStore):
 
     @property
     def view(self) -> StoreView:
-        """What is visible; everything put before is published first."""
+        """The internal reader, which sees everything that was put. It is no part of the stable interface."""
         writer = self.writer
         if writer.pending and self._attached.config.flush_disk_type == ASYNC_FLUSH:
             writer.drain()
@@ -291,7 +616,36 @@ class MessageStore(ReadOnlyStore):
     # ---- topics
 
     def create_topic(self, topic: str, queue_nums: int = DEFAULT_QUEUE_NUMS) -> TopicConfig:
-        """Make a topic in `config/topics.json`; one that exists is returned as it is."""
+        """Create a topic in `config/topics.json`.
+
+        Putting a message to a topic that does not exist also creates it, with 8 queues.
+
+        Parameters
+        ----------
+        topic : str
+            1 to 127 characters of `%|a-zA-Z0-9_-`.
+        queue_nums : int
+            The number of queues for reading and for writing, 1 to 65 536.
+
+        Returns
+        -------
+        TopicConfig
+            The topic's settings. A topic that exists already is returned unchanged, whatever `queue_nums` says.
+
+        Raises
+        ------
+        MessageIllegalError
+            The name is not legal, or is reserved for a broker.
+        ConfigError
+            `queue_nums` is not allowed.
+
+        Examples
+        --------
+        >>> from messagestore import MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     store.create_topic("flights", queue_nums=4).write_queue_nums
+        4
+        """
         check_topic(topic)
         with self.writer.mutex:
             topics = self.writer.files.topics
@@ -306,14 +660,39 @@ class MessageStore(ReadOnlyStore):
     def put_message(self, message: Message) -> PutMessageResult:
         """Append one message.
 
-        In SYNC_FLUSH it is durable and visible when this returns (`FLUSH_DISK_TIMEOUT`: stored, the sync is late). In
-        ASYNC_FLUSH it is visible within a moment and durable within `flushIntervalCommitLog` or so.
+        With SYNC_FLUSH the message is on the disk and visible to readers when this call returns. With ASYNC_FLUSH it is
+        visible to other processes a moment later, and on the disk after about `flushIntervalCommitLog` milliseconds.
+
+        Parameters
+        ----------
+        message : Message
+            If its `queue_id` is None, the hash of the first key chooses the queue; messages without keys go to the
+            queues in turn. A topic that does not exist is created with 8 queues.
+
+        Returns
+        -------
+        PutMessageResult
+            Where the message is. The status `FLUSH_DISK_TIMEOUT` means: it is stored, but its sync takes longer than
+            `syncFlushTimeout` milliseconds.
 
         Raises
         ------
         MessageIllegalError
-            The message cannot be stored; nothing was written.
-        StoreFullError, StorePoisonedError
+            The message cannot be stored. Nothing was written.
+        StoreFullError
+            The disk is full. Nothing was written, and the store can still be used.
+        StorePoisonedError
+            A sync failed, now or earlier.
+        StoreLockedError
+            A broker has been started on this store.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     result = store.put_message(Message("flights", b"JFK to MIA", queue_id=2, tags="AA"))
+        ...     result.is_ok, result.queue_id, result.queue_offset
+        (True, 2, 0)
         """
         writer = self.writer
         config = writer.files.config
@@ -329,7 +708,7 @@ class MessageStore(ReadOnlyStore):
         )
         self._check_fits(len(data))
         if known is None:
-            self.create_topic(topic)  # not before: a message that is refused makes no topic
+            self.create_topic(topic)  # only now: a message that is refused must not create a topic
         rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
         put = writer.append(
             data,
@@ -355,12 +734,28 @@ class MessageStore(ReadOnlyStore):
         )
 
     def put_messages(self, batch: MessageBatch) -> PutMessageResult:
-        """Append a batch for one topic and queue: side by side in one segment, with one store time.
+        """Append messages for one topic and queue, side by side in one segment and with one store time.
+
+        If the process is killed, all messages of the batch are in the log, or none. A power cut before this call
+        returns may leave the first messages without the others, as in RocketMQ; `append_batch` prevents that, too.
+        Durability and visibility are those of `put_message`.
+
+        Parameters
+        ----------
+        batch : MessageBatch
+
+        Returns
+        -------
+        PutMessageResult
+            `physical_offset`, `queue_offset` and `queue_id` are those of the first message; `message_id` joins the ids
+            of all messages with commas.
 
         Raises
         ------
         MessageIllegalError
-            A message cannot be stored, or the batch is larger than `maxMessageSize`; nothing was written.
+            A message cannot be stored, or the records have more than `maxMessageSize` bytes. Nothing was written.
+        StoreFullError, StorePoisonedError, StoreLockedError
+            As for `put_message`.
         """
         writer, config = self.writer, self.writer.files.config
         if not batch.columns.row_count:
@@ -400,22 +795,31 @@ class MessageStore(ReadOnlyStore):
         )
 
     def start_batches(self, app_id: str, version: int) -> BatchResult:
-        """Say once that an app goes on with a version; the versions below it are not in this store and never will be.
+        """Let an app continue with a version, although the versions below it are not in this store.
 
-        It appends an empty BATCH record, so it holds as long as the log does.
+        Use it for a sink that is added to a running query, or after batches were lost for good. It appends an empty
+        BATCH record, so it is remembered as long as the log is.
 
         Parameters
         ----------
         app_id : str
         version : int
-            The next version, above those that are in the store; at least 1: version 0 needs no start.
+            The version of the app's next batch: at least 1, and above those that are in the store. An app that begins
+            with version 0 needs no start.
 
         Raises
         ------
         ConfigError
             The version is 0 or less.
         VersionRegressionError
-            The app has a batch of this version or a later one.
+            The store holds a batch of the app with this version or a later one.
+
+        Examples
+        --------
+        >>> from messagestore import MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     store.start_batches("audit", 17).status
+        'appended'
         """
         if version < 1:
             raise ConfigError(
@@ -429,19 +833,49 @@ class MessageStore(ReadOnlyStore):
     def append_batch(
         self, columns: MessageColumns | Iterable[MessageColumns], request: BatchRequest | None = None
     ) -> BatchResult:
-        """Append messages for any topics and queues as one batch: it is in the log once and whole, or not at all.
+        """Append messages for any topics and queues as one batch, which is in the log completely or not at all.
+
+        This holds whatever is killed and when. Readers see the whole batch from the moment at which this call returns,
+        and no part of it before. Within a queue, the messages keep the order of the rows.
 
         Parameters
         ----------
-        columns : MessageColumns or several
-            Queue ids must be given.
+        columns : MessageColumns or iterable of MessageColumns
+            The messages, with their queue ids. All parts are held in memory, encoded, until the batch is appended.
         request : BatchRequest | None
-            With `app_id` and `version` the batch is exactly-once: given again, it is recognised.
+            An `app_id` and a `version` make the batch exactly-once: if it is appended a second time, the store
+            recognises it and writes nothing. None: a batch that nothing recognises.
+
+        Returns
+        -------
+        BatchResult
+            Whether the batch was appended or already known, and where it is.
 
         Raises
         ------
-        BatchConflictError, VersionRegressionError, LostBatchesError, MessageIllegalError, StoreFullError,
+        MessageIllegalError
+            A message, topic or queue id is not allowed. Nothing was written.
+        BatchConflictError, QueryConflictError
+            The store holds this batch with other rows, or the app's batches are another query's. Nothing was written.
+        VersionRegressionError, LostBatchesError
+            The version is too low, or batches before it are missing. Nothing was written.
+        StoreFullError
+            The disk is full. Nothing of the batch is in the log.
         StorePoisonedError
+            A sync failed. Whether the batch is in the log is decided when the store is opened next; append it again
+            then, with the same `app_id` and `version`.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from messagestore import BatchRequest, MessageColumns, MessageStore
+        >>> rows = pa.record_batch({"body": [b"B12", b"C3"], "queue_id": pa.array([0, 1], pa.int32())})
+        >>> gates = MessageColumns.from_arrow(rows, topic="gates")
+        >>> with MessageStore.open("store") as store:
+        ...     first = store.append_batch(gates, BatchRequest(app_id="gates-of-the-day", version=0))
+        ...     again = store.append_batch(gates, BatchRequest(app_id="gates-of-the-day", version=0))
+        ...     first.status, again.status, store.max_offset("gates", 0)
+        ('appended', 'known', 1)
         """
         writer, config = self.writer, self.writer.files.config
         parts = [columns] if isinstance(columns, MessageColumns) else columns
@@ -460,7 +894,13 @@ class MessageStore(ReadOnlyStore):
         return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
 
     def flush(self) -> None:
-        """Make everything put so far durable and visible."""
+        """Wait until everything that was put so far is on the disk and visible to readers.
+
+        Raises
+        ------
+        StorePoisonedError
+            A sync failed, now or earlier.
+        """
         self._await(self.writer.end.physical_offset, 3600.0)
 
     def _await_flush(self, end: int, *, wait: bool) -> PutMessageStatus:
@@ -523,14 +963,15 @@ class MessageStore(ReadOnlyStore):
         return config.write_queue_nums
 
     def close(self) -> None:
-        """Publish and sync what is pending, move the clean end, remove `abort`, let others in; a second time does
-        nothing.
+        """Sync and publish what is pending, mark the store as closed, and let other writers in.
+
+        A second call does nothing. After a clean close, the next writer or broker has nothing to recover.
 
         Raises
         ------
         StorePoisonedError
-            A sync failed in the background, or a put was interrupted, and nobody has been told: what was put in
-            ASYNC_FLUSH may not be there.
+            A sync failed in the background, or a put was interrupted, and no call has reported it yet. Messages that
+            were put with ASYNC_FLUSH may be missing.
         """
         if self._closed:
             return
@@ -553,4 +994,4 @@ class MessageStore(ReadOnlyStore):
         except StorePoisonedError as poisoned:
             if error is None:
                 raise
-            error.add_note(f"{poisoned}")  # a Ctrl-C stays one
+            error.add_note(f"{poisoned}")  # the caller's own exception, such as KeyboardInterrupt, goes on

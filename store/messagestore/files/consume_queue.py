@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError
+from messagestore.errors import CorruptionError, MessageIllegalError
 from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
 from messagestore.files.mapped_file_queue import MappedFileQueue
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
@@ -457,16 +457,18 @@ def _real(units: Units) -> NDArray[np.bool_]:
 
 
 def queue_directory(root: str, topic: str, queue_id: int) -> str:
-    """Folder of a queue's files.
+    """The folder that holds a queue's files.
 
     Raises
     ------
-    ValueError
-        When the topic cannot be the name of a folder.
+    MessageIllegalError
+        The topic cannot be the name of a folder, or the queue id is below 0.
     """
     fault = stored_topic_fault(topic)
-    if fault is not None or queue_id < 0:
-        raise ValueError(f"queue {topic[:80]!r}/{queue_id}: {fault or 'found a number below 0'}")
+    if fault is not None:
+        raise MessageIllegalError(f"topic: {fault}; `topics()` lists the topics of a store", field="topic")
+    if queue_id < 0:
+        raise MessageIllegalError(f"queue id: found {queue_id}; allowed is 0 or more", field="queue_id")
     return os.path.join(root, CONSUME_QUEUE_FOLDER, topic, str(queue_id))
 
 

@@ -1,7 +1,8 @@
-"""Which settings does a store have?
+"""`StoreConfig`: the settings of a store.
 
-`StoreConfig` is frozen. Fields are RocketMQ's key names in snake_case; `conf/store.properties` holds the same keys as
-RocketMQ spells them. What must not change once a store exists (file sizes, index slots) is kept in `spark/store.json`.
+A configuration is frozen. Its fields are RocketMQ's key names in snake_case; `conf/store.properties` holds the same
+keys as RocketMQ spells them. The settings that must not change once a store exists (file sizes, index slots) are kept
+in the store's `spark/store.json`.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ SYNC_FLUSH = "SYNC_FLUSH"
 ASYNC_FLUSH = "ASYNC_FLUSH"
 MIN_SEGMENT_SIZE = 4096
 _MAX_SIZE = 1024 * 1024
-"""Most bytes of a settings file."""
+"""The largest size of a settings file, in bytes."""
 
 _log = logging.getLogger(__name__)
 _listed: set[str] = set()
-"""Files of brokers whose foreign settings this process has listed."""
+"""Brokers' files whose foreign settings this process has already listed in the log."""
 T = TypeVar("T")
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration_s(key: str, value: object) -> float:
-    """Seconds from `30s`, `500ms`, `1.5m`, or a bare number of seconds.
+    """Convert a duration such as `30s`, `500ms` or `1.5m`, or a bare number of seconds, to seconds.
 
     Raises
     ------
     ConfigError
-        When it is none of these, or negative.
+        The value is none of these, or is negative.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", str(value))
     if match is None:
@@ -50,18 +51,80 @@ def duration_s(key: str, value: object) -> float:
 
 
 def _no_setting(default: T) -> T:
-    """A field that is no setting: configurations that differ in it alone are equal."""
+    """A field that is no setting: two configurations that differ only in it are equal."""
     return field(default=default, repr=False, compare=False, metadata={"setting": False})
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Settings of a store; sizes in bytes, times in ms unless the name says otherwise.
+    """The settings of a store: sizes in bytes, times in milliseconds unless stated otherwise.
+
+    Every field has a default, and all of them can be given as keywords. `load` reads them from a file, in which the
+    keys are spelled as in RocketMQ (`flushDiskType`).
+
+    Parameters
+    ----------
+    mapped_file_size_commit_log : int
+        The size of one CommitLog segment. It counts only while the store has no files, as the next three do.
+    mapped_file_size_consume_queue : int
+        The size of one ConsumeQueue file, rounded up to whole units of 20 bytes.
+    max_hash_slot_num, max_index_num : int
+        The hash slots and the entries of one index file.
+    message_index_enable : bool
+        False: no index is written, and a search by key reads the log.
+    max_message_size : int
+        The largest body. A record may have 65 536 bytes more.
+    max_msgs_num_batch : int
+        The number of messages that a search by key returns if the caller gives none.
+    flush_disk_type : str
+        "SYNC_FLUSH": a put returns when the message is on the disk. "ASYNC_FLUSH": a thread syncs soon after; a power
+        cut may take the last messages, a killed process does not.
+    sync_flush_timeout : int
+        How long a put waits for its sync before it returns `FLUSH_DISK_TIMEOUT`.
+    flush_interval_commit_log, flush_commit_log_least_pages, flush_commit_log_thorough_interval : int
+        ASYNC_FLUSH: every interval the thread syncs if at least so many pages of 4 KiB are waiting; after the thorough
+        interval it syncs whatever is waiting.
+    enabled_append_prop_crc : bool
+        True: every record gets a CRC-32 of its head and its properties.
+    check_crc_on_recover : bool
+        True: recovery checks the CRC-32 of each body that it passes.
+    auto_message_version_on_topic_len : bool
+        True: a topic with more than 127 bytes is written in RocketMQ's second record format.
+    broker_ip1, listen_port : str, int
+        The store's address, which is written into each record and is part of the message ids.
+    preallocate : bool
+        True: a new segment gets all of its disk blocks at once, so that a full disk shows early.
+    clean_interval : str
+        The shortest time between two moves of the clean end (a duration, such as "60s").
+    attach_timeout : str
+        How long a writer keeps Java brokers out after its last append (a duration).
+    lock_timeout : str
+        How long an append waits for another writer (a duration).
+    file_mode : str
+        The mode of new files, such as "0640". Empty: derived from the root folder's group permissions.
+    journal_retention : int
+        How many batches the journal keeps at least, besides the last one of each app.
+    proven_tail_size : int
+        After a reboot and before recovery: how much of the log a reader examines to prove what is on the disk.
+    fail_on_unproven : bool
+        True: a reader that then finds messages it cannot prove raises `NotRecoveredError`; False: it logs a warning.
+    broker_settings : tuple of (str, str)
+        Set by `load`: what a broker's own file says about who may write to the store, and how.
+    given : frozenset of str
+        Set by `load` and `from_mapping`: the fields whose values were given.
 
     Raises
     ------
     ConfigError
-        When a value is of the wrong type or out of range.
+        A value has the wrong type or is out of range.
+
+    Examples
+    --------
+    >>> from messagestore import ASYNC_FLUSH, MessageStore, StoreConfig
+    >>> config = StoreConfig(flush_disk_type=ASYNC_FLUSH, lock_timeout="5s")
+    >>> with MessageStore.open("store", config) as store:
+    ...     store.topics()
+    {}
     """
 
     mapped_file_size_commit_log: int = 1024 * 1024 * 1024
@@ -90,9 +153,9 @@ class StoreConfig:
     proven_tail_size: int = 1024 * 1024 * 1024
     fail_on_unproven: bool = False
     broker_settings: tuple[tuple[str, str], ...] = _no_setting(())
-    """What a broker's own file says about who may write, and how: key and value."""
+    """Keys and values of a broker's own file that say who may write, and how."""
     given: frozenset[str] = _no_setting(frozenset())
-    """Fields whose values a file or a mapping gave."""
+    """The fields whose values a file or a mapping gave."""
 
     def __post_init__(self) -> None:
         for each in settings():
@@ -102,7 +165,7 @@ class StoreConfig:
                 self._refuse(each.name, f"a value of type {each.type}")
         for name in ("mapped_file_size_commit_log",):
             self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
-        # Room for two units at least: RocketMQ's own recovery never ends where a queue file of one unit is full.
+        # At least two units: RocketMQ's own recovery never ends when a queue file of a single unit is full.
         self._check_range("mapped_file_size_consume_queue", UNIT.size + 1, CRC_MASK // UNIT.size * UNIT.size)
         if self.mapped_file_size_consume_queue % UNIT.size:  # RocketMQ rounds up, too
             rounded = -(-self.mapped_file_size_consume_queue // UNIT.size) * UNIT.size
@@ -121,7 +184,7 @@ class StoreConfig:
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             self._refuse("flush_disk_type", f"{SYNC_FLUSH} or {ASYNC_FLUSH}")
         try:
-            ipaddress.ip_address(self.broker_ip1.replace("%", " "))  # an address in a record has no zone
+            ipaddress.ip_address(self.broker_ip1.replace("%", " "))  # an address in a record cannot hold a zone
         except ValueError:
             self._refuse("broker_ip1", "an IPv4 or IPv6 address without a zone")
         for name in ("clean_interval", "attach_timeout", "lock_timeout"):
@@ -139,31 +202,55 @@ class StoreConfig:
 
     @property
     def clean_interval_s(self) -> float:
-        """Least time between two moves of the clean end."""
+        """The shortest time between two moves of the clean end, in seconds."""
         return duration_s("cleanInterval", self.clean_interval)
 
     @property
     def attach_timeout_s(self) -> float:
-        """How long a writer stays attached after its last append."""
+        """How long a writer stays attached after its last append, in seconds."""
         return duration_s("attachTimeout", self.attach_timeout)
 
     @property
     def lock_timeout_s(self) -> float:
-        """How long an append waits for another writer."""
+        """How long an append waits for another writer, in seconds."""
         return duration_s("lockTimeout", self.lock_timeout)
 
     @property
     def file_mode_bits(self) -> int | None:
-        """Mode of new files; None: `store_root` decides by the root folder."""
+        """The mode of new files; None: `store_root` derives it from the root folder."""
         return int(self.file_mode, 8) if self.file_mode else None
 
     def replace(self, **changes: object) -> StoreConfig:
-        """A copy with other values."""
+        """A copy with other values for some fields.
+
+        Examples
+        --------
+        >>> from messagestore import StoreConfig
+        >>> StoreConfig().replace(max_message_size=1024).max_message_size
+        1024
+        """
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
     def from_mapping(cls, mapping: dict[str, object]) -> StoreConfig:
-        """From RocketMQ's key names (any case); values may be text, as in a properties file."""
+        """Make a configuration from RocketMQ's key names.
+
+        Parameters
+        ----------
+        mapping : dict
+            Keys in any case; values of the right type, or text as in a properties file.
+
+        Raises
+        ------
+        ConfigError
+            A key is unknown, or a value is not allowed.
+
+        Examples
+        --------
+        >>> from messagestore import StoreConfig
+        >>> StoreConfig.from_mapping({"flushDiskType": "ASYNC_FLUSH", "maxMessageSize": "1024"}).max_message_size
+        1024
+        """
         known = {java_key(f.name).lower(): f for f in settings()}
         values: dict[str, object] = {}
         for key, value in mapping.items():
@@ -179,14 +266,29 @@ class StoreConfig:
 
     @classmethod
     def load(cls, path: str | Path) -> StoreConfig:
-        """From a `store.properties` file (`key=value` lines, `#` comments), or a broker's own file.
+        """Read a `store.properties` file (`key=value` lines, `#` comments), or a broker's own `broker.conf`.
 
-        A file with a key that only RocketMQ knows is a broker's. What a store does not have is passed over then, and
-        listed once in the log; `broker_settings` keeps what a writer must know. In any other file such keys are
-        refused.
+        A file that contains a key which only RocketMQ knows is a broker's file. Settings that a store does not have are
+        then ignored and listed once in the log, and `broker_settings` keeps those that a writer must know. In any other
+        file, an unknown key is an error.
 
-        An error names the line and what is expected there, and shows nothing of a file that is none: whoever may give
-        the path may not be allowed to read the file.
+        Parameters
+        ----------
+        path : path
+
+        Raises
+        ------
+        ConfigError
+            A line is no setting, or a value is not allowed. The message names the line. It shows no content of a file
+            that is no settings file, because whoever gives the path may not be allowed to read the file.
+
+        Examples
+        --------
+        >>> from messagestore import StoreConfig
+        >>> with open("store.properties", "w") as file:
+        ...     _ = file.write("mappedFileSizeCommitLog=1048576")
+        >>> StoreConfig.load("store.properties").mapped_file_size_commit_log
+        1048576
         """
         own = {java_key(each.name).lower(): java_key(each.name) for each in settings()}
         mapping: dict[str, object] = {}
@@ -212,7 +314,7 @@ class StoreConfig:
                 found = (
                     f"{key}: no such setting; did you mean {near[0]}?"
                     if near
-                    else f"found a key that is no setting; known settings: {', '.join(own.values())}"
+                    else f"found a key that is no setting; the settings are {', '.join(own.values())}"
                 )
                 raise ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
         config = cls.from_mapping(mapping)
@@ -223,23 +325,26 @@ class StoreConfig:
         return config.replace(broker_settings=kept, given=frozenset(each.name for each in settings()))
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody chose the value of a field: a broker's file chooses RocketMQ's default by leaving it out."""
+        """Whether somebody chose the value of a field.
+
+        A broker's file chooses every setting: what it leaves out has RocketMQ's default.
+        """
         return name in self.given or getattr(self, name) != getattr(StoreConfig(), name)
 
 
 def settings() -> list[dataclasses.Field[object]]:
-    """The fields of `StoreConfig` that are settings."""
+    """The fields of `StoreConfig` that are settings, without `broker_settings` and `given`."""
     return [each for each in fields(StoreConfig) if each.metadata.get("setting", True)]
 
 
 def _list_once(path: str, keys: list[str], lines: list[int]) -> None:
-    """Say which settings of a broker's file were passed over; once a process."""
+    """Log which settings of a broker's file were ignored, once per process and file."""
     if path in _listed:
         return
     _listed.add(path)
-    more = f"; lines that RocketMQ 5.3 does not know: {', '.join(map(str, lines))}" if lines else ""
+    more = f"; RocketMQ 5.3 does not know the settings in lines {', '.join(map(str, lines))}" if lines else ""
     _log.warning(
-        "%s: a RocketMQ broker's file; %d settings in it are none of a store and were passed over: %s%s",
+        "%s: this is a RocketMQ broker's file; %d of its settings do not concern a store and were ignored: %s%s",
         path,
         len(keys),
         ", ".join(keys),
@@ -248,8 +353,8 @@ def _list_once(path: str, keys: list[str], lines: list[int]) -> None:
 
 
 def _text_of(path: str | Path) -> str:
-    """The text of a settings file, or of a pipe; not more than such a file has."""
-    with open(path, "rb") as file:  # a setting's file belongs to no store: not through its disk
+    """The text of a settings file or pipe; a larger file is refused before it is read whole."""
+    with open(path, "rb") as file:  # not through a `Disk`: a settings file belongs to no store
         data = file.read(_MAX_SIZE + 1)
     if len(data) > _MAX_SIZE:
         text = f"{path}: found more than {_MAX_SIZE} bytes; a store.properties file is smaller"
@@ -257,7 +362,7 @@ def _text_of(path: str | Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        text = f"{path}: found bytes that are no UTF-8; give a store.properties file (key=value lines)"
+        text = f"{path}: found bytes that are not UTF-8; give a store.properties file (key=value lines)"
         raise ConfigError(text, key=str(path)) from None
 
 

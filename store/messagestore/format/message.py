@@ -1,7 +1,7 @@
-"""What does a user put in, and what comes back?
+"""Messages, results and statuses, and the checks of topics, groups and queue ids.
 
-`Message` is what is put; `MessageExt` is what is read; the statuses are RocketMQ's. Checks that need no store are here,
-so that a message is refused before anything is written.
+`Message` is what a user puts; `MessageExt` is what a reader gets; the statuses are RocketMQ's. The checks need no
+store, so a message that cannot be stored is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NamedTuple
 from messagestore.errors import MessageIllegalError
 
 BATCH_TOPIC = "rmq_sys_spark_sink"
-"""The topic of BATCH records; users cannot put to it."""
+"""The topic of BATCH records. Users cannot put messages to it."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LMQ_PREFIX = "%LMQ%"
-"""Of a light queue: its units point to records of other topics (a broker's enableLmq)."""
+"""Names of light queues begin with this. Their units point to records of other topics (a broker's enableLmq)."""
 MAX_TOPIC_SIZE = 127
 MAX_GROUP_TOPIC_SIZE = 255
 GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")
 MAX_GROUP_SIZE = 255
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
-"""Of consumer groups that a broker keeps for itself."""
+"""Names of consumer groups that a broker keeps for itself begin with this."""
 MAX_QUEUE_ID = 65535
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-"""Of topics that a broker keeps for itself (timers, revived POP messages, ...)."""
+"""Names of topics that a broker keeps for itself (timers, revived POP messages, ...) begin with this."""
 
 _BROKER_TOPICS = {
     SCHEDULE_TOPIC: "delayed messages wait there until they are due",
@@ -40,13 +40,16 @@ _BROKER_TOPICS = {
     "OFFSET_MOVED_EVENT": "the broker notes offsets there that it had to correct",
     "TBW102": "it is the template for topics that a broker creates",
 }
-"""RocketMQ's topics that producers may not send to, and TBW102; each with what the broker does with it."""
+"""The topics that RocketMQ does not let producers send to, and TBW102, each with what the broker uses it for."""
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class AppendMessageStatus(enum.Enum):
-    """How an append to the CommitLog ended (RocketMQ AppendMessageStatus)."""
+    """The outcome of an append to the CommitLog (RocketMQ's AppendMessageStatus).
+
+    This store returns `PUT_OK` only; an append that fails raises an error. The other names are RocketMQ's.
+    """
 
     PUT_OK = "PUT_OK"
     END_OF_FILE = "END_OF_FILE"
@@ -56,14 +59,24 @@ class AppendMessageStatus(enum.Enum):
 
 
 class PutMessageStatus(enum.Enum):
-    """How a put ended (RocketMQ PutMessageStatus, those this store gives)."""
+    """The outcome of a put: the values of RocketMQ's PutMessageStatus that this store returns.
+
+    `PUT_OK`: the message is stored, as durably as `flushDiskType` says. `FLUSH_DISK_TIMEOUT`: the message is stored,
+    but the sync that the put waits for takes longer than `syncFlushTimeout`.
+    """
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
 
 
 class GetMessageStatus(enum.Enum):
-    """What a read found (RocketMQ GetMessageStatus)."""
+    """What a read found (RocketMQ's GetMessageStatus).
+
+    `FOUND`: at least one message. `NO_MESSAGE_IN_QUEUE`: the queue is empty or does not exist. `OFFSET_TOO_SMALL`: the
+    offset is below the queue's first message. `OFFSET_OVERFLOW_ONE`: the offset is the next one to be written, so the
+    reader has read everything. `OFFSET_OVERFLOW_BADLY`: the offset is beyond that. `MESSAGE_WAS_REMOVING`: retention
+    has deleted the messages. This store does not return the other values.
+    """
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -77,35 +90,44 @@ class GetMessageStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message to put.
+    """A message to put into a store.
 
     Parameters
     ----------
     topic : str
-        1 to 127 characters of `%|a-zA-Z0-9_-` (255 bytes after `%RETRY%` or `%DLQ%`).
+        1 to 127 characters of `%|a-zA-Z0-9_-`; 255 after `%RETRY%` or `%DLQ%`.
     body : bytes
-        At most `maxMessageSize` bytes; may be empty.
+        At most `maxMessageSize` bytes (4 MiB by default). It may be empty.
     queue_id : int | None
-        The queue; None: by the hash of the first key, else round robin.
+        The queue. None: the hash of the first key chooses it; without keys the queues take turns.
     keys : sequence of str
-        No blanks within a key; each is found by `query_message`.
+        The keys by which `query_message` finds the message. A key contains no blanks.
     tags : str | None
         One tag.
     properties : mapping of str to str
-        The user's own; RocketMQ's reserved names are refused.
+        The user's own properties. Names and values are not empty; RocketMQ's reserved names are refused.
     flag : int
-        The user's own, int32.
+        A number for the user's own purposes, int32.
     born_timestamp_ms : int | None
-        None: now.
+        When the message was made, in milliseconds since 1970. None: now.
     born_host : str
-        `ip:port`, or `[ip]:port` for IPv6.
+        Where the message was made: `ip:port`, or `[ip]:port` for IPv6.
     sys_flag : int
-        SYSFLAG bits; the store sets those of the hosts. A message of a transaction that is PREPARED or ROLLBACK gets
-        queue offset 0 and is in no queue, as in RocketMQ: `look_message_by_offset` finds it.
+        RocketMQ's SYSFLAG bits; the store sets those of the two hosts itself. A message whose transaction bits say
+        PREPARED or ROLLBACK gets queue offset 0 and is in no queue, as in RocketMQ; `look_message_by_offset` finds it.
+    reconsume_times : int
+        How often consumers have already returned the message, int32.
     wait_store_msg_ok : bool
-        False: in SYNC_FLUSH return before the sync (RocketMQ's WAIT property).
+        False: with SYNC_FLUSH, the put returns before the sync (RocketMQ's property WAIT).
     prepared_transaction_offset : int
-        Of a COMMIT or ROLLBACK: physical offset of the message that was prepared.
+        For a COMMIT or ROLLBACK: the physical offset of the message that was prepared.
+
+    Examples
+    --------
+    >>> from messagestore import Message
+    >>> message = Message("flights", b"EWR to IAH", keys=["N14228"], tags="UA", properties={"gate": "C3"})
+    >>> message.topic, message.queue_id, message.properties["gate"]
+    ('flights', None, 'C3')
     """
 
     topic: str
@@ -125,10 +147,52 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageExt:
-    """A message as it was read (RocketMQ MessageExt).
+    """A message as it was read from a store (RocketMQ's MessageExt).
 
-    `properties` holds the user's own; `system_properties` the reserved ones (TAGS, KEYS, UNIQ_KEY, ...). `body` is as
-    stored (compressed where `sys_flag` says so). `body_crc` is the stored one.
+    Parameters
+    ----------
+    topic : str
+    queue_id : int
+    queue_offset : int
+        The number of the message in its queue, from 0.
+    physical_offset : int
+        The place of its record, in bytes from the log's origin.
+    size : int
+        The size of its record in bytes.
+    body : bytes
+        The body as it is stored: compressed, if `sys_flag` says so.
+    keys : tuple of str
+    tags : str | None
+    properties : dict of str to str
+        The user's own properties.
+    system_properties : dict of str to str
+        The properties with RocketMQ's reserved names (TAGS, KEYS, UNIQ_KEY, ...).
+    flag, sys_flag : int
+    born_timestamp_ms : int
+        When the message was made, in milliseconds since 1970.
+    store_timestamp_ms : int
+        When the message was appended, in milliseconds since 1970.
+    born_host, store_host : str
+        `ip:port`, or `[ip]:port` for IPv6.
+    reconsume_times : int
+    prepared_transaction_offset : int
+    body_crc : int
+        The CRC-32 of the body, as it is stored.
+    unique_key : str | None
+        The id that the sender gave the message (UNIQ_KEY).
+    offset_message_id : str
+        The id that the store gives the message: its host, port and physical offset in hex.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     _ = store.put_message(Message("flights", b"EWR to IAH", queue_id=0, tags="UA", properties={"gate": "C3"}))
+    ...     message = store.get_message("flights", 0, 0).messages[0]
+    >>> message.queue_offset, message.properties, message.system_properties["TAGS"]
+    (0, {'gate': 'C3'}, 'UA')
+    >>> message.message_id == message.offset_message_id
+    True
     """
 
     topic: str
@@ -155,30 +219,39 @@ class MessageExt:
 
     @property
     def message_id(self) -> str:
-        """UNIQ_KEY where there is one, else the offset message id."""
+        """The unique key if the message has one; otherwise the offset message id."""
         return self.unique_key or self.offset_message_id
 
 
 class PutMessageResult(NamedTuple):
-    """Where a put went.
+    """The result of a put: where the message is.
 
     Parameters
     ----------
     status : PutMessageStatus
-        `FLUSH_DISK_TIMEOUT`: stored, but the sync took longer than `syncFlushTimeout`.
+        `FLUSH_DISK_TIMEOUT`: stored, but the sync takes longer than `syncFlushTimeout`.
     append_status : AppendMessageStatus
-        Always `PUT_OK` here: what cannot be appended raises.
+        Always `PUT_OK`: what cannot be appended raises.
     physical_offset : int
-        Of the first record, bytes.
+        The place of the first record, in bytes from the log's origin.
     size : int
-        Bytes of all records of the put.
+        The size of all records of the put, in bytes.
     queue_offset : int
-        Of the first message.
+        The number of the first message in its queue, from 0.
     message_id : str
-        Offset message id; for a batch, of all messages, joined by commas as RocketMQ does.
+        The offset message id; for a batch, the ids of all messages, joined by commas as in RocketMQ.
     message_count : int
     store_timestamp_ms : int
+        When the messages were appended, in milliseconds since 1970.
     queue_id : int
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     result = store.put_message(Message("flights", b"EWR to IAH", queue_id=0))
+    ...     store.look_message_by_id(result.message_id).body, result.message_count
+    (b'EWR to IAH', 1)
     """
 
     status: PutMessageStatus
@@ -193,13 +266,34 @@ class PutMessageResult(NamedTuple):
 
     @property
     def is_ok(self) -> bool:
-        """True when the message is stored (as RocketMQ's isOk, so also after FLUSH_DISK_TIMEOUT)."""
+        """Whether the message is stored. As RocketMQ's isOk, it is also true after FLUSH_DISK_TIMEOUT."""
         return self.append_status is AppendMessageStatus.PUT_OK
 
 
 @dataclass(frozen=True, slots=True)
 class GetMessageResult:
-    """What a read gave: RocketMQ's status, the messages, and where to go on."""
+    """The result of a read.
+
+    Parameters
+    ----------
+    status : GetMessageStatus
+    messages : list of MessageExt
+        In the order of their queue offsets; empty unless the status is `FOUND`.
+    next_begin_offset : int
+        The queue offset to read from next. After an offset that the queue does not hold, this is the nearest one that
+        it does hold, or the queue's end.
+    min_offset, max_offset : int
+        The queue's first offset, and one past its last one.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     _ = store.put_message(Message("flights", b"EWR to IAH", queue_id=0))
+    ...     result = store.get_message("flights", 0, queue_offset=7)
+    >>> result.status.name, result.next_begin_offset, result.max_offset
+    ('OFFSET_OVERFLOW_BADLY', 1, 1)
+    """
 
     status: GetMessageStatus
     messages: list[MessageExt]
@@ -209,7 +303,7 @@ class GetMessageResult:
 
 
 def topic_fault(topic: object) -> str | None:
-    """Why a topic is not legal, or None. The same rule on write and on read: a topic becomes a path.
+    """Why a topic is not legal, or None if it is.
 
     Source: RocketMQ common/topic/TopicValidator.java, broker/util/HookUtils.java.
     """
@@ -217,24 +311,27 @@ def topic_fault(topic: object) -> str | None:
     return _name_fault("topic", topic, MAX_GROUP_TOPIC_SIZE if of_group else MAX_TOPIC_SIZE)
 
 
-def stored_topic_fault(topic: str) -> str | None:
-    """Why a topic that was read from a record or a folder cannot have queues, or None: it must be the name of a folder.
+def stored_topic_fault(topic: object) -> str | None:
+    """Why a topic that was read from a record or a folder cannot have queues, or None if it can.
 
-    A broker's store holds more than users may put: topics of up to 255 bytes, `%RETRY%group+topic` of pop consumers,
-    and whatever a program gave to RocketMQ's store without a broker.
+    The topic only has to be a possible name of a folder. A broker's store holds more topics than users may put to:
+    names of up to 255 bytes, `%RETRY%group+topic` of pop consumers, and whatever a program passed to RocketMQ's store
+    without a broker.
     """
+    if not isinstance(topic, str):
+        return f"found {type(topic).__name__}; a topic is text"
     if not topic:
         return "found an empty topic"
     if "/" in topic or "\0" in topic or "\ufffd" in topic or topic in (".", ".."):
-        return f"found {topic[:80]!r}; a topic is the name of a folder, in UTF-8"
+        return f"found {topic[:80]!r}; a topic must be a possible name of a folder, in UTF-8"
     size = len(topic.encode("utf-8", "surrogatepass"))
     if size > MAX_GROUP_TOPIC_SIZE:
-        return f"found {size} bytes; the name of a folder has at most {MAX_GROUP_TOPIC_SIZE}"
+        return f"found {size} bytes; a topic, as the name of a folder, has at most {MAX_GROUP_TOPIC_SIZE}"
     return None
 
 
 def group_fault(group: object) -> str | None:
-    """Why a consumer group is not one that users may have, or None.
+    """Why users may not have a consumer group of this name, or None if they may.
 
     Source: RocketMQ client/Validators.java (checkGroup), common/MixAll.java (isSysConsumerGroup).
     """
@@ -256,10 +353,10 @@ def _name_fault(kind: str, name: object, limit: int) -> str | None:
 
 
 def put_topic_fault(topic: object) -> str | None:
-    """Why users may not put to a topic, or None.
+    """Why users may not put messages to a topic, or None if they may.
 
-    Beside illegal names these are the topics whose messages a broker acts on: one foreign message in
-    `rmq_sys_wheel_timer` stops the timers of all topics. All of them may be read.
+    Apart from illegal names, these are the topics whose messages a broker acts on: one foreign message in
+    `rmq_sys_wheel_timer` stops the timers of all topics. All of these topics may be read.
 
     Source: RocketMQ common/topic/TopicValidator.java.
     """
@@ -279,19 +376,19 @@ def put_topic_fault(topic: object) -> str | None:
     return None
 
 
-_known_fault = functools.lru_cache(4096)(put_topic_fault)  # a store has few topics, and each put names one
+_known_fault = functools.lru_cache(4096)(put_topic_fault)  # a store has few topics, and every put names one of them
 
 
 def check_topic(topic: object, row: int | None = None) -> str:
-    """The topic, when users may put to it.
+    """Return the topic if users may put messages to it.
 
-    Every message of a user passes here: single puts, batches and each topic of a Spark batch. What the store writes
-    itself (BATCH records) does not.
+    Every message of a user passes this check: single puts, batches, and each topic of a Spark batch. What the store
+    writes itself (BATCH records) does not.
 
     Raises
     ------
     MessageIllegalError
-        For a bad name, the topic of BATCH records, and the topics that a broker keeps for itself.
+        The name is illegal, or it is the topic of BATCH records or one that a broker keeps for itself.
     """
     fault = _known_fault(topic) if isinstance(topic, str) else put_topic_fault(topic)
     if fault is not None:
@@ -303,7 +400,13 @@ def check_topic(topic: object, row: int | None = None) -> str:
 def check_queue_id(
     queue_id: object, row: int | None = None, queue_count: int | None = None, topic: str | None = None
 ) -> int:
-    """The queue id, when it is an int from 0 to `queue_count - 1` (without a count, to 65535)."""
+    """Return the queue id if it is an int from 0 to `queue_count - 1`; without a count, to 65535.
+
+    Raises
+    ------
+    MessageIllegalError
+        It is not.
+    """
     most = MAX_QUEUE_ID if queue_count is None else queue_count - 1
     if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id <= most:
         place = "" if topic is None else f" (writeQueueNums of topic {topic!r} is {queue_count})"

@@ -1,7 +1,7 @@
-"""What is a batch of messages as columns?
+"""Batches of messages as columns.
 
-`MessageColumns` holds what the user gave, mapped to fields by name. `ColumnTexts` is what the checks, the digest and
-the encoder all need of it, computed once: keys in one form, hashes, properties as flat arrays.
+`MessageColumns` holds the columns that the user gave, mapped to fields by name. `ColumnTexts` holds what the checks,
+the digest and the encoder all need of them, computed once: keys in one form, hashes, and properties as flat arrays.
 """
 
 from __future__ import annotations
@@ -47,36 +47,52 @@ _NAMES = {
     "born_timestamp": ("born_timestamp_ms", "bornTimestamp", "born_timestamp"),
     "flag": ("flag",),
 }
-"""Field of MessageColumns -> names of its column; of two that are there, the first counts."""
+"""Field of MessageColumns -> the names that its column may have; if two are present, the first one counts."""
 NO_QUEUE = -1
-"""Queue id of a row whose queue column is null: to be chosen."""
+"""The queue id of a row whose queue column is null: the store still has to choose one."""
 
 
 @dataclass
 class MessageColumns:
-    """n messages as columns.
+    """n messages as columns, for `MessageStore.append_batch` and `MessageBatch`.
+
+    `from_arrow` is the usual way to make one. Arrays are kept, not copied; do not change them before the append.
 
     Parameters
     ----------
     topic : str or pa.Array[n]
-        string or dictionary.
+        One topic for all rows, or a column of type string or dictionary.
     queue_id : int32[n] | None
-        None until the queues are chosen; `encode` needs it.
+        None until the queues are chosen. Appending needs it.
     body : pa.Array[n]
-        binary, string (its UTF-8 bytes), or large_*.
+        Type binary, string (stored as UTF-8), or their large_* variants.
     keys : pa.Array[n] | None
-        list of string or binary; or string or binary: one key a row.
+        A list of string or binary; or string or binary, with one key per row.
     tags, sharding_key, unique_key : pa.Array[n] | None
-        string, binary, large_*, or a dictionary of these.
+        Type string, binary, their large_* variants, or a dictionary of these.
     properties : pa.MapArray[n] | None
-        Text to text, the user's own.
+        The user's own properties, text to text.
     flag : int32[n] | None
     born_timestamp_ms : int64[n] | None
-        None: the time of encoding.
+        When the messages were made, in milliseconds since 1970. None: the time of encoding.
     given : mapping of str to pa.Array[n]
         The user's own columns, with their nulls: "topic", "queue_id", "flag", "born_timestamp" (int64, ms). The digest
-        counts these. Where there is no entry it counts `topic` if that is an array, and `flag` if there is one, but
-        never a queue that was chosen or a time that was filled in.
+        by which a batch is recognised covers these. Without an entry it covers `topic` if that is an array, and `flag`
+        if it is given, but never a queue that the store chose or a time that it filled in.
+
+    Raises
+    ------
+    ValueError
+        The columns do not all have the same number of rows.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from messagestore import MessageColumns
+    >>> rows = pa.record_batch({"body": [b"B12", b"C3"], "queueId": pa.array([0, 1], pa.int32()), "tags": ["UA", "UA"]})
+    >>> gates = MessageColumns.from_arrow(rows, topic="gates")
+    >>> gates.row_count, gates.queue_id.tolist()
+    (2, [0, 1])
     """
 
     topic: str | pa.Array
@@ -98,11 +114,11 @@ class MessageColumns:
 
     @property
     def row_count(self) -> int:
-        """Messages."""
+        """The number of messages."""
         return len(self.body)
 
     def slice(self, start: int, count: int) -> MessageColumns:
-        """Rows `start` to `start + count` (or to the end), without copying."""
+        """The rows from `start` to `start + count` (at most to the end), without copying."""
         rows = slice(start, start + count)
         taken: dict[str, Any] = {}
         for each in fields(self):
@@ -120,22 +136,23 @@ class MessageColumns:
         queue_id: int | None = None,
         default_born_timestamp_ms: int | None = None,
     ) -> MessageColumns:
-        """From the columns of a record batch (or a table, which is combined), by name.
+        """Take the columns of a record batch or table by their names.
 
         Parameters
         ----------
         batch : pa.RecordBatch | pa.Table
-            Columns body (value), topic, tags, keys (key), properties, queueId (partition), shardingKey, uniqueKey,
-            bornTimestamp, flag; or RocketMQ's names in snake_case.
-        topic, queue_id : str, int
-            For all rows; they win over the columns.
+            Columns body (or value), topic, tags, keys (or key), properties, queueId (or partition), shardingKey,
+            uniqueKey, bornTimestamp, flag; or the same names in snake_case. `body` is required. The chunks of a table
+            are combined.
+        topic, queue_id : str | None, int | None
+            One value for all rows; it takes precedence over a column.
         default_born_timestamp_ms : int | None
-            For rows without a time; None: now.
+            The time of rows without one, in milliseconds since 1970; None: now.
 
         Raises
         ------
         MessageIllegalError
-            A column is unknown, missing or of a type that cannot be stored.
+            A column is unknown, is missing, or has a type that cannot be stored.
         """
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         found = _find(columns)

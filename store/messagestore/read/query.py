@@ -22,7 +22,8 @@ from messagestore.read.view import StoreView
 LOWER, UPPER = "lower", "upper"
 _DEFAULT_COUNT = 32
 T = TypeVar("T")
-_MOST_MS = (1 << 63) - 1
+NO_END_MS = (1 << 63) - 1
+"""A time that no message has reached: the default upper limit of a search by key."""
 
 
 def _looked_up(view: StoreView, look: Callable[[], T]) -> T:
@@ -144,7 +145,7 @@ def query_message(
     key: str,
     max_count: int | None = None,
     begin_ms: int = 0,
-    end_ms: int = _MOST_MS,
+    end_ms: int = NO_END_MS,
 ) -> list[MessageExt]:
     """The newest messages of a topic with a key (or unique key), oldest first; each hit is checked against its record.
 
@@ -212,7 +213,7 @@ def _look_up(
         for begin, end in index.ranges():  # a broker that crashed leaves gaps between files, too
             gaps.append((position, begin))
             position = max(position, end)
-    return hits, [*gaps, (position, _MOST_MS)]
+    return hits, [*gaps, (position, NO_END_MS)]
 
 
 def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:

@@ -54,29 +54,36 @@ _EMPTY = LogEnd(0, 0, 0, 0)
 
 @dataclass
 class RecoveryReport:
-    """What recovery found and did.
+    """What recovery found and did when a store was opened.
 
     Parameters
     ----------
     reason : str
-        "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed", or "not closed, nothing in
-        flight": the last writer ended between two appends.
+        Why recovery looked at the log: "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed", or
+        "not closed, nothing in flight" (the last writer ended between two appends).
     start, end : int
-        Physical offsets: where the walk began, where the log ends.
+        The physical offsets at which the walk over the log began, and at which the log ends.
     record_count : int
-        Records the walk checked.
+        The number of records that the walk checked.
     stop : str
         Why the log ends there.
     zeroed_bytes : int
-        Bytes behind the end that were not zero.
+        The number of bytes behind the end that were not zero, and were set to zero.
     cut_messages, cut_queues : int
-        Records behind the end that had a head of their place, whole or not, and of how many queues they were.
+        The number of records that began behind the end, complete or not, and of the queues that they belonged to.
     saved : str | None
-        File in `spark/cut/` that keeps them.
+        The file in `spark/cut/` that keeps the bytes that were cut off.
     changed : str | None
-        What `state` proves when a broker changed bytes below the clean end: acknowledged messages are gone.
+        Set if a broker has changed bytes below the clean end: acknowledged messages are gone, and this says which.
     notes : list of str
-        Everything an operator should know.
+        Everything else that an operator should know.
+
+    Examples
+    --------
+    >>> from messagestore import MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     store.report.reason, store.report.record_count, store.report.cut
+    ('new', 0, None)
     """
 
     reason: str
@@ -92,12 +99,12 @@ class RecoveryReport:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dictionary, for JSON."""
         return asdict(self)
 
     @property
     def cut(self) -> str | None:
-        """What was cut off, in one line; None when nothing was."""
+        """What was cut off the end of the log, in one line; None if nothing was."""
         if not self.zeroed_bytes:
             return None
         messages = f"{self.cut_messages} message" + ("" if self.cut_messages == 1 else "s")

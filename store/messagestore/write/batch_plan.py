@@ -1,8 +1,8 @@
-"""Where does everything of a batch go in the log?
+"""The plan of a batch: where everything of it goes in the log.
 
 A plan is made before the first byte is written: the topics and queues it touches, the queue offsets its rows get, S,
-the
-pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps sums of each chunk, not its rows.
+the pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps sums of each chunk, not its
+rows.
 """
 
 from __future__ import annotations
@@ -46,33 +46,49 @@ class Chunks(list[EncodedRecords]):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Who appends a batch, and what to do when it was there before.
+    """Who appends a batch, and what to do if the store holds it already.
 
     Parameters
     ----------
     app_id : str | None
-        None: a batch without exactly-once (it gets a random id and no journal entry).
+        The application that the batch belongs to. Together with `version` it makes the batch exactly-once. None: the
+        batch gets a random id and is not recognised if it is appended again.
     version : int
+        The number of the batch within its app, from 0 to 2^63 - 1.
     version_source : str
-        "spark" for Spark's batch id, "user" for a version the user set.
+        "user": versions only have to grow. "spark": they are Spark's batch ids, so that a gap is an error.
     query_id : str | None
-        The streaming query. None: a batch write, or a stream whose id is not known (foreachBatch on Spark Connect).
+        The id of the streaming query. None: a batch write, or a stream whose id is not known (foreachBatch on Spark
+        Connect).
     stream_batch_id : int | None
-        The micro-batch this batch is part of, where that is known; `version` may be another number.
+        The micro-batch that this batch is a part of, if it is known; `version` may be another number.
     flush_disk_type : str
+        "SYNC_FLUSH": the batch is on the disk when `append_batch` returns. "ASYNC_FLUSH": it is there soon after.
     on_replay_mismatch : str
-        A known version with other rows: "fail" or "skip".
+        What to do if the store holds this version with other rows: "fail", or "skip" to drop the new rows.
     on_version_regression : str
-        A version that is not known and not above the last: "fail" or "skip".
+        What to do if the version is unknown, and below the last one: "fail", or "skip" to drop the rows.
     on_lost_batches : str
-        Versions between the last one in the store and this one are missing: "fail" or "continue".
+        What to do if versions between the last one in the store and this one are missing: "fail" or "continue".
     on_new_query : str
-        The app's batches in the store are of another query: "fail", or "continue" to take the app over.
+        What to do if the app's batches in the store are another query's: "fail", or "continue" to take the app over.
     auto_create_topic : bool
+        True: a topic that does not exist is created. False: it is an error.
     write_queue_nums : int
-        Queues of a topic that is created.
+        The number of queues of a topic that is created.
     start : bool
-        An empty batch that only says where an app goes on: with `version` + 1.
+        For `MessageStore.start_batches`: an empty batch that says that the app continues with `version` + 1.
+
+    Raises
+    ------
+    ConfigError
+        A value is not allowed.
+
+    Examples
+    --------
+    >>> from messagestore import BatchRequest
+    >>> BatchRequest(app_id="gates-of-the-day", version=7).on_replay_mismatch
+    'fail'
     """
 
     app_id: str | None = None

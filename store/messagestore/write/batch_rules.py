@@ -33,17 +33,29 @@ APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch.
+    """The result of appending a batch.
 
     Parameters
     ----------
     status : str
-        "appended"; "known": it was there already, with the same rows; "skipped": it was there or older, with other
-        rows,
-        and the request said to skip it.
+        "appended". "known": the store held the batch already, with the same rows. "skipped": the store holds it with
+        other rows, or holds a later batch, and the request said to skip it.
     physical_offset, end : int
-        Of the BATCH record that holds it (-1 when skipped).
-    row_count, appended_bytes : int
+        Where the batch begins and ends in the log, in bytes from its origin; -1 if it was skipped.
+    row_count : int
+        The number of messages.
+    appended_bytes : int
+        The bytes that this call added to the log.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> from messagestore import MessageColumns, MessageStore
+    >>> rows = MessageColumns.from_arrow(pa.record_batch({"body": [b"B12", b"C3"]}), topic="gates", queue_id=0)
+    >>> with MessageStore.open("store") as store:
+    ...     result = store.append_batch(rows)
+    >>> result.status, result.row_count, result.end - result.physical_offset == result.appended_bytes
+    ('appended', 2, True)
     """
 
     status: str

@@ -4,10 +4,8 @@
     | BATCH record | data .... |     the first eight bytes of the BATCH record are written last
 
 Until these eight bytes are there the log ends at S for every reader of the format, so a kill leaves nothing to cut and
-a
-broker that takes over sees nothing. SYNC_FLUSH: one sync of every segment below E before them, one of S's segment
-after:
-the commit point. A BATCH record on the disk then proves that everything below its E is on the disk.
+a broker that takes over sees nothing. SYNC_FLUSH: one sync of every segment below E before them, one of S's segment
+after: the commit point. A BATCH record on the disk then proves that everything below its E is on the disk.
 
 A batch comes as chunks of encoded records; memory is bounded by the chunk, not by the batch.
 """

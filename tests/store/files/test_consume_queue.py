@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from messagestore.errors import CorruptionError
+from messagestore.errors import CorruptionError, MessageIllegalError
 from messagestore.files.consume_queue import (
     UNIT_DTYPE,
     ConsumeQueue,
@@ -578,3 +579,13 @@ def test_a_file_cut_short_behind_our_back_is_corruption(tmp_path: Path):
     os.truncate(queue.files.path(0), 50)
     with pytest.raises(CorruptionError, match="end of the file"):
         queue.read(0, 5)
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "../victim", "a/b", "a\0b", "t" * 256, 5])
+def test_a_topic_that_cannot_be_a_folder_is_an_illegal_message(topic: Any) -> None:
+    """It was a bare ValueError, or a TypeError; `except StoreError` did not see it."""
+    with pytest.raises(MessageIllegalError, match=r"^topic: found .*lists the topics") as refused:
+        queue_directory("/s", topic, 0)
+    assert refused.value.field == "topic"
+    with pytest.raises(MessageIllegalError, match=r"^queue id: found -1; allowed is 0 or more$"):
+        queue_directory("/s", "T", -1)

@@ -234,9 +234,9 @@ def test_a_brokers_own_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     assert record.levelname == "WARNING"
     said = record.getMessage()
     assert (
-        "10 settings in it are none of a store and were passed over: autoCreateTopicEnable, brokerClusterName" in said
+        "10 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerClusterName" in said
     )
-    assert "lines that RocketMQ 5.3 does not know: 15" in said
+    assert "RocketMQ 5.3 does not know the settings in lines 15" in said
     assert "secret" not in said and "10.0.0.1" not in said and "addedIn" not in said
 
 
