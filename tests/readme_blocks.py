@@ -83,7 +83,7 @@ def _output(command: list[str], folder: Path, environment: dict[str, str]) -> st
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr[-4000:])
     return done.stdout

@@ -78,7 +78,7 @@ def session(master: str, **settings: str) -> Iterator[Any]:
 
 
 def run_job(
-    name: str, *args: object, cwd: Path, timeout_s: float = 240, **env: str
+    name: str, *args: object, cwd: Path, timeout_s: float = 900, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """A script of this folder in a process of its own; Spark leaves folders where it runs, in `cwd`."""
     return subprocess.run(

@@ -34,7 +34,7 @@ from pyspark_messagestore.cli import app
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
 CONFIG = "mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxHashSlotNum=64\nmaxIndexNum=200\n"
-TIMEOUT_S = 60
+TIMEOUT_S = 240
 
 
 def run(*arguments: object, code: int = 0, given: bytes | str | None = None) -> Result:

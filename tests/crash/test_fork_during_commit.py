@@ -23,7 +23,7 @@ from messagestore.files.mapped_file import Disk, File
 from messagestore.verify.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-BOUND_S = 10.0
+BOUND_S = 120.0
 
 
 class WaitingDisk(Disk):

@@ -416,7 +416,7 @@ def test_a_flush_that_fails_while_others_write_is_remembered(root: Path, process
     with p.store.writing("arming") as writer:
         commit(writer, "p", 0, 5, ASYNC_FLUSH)
         disk.fail_at = len(disk.operations)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while not read_slot(root)["flags"] & 1 and time.monotonic() < deadline:
         time.sleep(0.005)
     assert read_slot(root)["flags"] & 1, disk.operations[-3:]

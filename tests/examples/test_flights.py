@@ -45,7 +45,7 @@ def start(root: Path, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def wait_for_commits(root: Path, count: int, demo: subprocess.Popen[bytes]) -> None:
     """Until so many micro-batches of the writing query are done."""
-    end_s = time.monotonic() + 240
+    end_s = time.monotonic() + 900
     while len(list((root / "checkpoints" / "write" / "commits").glob("[0-9]*"))) < count:
         assert demo.poll() is None, "the demo ended by itself"
         assert time.monotonic() < end_s, "the demo does not get anywhere"
@@ -63,11 +63,11 @@ def test_the_demo_survives_a_kill(tmp_path: Path) -> None:
         wait_for_commits(root, 3, killed)
     finally:
         os.killpg(killed.pid, signal.SIGKILL)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait(240) == -signal.SIGKILL
     assert "PROVED" not in output.read_text()
     again = start(root, output, "--every", str(EVERY))
     try:
-        assert again.wait(300) == 0, output.read_text()[-4000:]
+        assert again.wait(900) == 0, output.read_text()[-4000:]
     finally:
         if again.poll() is None:
             os.killpg(again.pid, signal.SIGKILL)
@@ -90,5 +90,5 @@ def test_another_part_is_refused(tmp_path: Path) -> None:
     root, output = tmp_path / "demo", tmp_path / "output"
     (root / "months").mkdir(parents=True)
     (root / "months" / ".every").write_text("50")
-    assert start(root, output).wait(60) == 1
+    assert start(root, output).wait(240) == 1
     assert "was made with --every 50; give the same again, or --fresh" in output.read_text()

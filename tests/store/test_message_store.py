@@ -273,22 +273,27 @@ def test_async_puts_are_visible_soon_and_at_once_in_the_session(tmp_path: Path) 
         store.put_message(Message("t", b"x", queue_id=0))
         assert store.get_message("t", 0, 0).messages[0].body == b"x"
         store.put_message(Message("t", b"y", queue_id=0))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while reader.max_offset("t", 0) < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
         assert reader.max_offset("t", 0) == 2
 
 
 class SlowDisk(Disk):
-    """Each sync of the log takes a while."""
+    """Each sync of the log takes a while, and as long as the gate is closed."""
 
     pause_s = 0.0
     syncs = 0
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
 
     def fdatasync(self, file: File) -> None:
         if "commitlog" in file.path:
             self.syncs += 1
             time.sleep(self.pause_s)
+            assert self.gate.wait(240)
         super().fdatasync(file)
 
 
@@ -296,10 +301,10 @@ def test_a_late_sync_is_a_status_not_a_loss(tmp_path: Path) -> None:
     """FLUSH_DISK_TIMEOUT: the message is stored all the same."""
     disk = SlowDisk()
     with MessageStore.open(tmp_path / "s", SMALL.replace(sync_flush_timeout=20), disk=disk) as store:
-        disk.pause_s = 0.3
+        disk.gate.clear()
         result = store.put_message(Message("t", b"late", queue_id=0))
         assert (result.status, result.is_ok) == (PutMessageStatus.FLUSH_DISK_TIMEOUT, True)
-        disk.pause_s = 0.0
+        disk.gate.set()
         store.flush()
         assert read_all(store) == [b"late"]
 

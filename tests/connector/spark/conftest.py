@@ -49,9 +49,11 @@ def spark(kill_plan: Path) -> Iterator[object]:
 @pytest.fixture(scope="module")
 def connect_port() -> Iterator[None]:
     """Spark Connect has one port on a machine: one test at a time, when the server of the last one is gone."""
-    with open(Path(tempfile.gettempdir(), "messagestore-tests-connect.lock"), "w", encoding="ascii") as lock:
+    with open(
+        Path(tempfile.gettempdir(), f"messagestore-tests-connect-{os.getuid()}.lock"), "w", encoding="ascii"
+    ) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 240
         while True:
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

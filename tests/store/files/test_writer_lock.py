@@ -7,6 +7,7 @@ import fcntl
 import gc
 import json
 import logging
+import math
 import os
 import select
 import socket
@@ -359,13 +360,14 @@ def test_a_lease_goes_with_its_process(root: Path):
 @needs_leases
 def test_a_broker_that_waited_for_too_long_has_gone_past_the_lease(root: Path, monkeypatch: pytest.MonkeyPatch):
     """The kernel lets it through after a while: what it does then, this writer cannot know."""
-    monkeypatch.setattr(writer_lock, "_break_time_s", lambda: writer_lock._BREAK_MARGIN_S + 0.2)
     mine = attached(root)
     with starting_broker(root):
         while not mine.broker_waits():
             time.sleep(0.01)
+        monkeypatch.setattr(writer_lock, "_break_time_s", lambda: math.inf)
         assert mine.intact()
-        time.sleep(0.25)
+        monkeypatch.setattr(writer_lock, "_break_time_s", lambda: writer_lock._BREAK_MARGIN_S + 0.001)
+        time.sleep(0.01)
         assert mine.overrun() and not mine.intact()
     mine.detach()
 
@@ -417,7 +419,7 @@ def test_one_writer_at_a_time(lock_path: str):
     start = time.monotonic()
     with pytest.raises(StoreLockedError) as caught:
         second.acquire(0.05, description="the second")
-    assert 0.05 <= time.monotonic() - start < 5
+    assert 0.05 <= time.monotonic() - start < 60
     assert not second.held
     assert caught.value.path == lock_path
     assert caught.value.holder == f"pid {os.getpid()} on {socket.gethostname()} (the first)"
@@ -435,8 +437,8 @@ def test_waiting_ends_when_the_holder_lets_go(lock_path: str):
     timer = threading.Timer(0.05, first.release)
     start = time.monotonic()
     timer.start()
-    second.acquire(20, description="")
-    assert time.monotonic() - start < 10
+    second.acquire(240, description="")
+    assert time.monotonic() - start < 120
     timer.join()
     second.close()
     first.close()

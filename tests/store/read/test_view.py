@@ -217,7 +217,7 @@ def test_a_deleted_queue_is_not_read_as_empty(tmp_path: Path) -> None:
 def follow(root: str, queue_id: int, count: int, pipe: Connection) -> None:
     """A reader process: polls a queue until it has `count` messages; sends the numbers it read."""
     numbers: list[int] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     with MessageStore.open_read_only(root) as reader:
         while len(numbers) < count and time.monotonic() < deadline:
             high = reader.max_offset("t", queue_id)
@@ -286,7 +286,7 @@ def test_readers_while_the_store_is_recovered_and_closed(tmp_path: Path) -> None
             die(root)
         else:
             store.close()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(seen) < len(expected) and not errors and time.monotonic() < deadline:
         time.sleep(0.01)
     stop.set()

