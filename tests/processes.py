@@ -72,3 +72,24 @@ def starting_broker(root: Path, step: str = "start") -> Iterator[Java]:
         yield java
     finally:
         java.stop()
+
+
+# ---- a process that opens, puts and closes all the time
+
+# Arguments: the store, and a file that ends the process. A JSON line for each put, and for each refusal.
+SHORT_SESSIONS = """
+import json, os, sys, time
+from messagestore import Message, MessageStore, StoreConfig, StoreLockedError
+root, stop = sys.argv[1:]
+number = 0
+while not os.path.exists(stop):
+    body = f"short/{number}"
+    try:
+        with MessageStore.open(root, StoreConfig(lock_timeout="200ms")) as store:
+            store.put_message(Message("short", body.encode(), queue_id=0))
+        print(json.dumps(["put", body]), flush=True)
+        number += 1
+    except StoreLockedError as error:
+        print(json.dumps(["refused", str(error)]), flush=True)
+    time.sleep(0.02)
+"""

@@ -20,11 +20,6 @@ QUEUE = "consumequeue/topic-app-1/0/" + "0" * 20
 
 
 @pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
-
-
-@pytest.fixture
 def sample(samples: dict[str, Sample]) -> Sample:
     return samples["batches"]
 

@@ -17,11 +17,6 @@ from messagestore import CorruptionError, Message, MessageStore
 from messagestore.verify.verify import verify
 
 
-@pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
-
-
 def damaged(sample: Sample, root: Path, damage: Callable[[MemDisk], None]) -> MemDisk:
     disk = MemDisk(root, sample.content)
     damage(disk)

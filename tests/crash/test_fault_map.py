@@ -1,4 +1,4 @@
-"""README.md says which fault is injected where: each test and case it names is there, and no row is missing."""
+"""The fault map in faults/README.md and the attacks in docs/commit-protocol.md name tests and cases that exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ TESTS = Path(__file__).resolve().parent.parent
 FAULTS = TESTS.parent / "faults"
 MAP = FAULTS / "README.md"
 ROW_COUNTS = {"C": 22, "D": 20, "E": 22, "L": 18, "S": 24, "H": 18}
-SEQUENCES = [*map(str, range(1, 26)), *(f"N{number}" for number in range(1, 16))]
+ATTACKS = TESTS.parent / "docs" / "commit-protocol.md"
+ATTACK_COUNT = 44
 ALSO = {
     "images": ["workloads", "judge"],
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
@@ -60,23 +61,34 @@ def missing(reference: str) -> bool:
     return mode not in {each.name for each in runner.MODES} or words not in text_of(mode)
 
 
-ROWS = table(MAP.read_text(encoding="utf-8"))
+ROWS = table(MAP.read_text(encoding="utf-8").partition("# The fault map\n")[2])
 
 
 def test_no_row_is_missing() -> None:
     wanted = [f"{part}{number:02d}" for part, count in ROW_COUNTS.items() for number in range(1, count + 1)]
-    assert list(ROWS) == [*wanted, *SEQUENCES]
+    assert list(ROWS) == wanted
     assert len(wanted) == 124
 
 
-@pytest.mark.parametrize("part", [*ROW_COUNTS, "sequences"])
+@pytest.mark.parametrize("part", ROW_COUNTS)
 def test_what_the_map_names_is_there(part: str) -> None:
     """A test that was renamed, or a workload that is gone, would leave a fault that nobody injects."""
-    rows = {row: where for row, where in ROWS.items() if (row[0] == part if part in ROW_COUNTS else row in SEQUENCES)}
-    for row, where in rows.items():
-        references = re.findall(r"`([^`]+)`", where)
-        assert references or "does not apply" in where, f"{row}: nothing injects it"
-        assert [reference for reference in references if missing(reference)] == [], row
+    for row, where in ROWS.items():
+        if row[0] == part:
+            references = re.findall(r"`([^`]+)`", where)
+            assert references or "does not apply" in where, f"{row}: nothing injects it"
+            assert [reference for reference in references if missing(reference)] == [], row
+
+
+def test_each_attack_on_the_protocol_has_its_tests() -> None:
+    _, *attacks = ATTACKS.read_text(encoding="utf-8").split("\n### ")
+    assert len(attacks) >= ATTACK_COUNT
+    for attack in attacks:
+        title, _, text = attack.partition("\n")
+        named = text.partition("\nTests: ")[2].partition("\n\n")[0]
+        references = re.findall(r"`([^`]+)`", " ".join(named.split()))
+        assert any("::" in reference for reference in references), title
+        assert [reference for reference in references if missing(reference)] == [], title
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:

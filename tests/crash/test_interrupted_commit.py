@@ -10,7 +10,7 @@ import errno
 import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from crash import interrupts
-from crash.harness import ROOMY, no_thread_warnings, scratch_folder
+from crash.harness import no_thread_warnings, scratch_folder
 from crash.imitate import Process, rows_seen
 from crash.interrupts import ERRORS, Interrupter, Line
 from crash.workloads import Base, Bases
@@ -31,11 +31,6 @@ from messagestore.write.catching_up import _catch_up
 from messagestore.write.log_writer import LogWriter
 
 pytestmark = no_thread_warnings
-
-
-@pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
 
 
 @lru_cache
@@ -118,19 +113,6 @@ class BadReads(Disk):
     def pread_into(self, *arguments: Any) -> int:
         self._next()
         return super().pread_into(*arguments)
-
-
-@pytest.fixture
-def process() -> Iterator[Callable[..., Process]]:
-    started: list[Process] = []
-
-    def start(root: Path, disk: Disk | None = None) -> Process:
-        started.append(Process(root, ROOMY, disk))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.die()
 
 
 def test_a_batch_of_another_process_is_known_after_a_read_failed(root: Path, process: Callable[..., Process]) -> None:

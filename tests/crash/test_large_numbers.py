@@ -30,11 +30,6 @@ ROWS = 40
 consume = partial(deque, maxlen=0)
 
 
-@pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
-
-
 def begin_at(root: Path, physical_offset: int) -> None:
     """A store whose older segments are gone: its log begins there."""
     (root / "commitlog").mkdir(parents=True)

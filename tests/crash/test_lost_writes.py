@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from crash import checker
 from crash.flips import Sample, _tree, look
 from crash.harness import SMALL, Promise, Step, die, run_steps
@@ -14,11 +12,6 @@ from crash.memdisk import MemDisk
 from crash.workloads import batch, put
 
 PAGE_SIZE = 4096
-
-
-@pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
 
 
 _FIRST: list[Step] = [batch(0, 40), batch(1, 5), put(10)]

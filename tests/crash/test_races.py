@@ -60,6 +60,7 @@ from messagestore import (
     BatchRequest,
     CorruptionError,
     MessageStore,
+    StoreConfig,
     StoreError,
     StoreLockedError,
     StorePoisonedError,
@@ -74,22 +75,8 @@ Start = Callable[..., Process]
 
 
 @pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
-
-
-@pytest.fixture
-def process() -> Iterator[Start]:
-    """Starts processes; those that are left are killed at the end."""
-    started: list[Process] = []
-
-    def start(root: Path, disk: Disk | None = None, **changes: object) -> Process:
-        started.append(Process(root, SMALL.replace(**changes), disk))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.die()
+def config() -> StoreConfig:
+    return SMALL
 
 
 # ---- a reader looks at every moment

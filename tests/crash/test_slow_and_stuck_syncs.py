@@ -25,11 +25,6 @@ BOUND_S = 120.0
 """Whoever waits for longer hangs."""
 
 
-@pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
-
-
 class SlowDisk(Disk):
     """Each sync of the log takes as long as the gate is closed."""
 

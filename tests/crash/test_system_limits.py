@@ -25,11 +25,6 @@ from messagestore.verify.verify import verify
 pytestmark = [no_thread_warnings, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 
-@pytest.fixture
-def root(scratch: Path) -> Path:
-    return scratch / "store"
-
-
 def limited(kind: int, size: int) -> None:
     resource.setrlimit(kind, (size, resource.RLIM_INFINITY))
 

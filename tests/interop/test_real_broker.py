@@ -14,10 +14,10 @@ from interop.conftest import need
 from interop.java_build import NEWEST
 from interop.java_store import COUNTS, Driver
 from interop.real_broker import RealBroker
-from interop.test_protocol_java import SHORT_SESSIONS
 from messagestore import ConfigError, Message, MessageStore, StoreConfig, StoreLockedError
 from messagestore.format.broker_keys import KEYS
 from messagestore.verify.verify import verify
+from processes import SHORT_SESSIONS
 
 CLASSES = (
     "org.apache.rocketmq.store.config.MessageStoreConfig",
