@@ -27,9 +27,9 @@ def main(infile: IO[bytes], outfile: IO[bytes]) -> None:
     global _version  # noqa: PLW0603 - the batches of this worker
     from crash.harness import encoded
     from messagestore import BatchRequest
-    from messagestore.spi import append_batch
-    from messagestore.write.transaction import Chunks
-    from pyspark_messagestore.sink import _attached
+    from messagestore.session import attached_store, detach_at_the_end
+    from messagestore.write.transaction import Chunks, append_batch
+    from pyspark_messagestore.sink import in_worker
     from small import SMALL
 
     if STAYS in os.environ:
@@ -37,7 +37,9 @@ def main(infile: IO[bytes], outfile: IO[bytes]) -> None:
     root = infile.readline().decode().strip()
     if not root:
         sys.exit(-1)
-    with _attached(root, SMALL).writing("a batch") as writer:
+    if in_worker():
+        detach_at_the_end()
+    with attached_store(root, SMALL).writing("a batch") as writer:
         chunk = encoded("app", _version, 5, SMALL, writer.files.store_host)
         append_batch(writer, Chunks([chunk]), BatchRequest(app_id="app", version=_version))
     _version += 1

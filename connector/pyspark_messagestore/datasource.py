@@ -17,6 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from messagestore import ConfigError
+from messagestore.spi import LOCAL_STORES, Stores
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
 from pyspark_messagestore.schema import Projection, core_schema
@@ -47,6 +48,9 @@ class MessageStoreDataSource(DataSource):
     A micro-batch is in the store once and whole, or not at all. Append only.
     """
 
+    stores: Stores = LOCAL_STORES
+    """Opens the stores that are read and written; another one is put here for stores that are elsewhere."""
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         check_names(options)
@@ -72,11 +76,11 @@ class MessageStoreDataSource(DataSource):
                 raise ConfigError(
                     f"option {name}: is for streams, and this is a batch read; leave it out", key=name, value=value
                 )
-        return BatchReader(options, Projection.of(schema))
+        return BatchReader(options, Projection.of(schema), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
         """For `spark.readStream`."""
-        return StreamReader(source_options(self.options), Projection.of(schema))
+        return StreamReader(source_options(self.options), Projection.of(schema), self.stores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write`."""
@@ -112,7 +116,7 @@ class MessageStoreDataSource(DataSource):
 
     def _sink(self, options: SinkOptions, schema: StructType) -> Sink:
         columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
-        return Sink.plan(options, prepare(columns, options.topic))
+        return Sink.plan(options, prepare(columns, options.topic), self.stores)
 
 
 DefaultSource = MessageStoreDataSource

@@ -20,37 +20,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from messagestore import ConfigError
+from messagestore.spi import LastRecord, Queue, Queues, Range
 
 FORMAT_VERSION = 1
 
-Queues = dict[tuple[str, int], int]
-"""(topic, queue id) -> queue offset."""
+
+def _last_to_json(last: LastRecord) -> dict[str, int]:
+    fields = {"crc": last.crc, "position": last.position, "size": last.size}
+    return fields if last.store_timestamp_ms is None else {**fields, "storeTimestamp": last.store_timestamp_ms}
 
 
-@dataclass(frozen=True, slots=True)
-class LastRecord:
-    """The last record that a stream has covered, to know the log again by: place, bytes, CRC-32 of its bytes.
-
-    Its store time tells what is newer in a log that was restored or made again; None in offsets of earlier releases.
-    """
-
-    position: int
-    size: int
-    crc: int
-    store_timestamp_ms: int | None = None
-
-    def to_json(self) -> dict[str, int]:
-        """As a part of the offset's JSON."""
-        fields = {"crc": self.crc, "position": self.position, "size": self.size}
-        return fields if self.store_timestamp_ms is None else {**fields, "storeTimestamp": self.store_timestamp_ms}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> LastRecord:
-        """From a part of the offset's JSON."""
-        time_ms = fields.get("storeTimestamp")
-        return cls(
-            int(fields["position"]), int(fields["size"]), int(fields["crc"]), None if time_ms is None else int(time_ms)
-        )
+def _last_from_json(fields: Mapping[str, Any]) -> LastRecord:
+    time_ms = fields.get("storeTimestamp")
+    return LastRecord(
+        int(fields["position"]), int(fields["size"]), int(fields["crc"]), None if time_ms is None else int(time_ms)
+    )
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ class StreamOffset:
             queues.setdefault(topic, {})[str(queue_id)] = offset
         return {
             "formatVersion": FORMAT_VERSION,
-            "last": None if self.last is None else self.last.to_json(),
+            "last": None if self.last is None else _last_to_json(self.last),
             "physicalOffset": self.physical_offset,
             "queues": {topic: dict(sorted(queues[topic].items())) for topic in sorted(queues)},
             "storeId": self.store_id,
@@ -113,7 +97,7 @@ class StreamOffset:
                     for queue_id, offset in queues.items()
                 },
                 physical_offset=int(fields["physicalOffset"]),
-                last=None if last is None else LastRecord.from_json(last),
+                last=None if last is None else _last_from_json(last),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
@@ -156,24 +140,7 @@ def limited(starts: Queues, ends: Queues, most: int) -> Queues:
 # ---- in which pieces
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Messages `start..end` of one queue."""
-
-    topic: str
-    queue_id: int
-    start: int
-    end: int
-
-    @property
-    def count(self) -> int:
-        """Messages."""
-        return self.end - self.start
-
-
-def pieces(
-    ranges: list[Range], most: float, weights: Mapping[tuple[str, int], float] | None = None
-) -> list[list[Range]]:
+def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | None = None) -> list[list[Range]]:
     """Ranges cut and put together to pieces of about the weight `most`, in order; none is much heavier.
 
     A queue is cut into equal parts when it is heavier than `most`; light ones are put together.

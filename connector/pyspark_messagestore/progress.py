@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from messagestore import StoreError
-from messagestore.spi import publish_offsets
+from messagestore.spi import StoreReader
 from pyspark_messagestore.offsets import StreamOffset
 
 RETRY_S = 5.0
@@ -29,25 +29,22 @@ class GroupProgress:
 
     Parameters
     ----------
-    path : str
-        The store.
     group : str
     """
 
-    def __init__(self, path: str, group: str) -> None:
-        self.path = path
+    def __init__(self, group: str) -> None:
         self.group = group
         self._published: dict[str, Any] | None = None
         self._failed: dict[str, Any] | None = None
         self._again_s = 0.0
         self._told: set[tuple[type, int | None]] = set()
 
-    def publish(self, start: dict[str, Any]) -> None:
+    def publish(self, store: StoreReader, start: dict[str, Any]) -> None:
         """Publish a stream offset whose messages are done with. Microseconds when it is published already."""
         if start == self._published or (start == self._failed and time.monotonic() < self._again_s):
             return
         try:
-            publish_offsets(self.path, self.group, StreamOffset.from_json(start).queues)
+            store.publish_progress(self.group, StreamOffset.from_json(start).queues)
         except (StoreError, OSError) as error:
             self._failed, self._again_s = start, time.monotonic() + RETRY_S
             self._tell(error)

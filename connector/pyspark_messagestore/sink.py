@@ -19,7 +19,6 @@ import os
 import re
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -36,39 +35,22 @@ from messagestore import (
     CorruptionError,
     LostBatchesError,
     MessageIllegalError,
-    NotAStoreError,
     StoreConfig,
     StoreError,
-    StoreLockedError,
 )
 from messagestore.spi import (
+    LOCAL_STORES,
     SOURCE_SPARK,
     SOURCE_USER,
-    AttachedStore,
-    Disk,
-    Identity,
-    Paths,
-    StagedChunks,
     StagedFile,
-    StagingWriter,
-    Topics,
+    Staging,
+    Stores,
+    StoreWriter,
     Write,
-    append_batch,
-    attached_store,
-    check_root,
-    config_of_records,
-    detach_at_the_end,
     driver_token,
     encode,
-    looks_like_store,
-    make_staging,
     no_history,
-    probe_java,
-    refuse_to_write,
-    remove,
     store_host_of,
-    sweep,
-    sweep_write,
 )
 from pyspark_messagestore.columns import Mapper, Mapping
 from pyspark_messagestore.options import SinkOptions
@@ -76,15 +58,9 @@ from pyspark_messagestore.options import SinkOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from messagestore.spi import LogWriter
-
 CHUNK_ROWS = 65_536
 CHUNK_SIZE = 16 * 1024 * 1024
-_SWEEP_INTERVAL_S = 600.0
-_ABORT_TIMEOUT_S = 5.0
 
-_last_sweep_s: dict[str, float] = {}
-"""Staging folder -> when this process swept it; only saves work."""
 _written_to: dict[tuple[str, str], str] = {}
 """(path, app id) -> the store this process wrote a batch to; only for the words of an error."""
 
@@ -134,6 +110,8 @@ class Sink:
         Of the store at the path when the write was planned; empty when there was none.
     driver, write_id : str
         For the names of staging files: the driver's process, and what no other planned write has.
+    stores : Stores
+        Opens the store.
     """
 
     options: SinkOptions
@@ -142,9 +120,10 @@ class Sink:
     store_id: str
     driver: str = field(default_factory=driver_token)
     write_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    stores: Stores = LOCAL_STORES
 
     @classmethod
-    def plan(cls, options: SinkOptions, mapping: Mapping) -> Sink:
+    def plan(cls, options: SinkOptions, mapping: Mapping, stores: Stores = LOCAL_STORES) -> Sink:
         """On the driver. Nothing is made where there is no store: whether the batch is accepted is not known yet.
 
         Raises
@@ -158,30 +137,18 @@ class Sink:
         LostBatchesError
             There is no store, and the batch is not the first one of its app.
         """
-        config = options.config()
-        paths = Paths(options.path)
-        holder = probe_java(paths.root)
-        if holder is not None:
-            raise StoreLockedError(
-                f"{paths.lock}: locked by {holder.words}; stop it, or write to another store: nothing of this batch "
-                f"was written",
-                path=paths.lock,
-                holder=holder.words,
-            )
-        check_root(Disk(), paths)
-        refuse_to_write(Disk(), paths, config)
-        identity = Identity.read(Disk(), paths.identity)
-        if identity is None and looks_like_store(Disk(), paths):  # a broker's
-            with _attached(paths.root, config).writing("making the store"):
-                identity = Identity.read(Disk(), paths.identity)
-            assert identity is not None
-        if identity is not None:
-            config = config_of_records(Disk(), paths, config)
-        sink = cls(options, config, mapping, "" if identity is None else identity.store_id)
-        if identity is None and options.txn_version_source == SOURCE_SPARK:
+        sink = cls(options, options.config(), mapping, "", stores=stores)
+        found = sink._store().prepare()
+        sink = replace(sink, config=found.config, store_id=found.store_id)
+        if not found.exists and options.txn_version_source == SOURCE_SPARK:
             sink._check_first(options.txn_app_id, options.txn_version)
-        sink._sweep()  # before tasks need the room: a driver that was killed again and again left its files each time
         return sink
+
+    def _store(self) -> StoreWriter:
+        """The way into the store, in whichever process this is."""
+        return self.stores.writer(
+            self.options.path, self.config, staging_ttl_s=self.options.staging_ttl, ends_abruptly=in_worker()
+        )
 
     # ---- tasks
 
@@ -194,7 +161,7 @@ class Sink:
         partition_id = context.partitionId()
         self._check_can_begin(query_id, batch_id)
         staged = StagedFile("", 0, 0, 0)
-        writer: StagingWriter | None = None
+        writer: Staging | None = None
         mapper = self._mapper(f"{batch_id}/{partition_id}")
         host = store_host_of(self.config)
         write = Write(self.driver, self.write_id)
@@ -205,7 +172,7 @@ class Sink:
         try:
             for batch in gathered(batches):
                 if writer is None:
-                    writer = StagingWriter(self._staging(), write=write)
+                    writer = self._store().stage(write, self.store_id)
                 texts = mapper.messages(batch, row)
                 writer.write(
                     encode(texts, limits=self.config, store_host=host, born_host=host[:-4] + bytes(4), first_row=row)
@@ -231,38 +198,20 @@ class Sink:
         )
 
     def _mapper(self, seed: str) -> Mapper:
-        topics: Topics | None = None
+        counts: dict[str, int] | None = None
 
         def queue_count(name: str) -> int:
-            nonlocal topics
-            if topics is None:
-                topics = Topics(Disk(), self.options.path)
-                topics.load()
-            found = topics.get(name)
-            return self.options.write_queue_nums if found is None else found.write_queue_nums
+            nonlocal counts
+            if counts is None:
+                counts = self._store().describe().queue_counts
+            return counts.get(name, self.options.write_queue_nums)
 
         return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed)
-
-    def _staging(self) -> str:
-        """The staging folder, in the store this write was planned for, or where a store is to be."""
-        paths = Paths(self.options.path, self.config.file_mode_bits)
-        identity = Identity.read(Disk(), paths.identity)
-        if identity is None and not self.store_id:
-            make_staging(Disk(), paths)
-        elif self.store_id and (identity is None or identity.store_id != self.store_id):
-            found = "no store" if identity is None else f"another store, {identity.store_id}"
-            raise NotAStoreError(
-                f"{paths.root}: host {socket.gethostname()} found {found} there, and the write was planned for store "
-                f"{self.store_id}; executors and driver must see the same disk, and nobody may replace the folder "
-                f"meanwhile",
-                path=paths.root,
-            )
-        return paths.staging
 
     def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:
         """In a task: refuse a batch that no empty store accepts before anything is made for it."""
         options = self.options
-        if self.store_id or looks_like_store(Disk(), Paths(options.path)):
+        if self.store_id or self._store().describe().exists:
             return
         stream_batch_id = None if batch_id is None else int(batch_id)
         version = stream_batch_id if options.txn_version is None else options.txn_version
@@ -273,7 +222,7 @@ class Sink:
         """Where there is no store: refuse all but the first batch of an app."""
         if app_id is None or not version:
             return
-        root = Paths(self.options.path).root
+        root = os.path.abspath(self.options.path)
         before = _written_to.get((root, app_id))
         earlier = f" (an earlier batch of this query went to store {before})" if before is not None else ""
         raise LostBatchesError(
@@ -300,48 +249,34 @@ class Sink:
         request = self._request(staged, batch_id)
         sink = self._planned(staged)
         sink._check_store(request)
-        chunks = StagedChunks(files)
-        store = _attached(self.options.path, self.config)
-        with store.writing(_description(request)) as writer:
-            sink._staging()
-            result = sink._append(writer, chunks, request)
-        if batch_id is None and request.query_id is None and in_worker():
-            with contextlib.suppress(StoreError, OSError):  # the batch is there; the next writer recovers
-                store.detach()  # the one commit of its job, whose worker may be killed at once
-        remove(file.path for file in files)
-        sweep_write(file.path for file in files)
-        self._sweep()
-        return result
+        alone = batch_id is None and request.query_id is None  # the one commit of its job: its worker may be killed
+        return sink._commit(files, request, closing=alone and in_worker())
 
     def _planned(self, staged: list[StagedMessage]) -> Sink:
         """The same sink for the store that the tasks saw."""
         return replace(self, store_id=next((m.store_id for m in staged if m.store_id), ""))
 
     def _check_store(self, request: BatchRequest) -> None:
-        """Before anything is locked: a store that is gone is not made anew, and only a first batch makes one."""
-        if self.store_id:
-            self._staging()
-        elif not looks_like_store(Disk(), Paths(self.options.path)) and (
-            request.version_source == SOURCE_SPARK or request.stream_batch_id
-        ):
+        """Before anything is locked: where there was no store only a first batch makes one."""
+        first_only = request.version_source == SOURCE_SPARK or request.stream_batch_id
+        if not self.store_id and first_only and not self._store().describe().exists:
             self._check_first(request.app_id, request.version)
 
-    def _append(self, writer: LogWriter, chunks: StagedChunks, request: BatchRequest) -> BatchResult:
-        key = (Paths(self.options.path).root, request.app_id or "")
+    def _commit(self, files: list[StagedFile], request: BatchRequest, *, closing: bool) -> BatchResult:
+        key, store = (os.path.abspath(self.options.path), request.app_id or ""), self._store()
         try:
-            result = append_batch(writer, chunks, request)
+            committed = store.commit(files, request, self.store_id, closing=closing)
         except LostBatchesError as error:
-            before = _written_to.get(key, writer.files.store_id)
-            if before == writer.files.store_id:
+            here, before = store.describe().store_id, _written_to.get(key)
+            if before in (None, here):
                 raise
             raise LostBatchesError(
-                f"{error}. An earlier batch of this query went to store {before}, and this is store "
-                f"{writer.files.store_id}",
+                f"{error}. An earlier batch of this query went to store {before}, and this is store {here}",
                 app_id=error.app_id,
                 version=error.version,
             ) from None
-        _written_to[key] = writer.files.store_id
-        return result
+        _written_to[key] = committed.store_id
+        return committed.result
 
     def _checked(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> list[StagedMessage]:
         """The messages in the order of the partitions; each partition once, all of this batch and store."""
@@ -398,36 +333,9 @@ class Sink:
         While the lock is held no commit reads them. The commit may have gone through before: its bytes are in the log
         then, and stay there. Where the lock cannot be had the files are left for the sweep.
         """
-        paths = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
-        store = _attached(self.options.path, self.config)
-        try:
-            identity = Identity.read(Disk(), Paths(self.options.path).identity)
-            if identity is None and not self.store_id:
-                remove(paths)  # there was no store to commit to, and none is made here
-                sweep_write(paths)
-                return
-            self._staging()  # a store that is gone is not made anew here
-            with store.writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
-                remove(paths)
-                sweep_write(paths)
-            self._sweep()
-        except (StoreError, OSError):
-            return  # the error that led here is the one to report
-
-    def _sweep(self) -> None:
-        """Delete orphans, now and then."""
-        folder = Paths(self.options.path).staging
-        now_s = time.monotonic()
-        if now_s - _last_sweep_s.get(folder, -_SWEEP_INTERVAL_S) >= _SWEEP_INTERVAL_S:
-            _last_sweep_s[folder] = now_s
-            sweep(folder, self.options.staging_ttl)
-
-
-def _attached(root: str, config: StoreConfig) -> AttachedStore:
-    """The store of this process; one of Spark's workers closes it when Spark ends the process."""
-    if in_worker():
-        detach_at_the_end()
-    return attached_store(root, config)
+        names = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
+        with contextlib.suppress(StoreError, OSError):  # the error that led here is the one to report
+            self._store().abort(names, self.store_id)
 
 
 def in_worker() -> bool:
@@ -468,12 +376,6 @@ def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError
     )
     named.row = error.row
     return named
-
-
-def _description(request: BatchRequest) -> str:
-    if request.app_id is None:
-        return "a batch write of Spark"
-    return f"batch {request.version} of app {request.app_id}"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):

@@ -13,19 +13,17 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from messagestore import ConfigError, NotAStoreError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
-from messagestore.spi import FILLER_UNIT_SIZE, UNIT_DTYPE, ProvenTail, QueueEnds, StoreView, Visible
-from pyspark_messagestore.offsets import LastRecord, Queues, Range, StreamOffset, limited, pieces
+from messagestore.spi import LOCAL_STORES, Ends, LastRecord, Place, Proven, Queue, Queues, Range, StoreReader, Stores
+from pyspark_messagestore.offsets import StreamOffset, limited, pieces
 from pyspark_messagestore.options import EARLIEST, EVERY_QUEUE, LATEST, SourceOptions
 from pyspark_messagestore.progress import GroupProgress
 from pyspark_messagestore.schema import Projection
@@ -43,10 +41,8 @@ _SLACK = 1.05
 _KEPT_PLACES = 3
 """Steps of which the driver remembers where the messages before their ends lie: the last one may be planned again."""
 _SAMPLED_QUEUES = 64
-_SAMPLED_UNITS = 256
+"""Of so many queues the sizes of some records are looked at."""
 BATCH_ROWS = 65_536
-_LOOK_INTERVAL_S = 1.0
-"""How often new queues are looked for in a store whose writer does not tell when it changed (a Java broker)."""
 
 _SYSTEM_PREFIX = "rmq_sys_"
 
@@ -64,48 +60,33 @@ class RangesPartition(InputPartition):
     ranges : list of (topic, queue id, start, end)
     physical_offset : int
         No record of the ranges ends behind it; 0: not known.
-    last : (position, size, crc) | None
+    last : LastRecord | None
         The last record that was planned: a task knows the log by it.
-    tail : (start, end, {(topic, queue id): (first queue offset, units)}) | None
-        Of a store that no writer has recovered since the machine was started: what the driver has proven
-        (`ProvenTail`), as far as these ranges need it.
+    proven : Proven | None
+        What the driver has proven of a store that no writer has recovered since the machine was started, as far as
+        these ranges need it.
     """
 
     store_id: str
     ranges: list[tuple[str, int, int, int]]
     physical_offset: int = 0
-    last: tuple[int, int, int] | None = None
-    tail: tuple[int, int, dict[tuple[str, int], tuple[int, bytes]]] | None = None
+    last: LastRecord | None = None
+    proven: Proven | None = None
 
     def __init__(
-        self, store_id: str, ranges: list[Range], finish: StreamOffset | None = None, tail: ProvenTail | None = None
+        self, store_id: str, ranges: list[Range], finish: StreamOffset | None = None, proven: Proven | None = None
     ) -> None:
         super().__init__(None)
-        if tail is not None:
-            parts = {}
-            for part in ranges:
-                key = (part.topic, part.queue_id)
-                if key in tail.units and part.end > tail.units[key][0]:
-                    first = max(part.start, tail.units[key][0])
-                    parts[key] = first, tail.read(key, first, part.end).tobytes()
-            self.tail = tail.start, tail.end, parts
         self.store_id = store_id
         self.ranges = [(r.topic, r.queue_id, r.start, r.end) for r in ranges]
+        self.proven = proven
         if finish is not None:
-            last = finish.last
-            self.physical_offset = finish.physical_offset
-            self.last = None if last is None else (last.position, last.size, last.crc)
-
-    def proven_tail(self) -> ProvenTail | None:
-        """As the view wants it."""
-        if self.tail is None:
-            return None
-        start, end, parts = self.tail
-        units = {key: (first, np.frombuffer(data, UNIT_DTYPE)) for key, (first, data) in parts.items()}
-        return ProvenTail(start, end, units)
+            self.physical_offset, self.last = finish.physical_offset, finish.last
 
 
-def read_ranges(options: SourceOptions, partition: InputPartition, projection: Projection) -> Iterator[pa.RecordBatch]:
+def read_ranges(
+    options: SourceOptions, partition: InputPartition, projection: Projection, stores: Stores = LOCAL_STORES
+) -> Iterator[pa.RecordBatch]:
     """In a task: the messages of a partition as Spark's record batches.
 
     Raises
@@ -121,33 +102,32 @@ def read_ranges(options: SourceOptions, partition: InputPartition, projection: P
         return
     path = options.path
     try:
-        view = StoreView(path, tail=partition.proven_tail())
+        store = stores.reader(path, proven=partition.proven)
     except NotAStoreError:
         raise _elsewhere(path, partition.store_id, "no store") from None
     try:
-        if partition.store_id and view.store_id != partition.store_id:
-            raise _elsewhere(path, partition.store_id, f"another store, {view.store_id or 'without an id'}")
-        _check_planned(view, path, partition)
-        for each in partition.ranges:
-            yield from _read_range(view, each, projection, fail_on_data_loss=options.fail_on_data_loss)
-        _check_planned(view, path, partition)  # behind the reading: the store may change at any moment
+        found = store.describe().store_id
+        if partition.store_id and found != partition.store_id:
+            raise _elsewhere(path, partition.store_id, f"another store, {found or 'without an id'}")
+        _check_planned(store, path, partition)
+        ranges = [Range(*each) for each in partition.ranges]
+        yield from _read_ranges(store, ranges, projection, fail_on_data_loss=options.fail_on_data_loss)
+        _check_planned(store, path, partition)  # behind the reading: the store may change at any moment
     finally:
-        view.close()
+        store.close()
 
 
-def _check_planned(view: StoreView, path: str, partition: RangesPartition) -> None:
+def _check_planned(store: StoreReader, path: str, partition: RangesPartition) -> None:
     """Whether log and queues are those that were planned (below the log's first segment nothing can be told)."""
     fault = ""
-    if partition.last is not None:
-        position, size, crc = partition.last
-        if view.record_crc(position, size) not in (crc, None):
-            fault = f"the record at physical offset {position} is not the one that was there"
-    for topic, queue_id, _, end in partition.ranges if partition.physical_offset else ():
-        units = view.units(topic, queue_id, end - 1, end)
-        if len(units) and units["size"][0] != FILLER_UNIT_SIZE:
-            place = int(units["physical_offset"][0]) + int(units["size"][0])
-            if place > partition.physical_offset:
-                fault = f"message {end - 1} of {topic}/{queue_id} is not the one that was there"
+    last = partition.last
+    if last is not None and not _is_there(store, last):
+        fault = f"the record at physical offset {last.position} is not the one that was there"
+    if partition.physical_offset:
+        ends = {(topic, queue_id): end for topic, queue_id, _, end in partition.ranges}
+        for (topic, queue_id), place in store.places(ends).items():
+            if _ends_behind(place, partition.physical_offset):
+                fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} is not the one that was there"
     if fault:
         raise StoreWentBackwardsError(
             f"{path}: {fault} when this micro-batch was planned: the log was cut or restored, or the topic made again, "
@@ -155,35 +135,55 @@ def _check_planned(view: StoreView, path: str, partition: RangesPartition) -> No
         )
 
 
-def _read_range(
-    view: StoreView, part: tuple[str, int, int, int], projection: Projection, *, fail_on_data_loss: bool
+def _is_there(store: StoreReader, last: LastRecord) -> bool:
+    """Whether a record that was read is still there, or retention has taken its segment."""
+    found = store.prove_last(last.position, last.size)
+    return found is None or found.crc == last.crc
+
+
+def _ends_behind(place: Place | None, physical_offset: int) -> bool:
+    """Whether a message ends behind a place in the log; not when retention has taken it."""
+    return place is not None and place.size > 0 and place.end > physical_offset
+
+
+def _read_ranges(
+    store: StoreReader, ranges: Sequence[Range], projection: Projection, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
-    topic, queue_id, start, end = part
-    while start < end:
-        batches = view.read(topic, queue_id, start, end, projection.stored, max_rows=BATCH_ROWS, read_ahead=False)
+    left = list(reversed(ranges))  # the next one is last
+    while left:
         try:
-            for batch in batches:
-                start += batch.num_rows
+            for part in store.gather(left[::-1], max_rows=BATCH_ROWS):  # again from where a gap ended it
+                _drop_before(left, (part.topic, part.queue_id), part.start)
+                batch = part.decoded(projection.stored)
+                left[-1] = replace(left[-1], start=part.end)
                 yield projection.converted(batch)
+            return
         except OffsetOutOfRangeError as error:
-            first = min(error.min, end)
+            _drop_before(left, (error.topic, error.queue_id), error.queue_offset)
+            first = min(error.min, left[-1].end)
             if fail_on_data_loss:
                 raise OffsetOutOfRangeError(
                     f"{error}; this happened after the read was planned. {_GO_ON}",
-                    topic=topic,
-                    queue_id=queue_id,
+                    topic=error.topic,
+                    queue_id=error.queue_id,
                     queue_offset=error.queue_offset,
                     min=error.min,
                     max=error.max,
                 ) from None
-            _tell_gap((topic, queue_id), error.queue_offset, first)
-            start = first
+            _tell_gap((error.topic, error.queue_id), error.queue_offset, first)
+            left[-1] = replace(left[-1], start=first)
+
+
+def _drop_before(left: list[Range], queue: Queue, offset: int) -> None:
+    """Drop the ranges before the one that holds a message; the next one is the last of the list."""
+    while (left[-1].topic, left[-1].queue_id) != queue or left[-1].end <= offset:
+        left.pop()
 
 
 _GO_ON = "Start a new query, or set failOnDataLoss=false to go on at the first message that is there"
 
 
-def _tell_gap(queue: tuple[str, int], start: int, end: int) -> None:
+def _tell_gap(queue: Queue, start: int, end: int) -> None:
     _log.warning(
         "%s/%d: %d messages, %d to %d, are gone (retention); failOnDataLoss=false: going on behind them",
         *queue,
@@ -210,21 +210,16 @@ class Follower:
         The start that was examined last is of this log, and nothing about it is unknown.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, stores: Stores = LOCAL_STORES) -> None:
         self.options = options
-        self.view = StoreView(options.path, options.config())
+        self.store = stores.reader(options.path, options.config())
         self.checked = False
-        self._queues = QueueEnds(self.view, options.subscribe)
-        self._ends: Queues = {}
-        self._visible: Visible | None = None
-        self._quiet: tuple[int, int] | None = None
-        self._generation = 0
-        self._looked_s = 0.0
+        self.restarted: set[Queue] = set()
+        """Queues that were deleted and made again since the last step."""
+        self._ends = Ends("", {})
         self._examined: StreamOffset | None = None
         self._moved: Queues = {}
-        self._before: dict[
-            tuple[str, int], dict[int, int]
-        ] = {}  # the last ends, and where the message before each lies
+        self._before: dict[Queue, dict[int, int]] = {}  # the last ends, and where the message before each lies
         self._told: set[str] = set()
 
     # ---- ends
@@ -239,45 +234,14 @@ class Follower:
         StoreWentBackwardsError
             Another store is at the path.
         """
-        try:
-            return self._look()
-        except (NotAStoreError, StoreWentBackwardsError):  # another folder is at the path: a restored copy?
-            self._reopen()
-            return self._look()
-
-    def _look(self) -> Queues:
-        if self._quiet is not None and self.view.quiet() == self._quiet:
-            return self._ends
-        visible = self.view.refresh()
-        if self.view.generation != self._generation:  # what was found about a start was found in other files
-            self._generation = self.view.generation
-            self.checked, self._examined, self._visible = False, None, None
-        if visible == self._visible and visible.end is not None:
-            return self._ends
-        self._quiet = self.view.quiet() if visible.end is None else None
-        now_s = time.monotonic()
-        find = visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S
-        if find:
-            self._looked_s = now_s
-        self._ends = self._queues.look(find_queues=find)
-        if self._queues.waiting:
-            self._quiet = None
-        self._visible = self.view.visible
-        return self._ends
-
-    def _reopen(self) -> None:
-        """Another folder is at the path: open what is there, which must be this store, and check everything again."""
-        view = StoreView(self.options.path, self.options.config())
-        if self.view.store_id and view.store_id != self.view.store_id:
-            view.close()
-            raise StoreWentBackwardsError(
-                f"{self.options.path}: found store {view.store_id or 'without an id'} where store {self.view.store_id} "
-                f"was, which this query reads; put that one back, or start a new query with a new checkpoint"
-            )
-        self.view.close()
-        self.view, self._queues = view, QueueEnds(view, self.options.subscribe)
-        self._ends, self._visible, self._quiet, self._generation = {}, None, None, 0
-        self.checked, self._examined = False, None
+        found = self.store.ends(self.options.subscribe)
+        if found is not self._ends:
+            if found.generation != self._ends.generation:  # what was found about a start was found in other files
+                self.checked, self._examined = False, None
+                self.restarted.clear()
+            self.restarted |= found.restarted
+            self._ends = found
+        return found.queues
 
     def check_topics(self) -> None:
         """Refuse a topic the store has never heard of.
@@ -287,14 +251,11 @@ class Follower:
         UnknownTopicError
             It lists the topics there are.
         """
-        known = set(self.view.topics()) | set(self.view.files.topics.names)
+        found = self.store.describe(queues=True)
+        known = found.queue_ids.keys() | found.queue_counts.keys()
         for topic in self.options.subscribe:
             if topic not in known:
                 raise UnknownTopicError(topic, (name for name in known if not name.startswith(_SYSTEM_PREFIX)))
-
-    def begin(self, topic: str, queue_id: int) -> int:
-        """Number of the first message of a queue that is still there."""
-        return self.view.min_offset(topic, queue_id)
 
     # ---- the first offset
 
@@ -314,14 +275,13 @@ class Follower:
         if asked is None:
             asked = default
         if isinstance(asked, int):
-            return {queue: self._resolved(queue, asked) for queue in ends}
+            return self._resolved(dict.fromkeys(ends, asked))
         self._check_listed(asked, ends)
-        found: Queues = {}
+        wanted: Queues = {}
         for topic, queue_id in ends:
             offsets = asked[topic]
-            offset = offsets.get(queue_id, offsets.get(EVERY_QUEUE, LATEST))
-            found[topic, queue_id] = self._resolved((topic, queue_id), offset)
-        return found
+            wanted[topic, queue_id] = offsets.get(queue_id, offsets.get(EVERY_QUEUE, LATEST))
+        return self._resolved(wanted)
 
     def _check_listed(self, asked: dict[str, dict[int, int]], ends: Queues) -> None:
         for topic in {*asked, *self.options.subscribe}:
@@ -336,21 +296,26 @@ class Follower:
             if there - listed and EVERY_QUEUE not in offsets:
                 raise _starting(f'queue {min(there - listed)} of {topic} is not listed; list it, or give "*"')
 
-    def _resolved(self, queue: tuple[str, int], offset: int) -> int:
-        if offset == LATEST:
-            return self._ends[queue]
-        begin = self.begin(*queue)
-        if offset == EARLIEST:
-            return begin
-        if begin <= offset <= self._ends[queue]:
-            return offset
-        if self.options.fail_on_data_loss:
-            raise self._gone(queue, offset, begin)
-        return min(max(offset, begin), self._ends[queue])
+    def _resolved(self, wanted: Queues) -> Queues:
+        """Offsets from offsets, EARLIEST and LATEST."""
+        begins = self.store.begins(queue for queue, offset in wanted.items() if offset != LATEST)
+        found: Queues = {}
+        for queue, offset in wanted.items():
+            end = self._ends.queues[queue]
+            begin = begins.get(queue, end)
+            if offset in (EARLIEST, LATEST):
+                found[queue] = begin
+            elif begin <= offset <= end:
+                found[queue] = offset
+            elif self.options.fail_on_data_loss:
+                raise self._gone(queue, offset, begin)
+            else:
+                found[queue] = min(max(offset, begin), end)
+        return found
 
-    def _gone(self, queue: tuple[str, int], offset: int, begin: int) -> OffsetOutOfRangeError:
+    def _gone(self, queue: Queue, offset: int, begin: int) -> OffsetOutOfRangeError:
         topic, queue_id = queue
-        end = self._ends.get(queue, 0)
+        end = self._ends.queues.get(queue, 0)
         lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "it has not got that far"
         return OffsetOutOfRangeError(
             f"{topic}/{queue_id}: offset {offset} was asked for, {begin} to {end} are there: {lost}; start a new "
@@ -377,7 +342,7 @@ class Follower:
             The log was cut below it, a queue was made again, or it is another store.
         """
         ends = self.ends()
-        if start.store_id not in ("", self.view.store_id):
+        if start.store_id not in ("", self._ends.store_id):
             self._check_copy(start)
         if start != self._examined:
             self._examined, self._moved = start, {}
@@ -394,31 +359,36 @@ class Follower:
 
     def _check_copy(self, start: StreamOffset) -> None:
         """The checkpoint is of another store. This one may be a copy of it: then the last record is the same."""
-        known = not self.view.store_id or start.store_id in self.view.known_ids
-        last = start.last
-        if known and (last is None or self.view.record_crc(last.position, last.size) == last.crc):
+        here, last = self.store.describe(), start.last
+        known = not here.store_id or start.store_id in here.ancestors
+        found = None if last is None else self.store.prove_last(last.position, last.size)
+        if known and (last is None or (found is not None and found.crc == last.crc)):
             return
         why = "which is no copy of it" if not known else "which does not have the last record that was read"
         raise StoreWentBackwardsError(
             f"{self.options.path}: the checkpoint is of store {start.store_id}, and this is store "
-            f"{self.view.store_id or 'without an id'}, {why}; use a new checkpoint for another store"
+            f"{here.store_id or 'without an id'}, {why}; use a new checkpoint for another store"
         )
 
-    def _faults(self, start: StreamOffset, ends: Queues) -> dict[tuple[str, int] | None, str]:
+    def _faults(self, start: StreamOffset, ends: Queues) -> dict[Queue | None, str]:
         """What is wrong, by queue; None: with the log."""
         every, unknown = not self.checked, False
-        faults: dict[tuple[str, int] | None, str] = {}
+        faults: dict[Queue | None, str] = {}
         last = start.last
-        if last is not None and self.view.record_crc(last.position, last.size) not in (last.crc, None):
+        if last is not None and not _is_there(self.store, last):
             faults[None] = f"the record at physical offset {last.position} is not the one this query has read"
-        for queue, offset in start.queues.items():
+        looked = {
+            queue: offset
+            for queue, offset in start.queues.items()
+            if offset and (every or ends.get(queue) != offset or queue in self.restarted)
+        }
+        places = self.store.places({queue: offset for queue, offset in looked.items() if ends.get(queue, 0) >= offset})
+        for queue, offset in looked.items():
             end = ends.get(queue)
-            if not offset or (end == offset and not every and queue not in self._queues.restarted):
-                continue
-            if queue in self._queues.restarted:
+            if queue in self.restarted:
                 faults[queue] = f"{queue[0]}/{queue[1]} was made again: it began below message {offset} again"
             elif end is None or end < offset:
-                if not self.view.visible.recovered:
+                if not self._ends.recovered:
                     unknown = True  # what was read may be there, but a writer must recover the store first
                 elif queue[0] in self.options.subscribe:
                     faults[queue] = (
@@ -426,46 +396,39 @@ class Follower:
                         if end is not None
                         else f"{queue[0]}/{queue[1]} is gone, and this query has read up to {offset}"
                     )
-            elif self._ends_behind(queue, offset, start.physical_offset):
+            elif _ends_behind(places.get(queue), start.physical_offset):
                 faults[queue] = (
                     f"{queue[0]}/{queue[1]} was made again: message {offset - 1} is another than this query has read"
                 )
         self.checked = not unknown
         return faults
 
-    def planned_faults(
-        self, finish: StreamOffset, queues: list[tuple[str, int]], ends: Queues
-    ) -> dict[tuple[str, int] | None, str]:
+    def planned_faults(self, finish: StreamOffset, queues: list[Queue], ends: Queues) -> dict[Queue | None, str]:
         """What is wrong with the end of a micro-batch that was planned before, by queue; None: with the log."""
-        faults: dict[tuple[str, int] | None, str] = {}
+        faults: dict[Queue | None, str] = {}
         last = finish.last
-        if last is not None and self.view.record_crc(last.position, last.size) not in (last.crc, None):
+        if last is not None and not _is_there(self.store, last):
             faults[None] = (
                 f"the record at physical offset {last.position} is not the one this micro-batch was planned up to"
             )
-        for queue in queues:
-            offset, end = finish.queues[queue], ends.get(queue, 0)
+        reached = {queue: finish.queues[queue] for queue in queues}
+        places = self.store.places({queue: end for queue, end in reached.items() if 0 < end <= ends.get(queue, 0)})
+        for queue, offset in reached.items():
+            end = ends.get(queue, 0)
             name = f"{queue[0]}/{queue[1]}"
             if offset > end:
                 faults[queue] = (
                     f"{name}: this micro-batch was planned up to offset {offset}, and the queue ends at {end}"
                 )
-            elif offset and self._ends_behind(queue, offset, finish.physical_offset):
+            elif _ends_behind(places.get(queue), finish.physical_offset):
                 faults[queue] = f"{name}: message {offset - 1} is not the one this micro-batch was planned up to"
         return faults
 
-    def _ends_behind(self, queue: tuple[str, int], offset: int, physical_offset: int) -> bool:
-        """Whether the message before an offset ends behind a place in the log."""
-        units = self.view.units(*queue, offset - 1, offset)
-        if not len(units) or units["size"][0] == FILLER_UNIT_SIZE:
-            return False  # retention has taken it
-        return int(units["physical_offset"][0]) + int(units["size"][0]) > physical_offset
-
-    def _go_on(self, start: StreamOffset, ends: Queues, faults: dict[tuple[str, int] | None, str]) -> None:
+    def _go_on(self, start: StreamOffset, ends: Queues, faults: dict[Queue | None, str]) -> None:
         """With failOnDataLoss=false: find the first newer message of each queue, and say so."""
         queues = list(start.queues) if None in faults else [queue for queue in faults if queue is not None]
-        restarted = set(queues) & self._queues.restarted
-        self._queues.restarted -= restarted
+        restarted = set(queues) & self.restarted
+        self.restarted -= restarted
         for queue, fault in faults.items():
             if queue not in self._moved:
                 self._tell(f"{fault}; failOnDataLoss=false: going on at the first newer message")
@@ -487,26 +450,29 @@ class Follower:
             self._told.add(text)
             _log.warning("%s: %s", self.options.path, text)
 
-    def first_newer(self, queue: tuple[str, int], start: StreamOffset) -> int:
+    def first_newer(self, queue: Queue, start: StreamOffset) -> int:
         """The first message of a queue that was stored behind, or later than, everything this query has read."""
-        first = self.view.search_physical(*queue, start.physical_offset)
-        if start.last is not None and start.last.store_timestamp_ms is not None:
-            first = min(first, self.view.offset_behind_time(*queue, start.last.store_timestamp_ms))
+        time_ms = None if start.last is None else start.last.store_timestamp_ms
+        first = self.store.seek(queue, physical_offset=start.physical_offset, after_ms=time_ms)
         offset = start.queues[queue]
         place = self._before.get(queue, {}).get(offset, -1)
         if place >= 0 and first > offset:
-            units = self.view.units(*queue, offset - 1, offset)
-            if len(units) and int(units["physical_offset"][0]) != place:
+            found = self.store.places({queue: offset}).get(queue)
+            if found is not None and found.physical_offset != place:
                 return first  # the queue's numbers are those of another time: the start says nothing about them
         return min(first, offset)  # a limit may have left older messages unread
 
-    def first_of(self, queue: tuple[str, int], start: StreamOffset, end: int, *, tell: bool = False) -> int:
-        """Where the range of a queue really begins, up to `end`: behind what retention has taken.
+    def firsts_of(self, queues: Iterable[Queue], start: StreamOffset, ends: Queues, *, tell: bool = False) -> Queues:
+        """Where the ranges of some queues really begin, up to their ends: behind what retention has taken."""
+        begins = self.store.begins(queues)
+        return {queue: self.first_of(queue, start, begin, ends[queue], tell=tell) for queue, begin in begins.items()}
+
+    def first_of(self, queue: Queue, start: StreamOffset, begin: int, end: int, *, tell: bool = False) -> int:
+        """As `firsts_of`, for a queue whose first message that is still there is `begin`.
 
         A queue that is new to the stream begins at 0, unless its topic was not subscribed before.
         """
         offset = self._moved.get(queue, start.queues.get(queue, 0))
-        begin = self.begin(*queue)
         if offset < begin and (queue in start.queues or queue[0] in start.topics):
             if self.options.fail_on_data_loss:
                 raise self._gone(queue, offset, begin)
@@ -515,11 +481,11 @@ class Follower:
         return max(offset, begin)
 
     @property
-    def moved(self) -> set[tuple[str, int]]:
+    def moved(self) -> set[Queue]:
         """Queues that do not go on where the start says, which was examined last (failOnDataLoss=false)."""
         return set(self._moved)
 
-    def changed(self, start: StreamOffset, ends: Queues) -> list[tuple[str, int]]:
+    def changed(self, start: StreamOffset, ends: Queues) -> list[Queue]:
         """The queues in which a step from `start` to `ends` may read something."""
         known, moved = start.queues, self._moved
         return [queue for queue, end in ends.items() if known.get(queue, 0) != end or queue in moved]
@@ -528,15 +494,15 @@ class Follower:
 
     def next_offset(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
         """As `offset_at`, for a step that Spark is told of: queues that were made again before are in it."""
-        for queue, end in reached.items():
-            if queue in firsts and end:
-                units = self.view.units(*queue, end - 1, end)
-                places = self._before.setdefault(queue, {})
-                places.pop(end, None)
-                places[end] = int(units["physical_offset"][0]) if len(units) else -1
-                if len(places) > _KEPT_PLACES:
-                    del places[next(iter(places))]
-        self._queues.restarted.clear()
+        ends = {queue: end for queue, end in reached.items() if queue in firsts and end}
+        found = self.store.places(ends)
+        for queue, end in ends.items():
+            places = self._before.setdefault(queue, {})
+            places.pop(end, None)
+            places[end] = found[queue].physical_offset if queue in found else -1
+            if len(places) > _KEPT_PLACES:
+                del places[next(iter(places))]
+        self.restarted.clear()
         return self.offset_at(start, firsts, reached)
 
     def offset_at(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
@@ -551,23 +517,14 @@ class Follower:
         """
         again = bool(self._moved)  # a log that was cut or made again is known by what is in it now
         physical_offset, last = (0, None) if again else (start.physical_offset, start.last)
-        place = (-1, 0)
-        for queue, end in reached.items():
-            if end > (0 if again else firsts.get(queue, end)):
-                units = self.view.units(*queue, end - 1, end)
-                if len(units) and units["size"][0] != FILLER_UNIT_SIZE:
-                    place = max(place, (int(units["physical_offset"][0]), int(units["size"][0])))
-        if place[0] >= 0 and sum(place) > physical_offset:
-            physical_offset, last = sum(place), self._record(*place)
-        return StreamOffset(self.view.store_id, self.options.subscribe, reached, physical_offset, last)
-
-    def _record(self, position: int, size: int) -> LastRecord | None:
-        """The record at a place, to know the log by; None below the first segment."""
-        crc = self.view.record_crc(position, size)
-        head = self.view.files.commit_log.head(position) if crc is not None else None
-        if crc is None or head is None:
-            return None
-        return LastRecord(position, size, crc, int(head["store_timestamp_ms"]))
+        ends = {queue: end for queue, end in reached.items() if end > (0 if again else firsts.get(queue, end))}
+        places = [place for place in self.store.places(ends).values() if place.size]
+        newest = max(places, key=lambda place: place.physical_offset, default=None)
+        if newest is not None and newest.end > physical_offset:
+            physical_offset, last = newest.end, self.store.prove_last(newest.physical_offset, newest.size)
+            if last is not None and last.store_timestamp_ms is None:
+                last = None  # no record begins there
+        return StreamOffset(self._ends.store_id, self.options.subscribe, reached, physical_offset, last)
 
     def plan(self, firsts: Queues, ends: Queues, finish: StreamOffset) -> list[InputPartition]:
         """The pieces tasks read: as many as there are processors, unless they would be small, or large."""
@@ -582,21 +539,13 @@ class Follower:
         if self.options.min_partitions is not None:
             most = min(most, total / min(rows, self.options.min_partitions))
         parts = pieces(ranges, most, weights)
-        return [RangesPartition(self.view.store_id, part, finish, self.view.tail) for part in parts]
+        return [RangesPartition(self._ends.store_id, part, finish, self.store.proven(part)) for part in parts]
 
-    def _weights(self, ranges: list[Range]) -> dict[tuple[str, int], float]:
+    def _weights(self, ranges: list[Range]) -> dict[Queue, float]:
         """What one message of each range costs, by the sizes in some units; no record is read."""
-        weights: dict[tuple[str, int], float] = {}
         longest = sorted(ranges, key=lambda r: -r.count)[:_SAMPLED_QUEUES]
-        for each in longest:
-            middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
-            sizes = [
-                self.view.units(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS))["size"]
-                for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
-            ]
-            count = sum(map(len, sizes))
-            mean = sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
-            weights[each.topic, each.queue_id] = ROW_WEIGHT + max(0.0, mean)
+        sizes = zip(longest, self.store.mean_sizes(longest), strict=True)
+        weights = {(each.topic, each.queue_id): ROW_WEIGHT + max(0.0, size) for each, size in sizes}
         mean = sum(weights.values()) / len(weights)
         return {(r.topic, r.queue_id): weights.get((r.topic, r.queue_id), mean) for r in ranges}
 
@@ -608,41 +557,43 @@ def _starting(fault: str) -> ConfigError:
 class BatchReader(DataSourceReader):
     """What `spark.read` sees: all that is visible when the query is planned."""
 
-    def __init__(self, options: SourceOptions, projection: Projection) -> None:
+    def __init__(self, options: SourceOptions, projection: Projection, stores: Stores = LOCAL_STORES) -> None:
         self.options = options
         self.projection = projection
+        self.stores = stores
 
     def partitions(self) -> list[InputPartition]:
         """On the driver."""
-        follower = Follower(self.options)
+        follower = Follower(self.options, self.stores)
         try:
             firsts = follower.starting(EARLIEST)
             ends = follower.ends()  # a queue that came in between is left for the next read
             reached = {queue: ends[queue] for queue in firsts}
             return follower.plan(firsts, reached, follower.offset_at(StreamOffset(), firsts, reached))
         finally:
-            follower.view.close()
+            follower.store.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
-        return read_ranges(self.options, partition, self.projection)
+        return read_ranges(self.options, partition, self.projection, self.stores)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """What `readStream` sees. On the driver one lives as long as the query; copies of it read in tasks."""
 
-    def __init__(self, options: SourceOptions, projection: Projection) -> None:
+    def __init__(self, options: SourceOptions, projection: Projection, stores: Stores = LOCAL_STORES) -> None:
         self.options = options
         self.projection = projection
+        self.stores = stores
         self._follower: Follower | None = None
         self._target: Queues | None = None
         self._idle: tuple[dict[str, Any], Queues] | None = None
         group = options.consumer_group
-        self._progress = GroupProgress(options.path, group) if group is not None else None
+        self._progress = GroupProgress(group) if group is not None else None
 
     def __getstate__(self) -> dict[str, Any]:
         """What tasks need; open files stay here."""
-        return {"options": self.options, "projection": self.projection}
+        return {"options": self.options, "projection": self.projection, "stores": self.stores}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc] # a copy begins like new
@@ -651,7 +602,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def follower(self) -> Follower:
         """The store; opened when it is first asked for."""
         if self._follower is None:
-            self._follower = Follower(self.options)
+            self._follower = Follower(self.options, self.stores)
         return self._follower
 
     # ---- offsets
@@ -692,7 +643,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 **ends,
                 **{queue: min(ends[queue], current.get(queue, 0)) for queue in follower.moved & ends.keys()},
             }
-        firsts = {queue: follower.first_of(queue, begin, ends[queue]) for queue in follower.changed(begin, ends)}
+        firsts = follower.firsts_of(follower.changed(begin, ends), begin, ends)
         reached = {**begin.queues, **{queue: max(ends[queue], first) for queue, first in firsts.items()}}
         if isinstance(limit, ReadMaxRows):
             reached = limited({**begin.queues, **firsts}, reached, limit.max_rows)
@@ -708,7 +659,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _publish(self, start: dict[str, Any]) -> None:
         if self._progress is not None and self.follower.checked:  # offsets of another log are nobody's progress
-            self._progress.publish(start)
+            self._progress.publish(self.follower.store, start)
 
     # ---- ranges
 
@@ -725,7 +676,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored, or not recovered yet "
                 f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to go on"
             )
-        firsts: Queues = {}
         ends: Queues = {}
         for queue in queues:
             if queue not in visible:
@@ -741,7 +691,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     *queue,
                     finish.queues[queue],
                 )
-            firsts[queue], ends[queue] = follower.first_of(queue, begin, offset, tell=True), offset
+            ends[queue] = offset
+        firsts = follower.firsts_of(ends, begin, ends, tell=True)
         if faults:
             follower.checked = False  # the next step begins at what was planned: each queue is compared with it
             finish = follower.offset_at(StreamOffset(), firsts, ends)
@@ -749,7 +700,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task."""
-        return read_ranges(self.options, partition, self.projection)
+        return read_ranges(self.options, partition, self.projection, self.stores)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing depends on it: Spark does not call it for the last batch."""
@@ -757,5 +708,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Let go of the files."""
         if self._follower is not None:
-            self._follower.view.close()
+            self._follower.store.close()
             self._follower = None

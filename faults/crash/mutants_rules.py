@@ -74,12 +74,12 @@ def first_batches_unchecked() -> Iterator[None]:
 def made_when_planned(real: Any) -> Any:
     """The store is made before anybody knows which batch is to be written."""
 
-    def plan(options: Any, mapping: Any) -> Any:
-        from pyspark_messagestore import sink
+    def plan(options: Any, mapping: Any, stores: Any) -> Any:
+        from spark_faults.processes import current
 
-        with sink.attached_store(options.path, options.config()).writing("making the store"):
+        with current().store(options.path, options.config()).writing("making the store"):
             pass
-        return real(options, mapping)
+        return real(options, mapping, stores)
 
     return plan
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 from messagestore import StoreError
 from pyspark_messagestore.datasource import MessageStoreDataSource
 from spark_faults.ledger import Attempt
-from spark_faults.processes import Killed, Process
+from spark_faults.processes import Killed, Process, ProcessStores
 
 READ = StructType([StructField("body", BinaryType())])
 WRITTEN = StructType([StructField("body", BinaryType()), StructField("keys", ArrayType(StringType()))])
@@ -34,6 +34,13 @@ _TASK_ROWS = 7
 """Rows of an Arrow batch that Spark hands to a task: few, so that a task has several."""
 
 _runs = itertools.count()
+
+
+class FakeSource(MessageStoreDataSource):
+    """The data source, with the stores of the process that calls it."""
+
+    stores = ProcessStores()
+
 
 Faults = Callable[[str], Process]
 """Kind of process -> a new one, which may be doomed. Kinds: planner, task, commit, abort."""
@@ -114,7 +121,7 @@ class Driver:
         self.on_commit: Callable[[Attempt], None] = lambda _: None
 
     def _new_reader(self) -> Any:
-        return MessageStoreDataSource(dict(self.source_options)).streamReader(READ)
+        return FakeSource(dict(self.source_options)).streamReader(READ)
 
     # ---- the micro-batch
 
@@ -211,12 +218,12 @@ class Driver:
         """The sink, as a planner makes it."""
         options = dict(self.sink_options)
         if not self.foreach:
-            return MessageStoreDataSource(options).streamWriter(WRITTEN, overwrite=False)
+            return FakeSource(options).streamWriter(WRITTEN, overwrite=False)
         if "txnAppId" in options:
             options["txnVersion"] = str(number)
         if self.checkpoint.query_id:  # as MessageStoreSink does
             options["txnVersionSource"] = "spark"
-        return MessageStoreDataSource(options).writer(WRITTEN, overwrite=False)
+        return FakeSource(options).writer(WRITTEN, overwrite=False)
 
     def _task(self, index: int, number: int, partition: bytes) -> tuple[Any, list[bytes]]:
         """All attempts of one task: its message, or None, and the rows it wrote."""

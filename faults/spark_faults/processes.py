@@ -18,9 +18,11 @@ import pytest
 
 from crash.simdisk import KillDisk, Killed, Operation
 from messagestore import StoreConfig, message_store
-from messagestore.files import staging_files
 from messagestore.session import AttachedStore
-from messagestore.write import staging
+from messagestore.spi import Proven
+from messagestore.spi.local_reader import LocalReader
+from messagestore.spi.local_writer import LocalWriter
+from messagestore.write.staging import StagingWriter
 from pyspark_messagestore import sink, source
 
 T = TypeVar("T")
@@ -143,10 +145,7 @@ class Process:
         self.stores.clear()
 
 
-class _StagingWriter(staging.StagingWriter):
-    def __init__(self, folder: str, write: staging_files.Write) -> None:
-        super().__init__(folder, current().disk, write=write)
-
+class _StagingWriter(StagingWriter):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if not current().disk.dead:  # the dead remove nothing
             super().__exit__(kind, error, trace)
@@ -154,16 +153,35 @@ class _StagingWriter(staging.StagingWriter):
             self._file.close()
 
 
+class _Writer(LocalWriter):
+    file_type = _StagingWriter
+
+
+class ProcessStores:
+    """The stores as the process that the calling thread plays opens them; it is pickled into tasks by its name."""
+
+    def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> LocalReader:
+        """Reading changes nothing, so it needs no process."""
+        return LocalReader(path, config, proven)
+
+    def writer(
+        self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
+    ) -> LocalWriter:
+        """Through the process's own disk and locks."""
+        process = current()
+        return _Writer(
+            path,
+            config,
+            staging_ttl_s=staging_ttl_s,
+            ends_abruptly=ends_abruptly,
+            disk=process.disk,
+            attached=process.store,
+        )
+
+
 def connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on sink and source do everything as the process that the calling thread plays."""
-    monkeypatch.setattr(sink, "attached_store", lambda path, config: current().store(path, config))
+    """From now on everything is done as the process that the calling thread plays."""
     monkeypatch.setattr(message_store, "attached_store", lambda path, config, disk: current().store(path, config))
-    monkeypatch.setattr(sink, "Disk", lambda: current().disk)
-    monkeypatch.setattr(sink, "StagingWriter", _StagingWriter)
-    monkeypatch.setattr(sink, "StagedChunks", lambda files: staging.StagedChunks(files, current().disk))
-    monkeypatch.setattr(sink, "remove", lambda paths: staging_files.remove(paths, current().disk))
-    monkeypatch.setattr(sink, "sweep", lambda folder, age: staging_files.sweep(folder, age, current().disk))
-    monkeypatch.setattr(sink, "sweep_write", lambda paths: staging_files.sweep_write(paths, current().disk))
     monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: current().context))
     monkeypatch.setattr(source._log, "disabled", True)
     monkeypatch.setattr(threading, "excepthook", _quiet(threading.excepthook))

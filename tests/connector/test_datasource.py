@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 import pyspark_messagestore
 from messagestore import ConfigError, NotAStoreError
-from messagestore.spi import attached_store
+from messagestore.session import attached_store
 from pyspark_messagestore import DefaultSource, MessageStoreDataSource, MessageStoreSink
 from pyspark_messagestore.source import BatchReader, StreamReader
 

@@ -16,7 +16,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from messagestore import ConfigError, CorruptionError, StoreLockedError, StoreWentBackwardsError
-from messagestore.spi import ConsumerOffsets, Disk
+from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.mapped_file import Disk
+from messagestore.spi import LOCAL_STORES, LocalStores
 from pyspark_messagestore import progress
 from pyspark_messagestore.datasource import MessageStoreDataSource
 from pyspark_messagestore.options import source_options
@@ -34,9 +36,32 @@ def root(tmp_path: Path) -> str:
     return str(filled(tmp_path / "store", 40))
 
 
-def stream(root: str, **options: str) -> StreamReader:
+def stream(root: str, stores: LocalStores = LOCAL_STORES, **options: str) -> StreamReader:
     given = {"path": root, "subscribe": "t", "startingOffsets": "earliest", "consumerGroup": "g", **options}
-    return StreamReader(source_options(given), BODY)
+    return StreamReader(source_options(given), BODY, stores)
+
+
+class Refusing(LocalStores):
+    """Stores that publish no progress: `error` is raised, or nothing happens."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.calls: list[tuple[object, ...]] = []
+
+    def reader(self, *arguments, **options):
+        reader = super().reader(*arguments, **options)
+        reader.publish_progress = self.publish_progress
+        return reader
+
+    def publish_progress(self, *arguments: object) -> None:
+        self.calls.append(arguments)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def refusing() -> Refusing:
+    return Refusing()
 
 
 def again(offset: dict) -> dict:
@@ -84,16 +109,14 @@ def test_it_is_never_read(root: str) -> None:
     assert reader.initialOffset()["queues"] == {"t": {"0": 0, "1": 0}}
 
 
-def test_an_idle_query_writes_once(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_query_writes_once(root: str, refusing: Refusing) -> None:
     """Spark asks ninety times a second."""
-    calls = []
-    monkeypatch.setattr(progress, "publish_offsets", lambda *arguments: calls.append(arguments))
-    reader = stream(root)
+    reader = stream(root, refusing)
     end = again(reader.latestOffset(again(reader.initialOffset()), ALL))
     for _ in range(100):
         reader.latestOffset(again(end), ALL)
-    assert len(calls) == 2
-    assert calls[1] == (root, "g", {("t", 0): 20, ("t", 1): 20})
+    assert len(refusing.calls) == 2
+    assert refusing.calls[1] == ("g", {("t", 0): 20, ("t", 1): 20})
 
 
 def test_progress_in_another_store_is_not_published(root: str, tmp_path: Path) -> None:
@@ -107,26 +130,6 @@ def test_progress_in_another_store_is_not_published(root: str, tmp_path: Path) -
 
 
 # ---- when it cannot be
-
-
-class Refusing:
-    """Stands for the store's `publish_offsets`."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.calls = 0
-
-    def __call__(self, *arguments: object) -> None:
-        self.calls += 1
-        if self.error is not None:
-            raise self.error
-
-
-@pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> Refusing:
-    found = Refusing()
-    monkeypatch.setattr(progress, "publish_offsets", found)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -144,11 +147,11 @@ def test_what_cannot_be_published_is_told_once(
 ) -> None:
     """The query goes on, whatever it is; the warning names group and cause."""
     refusing.error = error
-    reader = stream(root)
+    reader = stream(root, refusing)
     offset = again(reader.initialOffset())
     for most in (10, 10, 10):
         offset = again(reader.latestOffset(offset, ReadMaxRows(most)))
-    assert refusing.calls == 3
+    assert len(refusing.calls) == 3
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "consumer group g: progress is not published: " in told.getMessage()
     assert str(error) in told.getMessage()
@@ -159,11 +162,13 @@ def test_each_kind_is_told_and_told_again_after_it_went_well(
     refusing: Refusing, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line a trouble, not one a micro-batch; a trouble that comes back is a new one."""
-    group = GroupProgress("/nowhere", "g")
+    group = GroupProgress("g")
     full, read_only = OSError(errno.ENOSPC, "full"), OSError(errno.EROFS, "read-only")
     for number, error in enumerate([full, read_only, full, read_only, None, full, full]):
         refusing.error = error
-        group.publish({"formatVersion": 1, "storeId": "", "last": None, "physicalOffset": number, "queues": {}})
+        group.publish(
+            refusing, {"formatVersion": 1, "storeId": "", "last": None, "physicalOffset": number, "queues": {}}
+        )
     assert [str(record.args[1]) for record in caplog.records] == [
         "[Errno 28] full",
         "[Errno 30] read-only",
@@ -175,17 +180,17 @@ def test_an_idle_query_tries_again(refusing: Refusing, monkeypatch: pytest.Monke
     """Once the broker is gone the last offsets get published, without another message."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    group = GroupProgress("/nowhere", "g")
+    group = GroupProgress("g")
     start = {"formatVersion": 1, "storeId": "", "last": None, "physicalOffset": 7, "queues": {}}
     refusing.error = OSError(errno.ENOSPC, "full")
-    group.publish(start)
-    group.publish(start)
-    assert refusing.calls == 1
+    group.publish(refusing, start)
+    group.publish(refusing, start)
+    assert len(refusing.calls) == 1
     now[0] += progress.RETRY_S
     refusing.error = None
     for _ in range(3):
-        group.publish(start)
-    assert refusing.calls == 2
+        group.publish(refusing, start)
+    assert len(refusing.calls) == 2
 
 
 # ---- the option

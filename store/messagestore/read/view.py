@@ -92,7 +92,7 @@ class Visible:
     recovered: bool = True
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Records as bytes, and what they must be."""
 
     queue_offsets: NDArray[np.int64]
@@ -607,9 +607,9 @@ class StoreView:
             The next message, at `queue_offset`, was deleted with the first segments (retention); `min` is the first one
             that is left. All before it were given.
         """
-        blocks = self._blocks(topic, queue_id, start, end, max_rows, max_bytes)
+        blocks = self.blocks(topic, queue_id, start, end, max_rows, max_bytes)
 
-        def decoded(block: _Block) -> pa.RecordBatch:
+        def decoded(block: Block) -> pa.RecordBatch:
             expected = record_columns.Expected(topic, queue_id, block.queue_offsets, block.physical_offsets)
             return record_columns.decode(
                 block.data,
@@ -630,9 +630,7 @@ class StoreView:
                 ahead.append(pool.submit(next, blocks, None))
                 yield decoded(block)
 
-    def _blocks(
-        self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int
-    ) -> Iterator[_Block]:
+    def blocks(self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int) -> Iterator[Block]:
         """Messages of a queue as bytes, so many rows and bytes of records at a time."""
         position = start
         while position < end:
@@ -650,7 +648,7 @@ class StoreView:
             yield block
             position += len(block.sizes)
 
-    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> _Block | None:
+    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Block | None:
         """The next messages of a queue; None when the first of them is not in the queue or not in the log any more."""
         units = self.units(topic, queue_id, position, end)
         if not len(units) or int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
@@ -666,7 +664,7 @@ class StoreView:
         data, starts = self._gather(physical_offsets, sizes)
         self.check_place()  # behind the reading: files are opened by their paths
         queue_offsets = np.arange(position, position + count, dtype=np.int64)
-        return _Block(queue_offsets, physical_offsets, sizes, data, starts)
+        return Block(queue_offsets, physical_offsets, sizes, data, starts)
 
     def _check_retention(self, topic: str, queue_id: int, position: int, end: int) -> None:
         """Whether the message at `position` was deleted with the first segments of the log.

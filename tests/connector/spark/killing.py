@@ -20,6 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from messagestore.files.mapped_file import Disk
+from messagestore.spi.local import LocalStores
+from messagestore.spi.local_writer import LocalWriter
+from messagestore.write.staging import StagingWriter
 from pyspark_messagestore import sink, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
 
@@ -129,6 +132,22 @@ def watched_disk(batch_id: object) -> Iterator[None]:
         Disk.pwrite, Disk.fdatasync = pwrite, fdatasync
 
 
+class KillingStore(LocalWriter):
+    """Place: locked, and those of `watched_disk`."""
+
+    def append(self, writer, chunks, request):
+        at("locked", request.version)
+        with watched_disk(request.version):
+            return super().append(writer, chunks, request)
+
+
+class KillingStores(LocalStores):
+    """Stores in which a commit may kill."""
+
+    def writer(self, path, config, **options):
+        return KillingStore(path, config, **options)
+
+
 class KillingWriter(sink.StreamWriter):
     """Places: task, staged-half, staged; commit, locked, data, those of `watched_disk`, sealed, published, returned;
     abort, aborted."""
@@ -138,17 +157,17 @@ class KillingWriter(sink.StreamWriter):
 
         batch_id = TaskContext.get().getLocalProperty("streaming.sql.batchId")
         at("task", batch_id)
-        half = sink.StagingWriter.write
+        half = StagingWriter.write
 
         def write_half(writer, chunk):
             half(writer, chunk)
             at("staged-half", batch_id)
 
-        sink.StagingWriter.write = write_half
+        StagingWriter.write = write_half
         try:
             message = super().write(iterator)
         finally:
-            sink.StagingWriter.write = half
+            StagingWriter.write = half
         at("staged", batch_id)
         return message
 
@@ -156,27 +175,22 @@ class KillingWriter(sink.StreamWriter):
         from messagestore.write import transaction
 
         at("commit", batchId)
-        originals = sink.append_batch, transaction._commit, transaction._publish
-
-        def locked(*args):
-            at("locked", batchId)
-            with watched_disk(batchId):
-                return originals[0](*args)
+        originals = transaction._commit, transaction._publish
 
         def data(*args):
             at("data", batchId)
-            originals[1](*args)
+            originals[0](*args)
             at("sealed", batchId)
 
         def published(*args):
-            originals[2](*args)
+            originals[1](*args)
             at("published", batchId)
 
-        sink.append_batch, transaction._commit, transaction._publish = locked, data, published
+        transaction._commit, transaction._publish = data, published
         try:
             super().commit(messages, batchId)
         finally:
-            sink.append_batch, transaction._commit, transaction._publish = originals
+            transaction._commit, transaction._publish = originals
         at("returned", batchId)
 
     def abort(self, messages, batchId):  # noqa: N803
@@ -206,6 +220,8 @@ def batch_of(start: dict) -> int:
 class KillingSource(MessageStoreDataSource):
     """Format `killing`."""
 
+    stores = KillingStores()
+
     @classmethod
     def name(cls):
         return "killing"
@@ -215,4 +231,4 @@ class KillingSource(MessageStoreDataSource):
 
     def streamReader(self, schema):  # noqa: N802
         reader = super().streamReader(schema)
-        return KillingReader(reader.options, reader.projection)
+        return KillingReader(reader.options, reader.projection, reader.stores)

@@ -210,7 +210,7 @@ def stream_copy(spark, root: str, source: str, checkpoint: Path, topic: str = "c
 def test_a_store_that_is_gone_under_a_checkpoint(spark, root, tmp_path, copies) -> None:
     """Not mounted: refused, and the folder stays as it is. An older backup: refused. The store back: it goes on."""
     from messagestore import MessageStore
-    from messagestore.spi import attached_store
+    from messagestore.session import attached_store
 
     source, checkpoint, away = root + "-source", tmp_path / "checkpoint", Path(root + "-away")
     fill(source, 100)

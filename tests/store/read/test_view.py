@@ -504,6 +504,6 @@ def test_a_sparse_queue_takes_little_memory(tmp_path: Path) -> None:
             store.put_message(Message("t", b"." * 8000, queue_id=1))
             store.put_message(Message("t", b"x", queue_id=0))
     with MessageStore.open_read_only(tmp_path / "s") as reader:
-        blocks = list(reader.view._blocks("t", 0, 0, 60, 100, 4000))
+        blocks = list(reader.view.blocks("t", 0, 0, 60, 100, 4000))
         assert sum(len(block.sizes) for block in blocks) == 60
         assert max(len(block.data) for block in blocks) < 5 * 4000 + 16 * 1024

@@ -1,0 +1,235 @@
+"""Reads a store on this host: a `StoreReader` over a `StoreView`.
+
+`ends` is asked ninety times a second by an idle stream, so it first looks whether any writer was at work. When another
+folder with the same store is at the path, it opens that one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from messagestore.errors import NotAStoreError, StoreWentBackwardsError
+from messagestore.files.consume_queue import UNIT_DTYPE
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.format.config import StoreConfig
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.read.proven_tail import ProvenTail
+from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.view import StoreView, Visible
+from messagestore.spi.interface import (
+    GATHERED_ROWS,
+    GATHERED_SIZE,
+    Description,
+    Ends,
+    Gathered,
+    LastRecord,
+    Place,
+    Proven,
+    Queue,
+    Queues,
+    Range,
+)
+
+_LOOK_INTERVAL_S = 1.0
+"""How often new queues are looked for in a store whose writer does not tell when it changed (a Java broker)."""
+_SAMPLED_UNITS = 256
+
+
+class LocalReader:
+    """A store on this host, opened for reading.
+
+    Parameters
+    ----------
+    path : str
+    config : StoreConfig | None
+    proven : Proven | None
+    disk : Disk | None
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store, or one whose queues cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        config: StoreConfig | None = None,
+        proven: Proven | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self._path, self._config, self._disk = path, config, disk
+        self._view = StoreView(path, config, disk, None if proven is None else _tail_of(proven))
+        self._queues = QueueEnds(self._view, ())
+        self._found = Ends(self._view.store_id, {})
+        self._visible: Visible | None = None
+        self._quiet: tuple[int, int] | None = None
+        self._looked_s = 0.0
+        self._generation = self._reopened = 0
+
+    def describe(self, *, queues: bool = False) -> Description:
+        """Which store this is."""
+        view = self._view
+        topics = view.files.topics
+        counts = {name: found.write_queue_nums for name in topics.names if (found := topics.get(name)) is not None}
+        return Description(
+            view.store_id,
+            view.known_ids - {view.store_id},
+            queue_counts=counts,
+            queue_ids=view.topics() if queues else {},
+            config=view.files.config,
+        )
+
+    # ---- ends
+
+    def ends(self, topics: Sequence[str]) -> Ends:
+        """How far the queues of some topics reach."""
+        if self._queues.topics != tuple(topics):
+            self._queues = QueueEnds(self._view, topics)
+            self._visible = self._quiet = None
+        try:
+            return self._look()
+        except (NotAStoreError, StoreWentBackwardsError):  # another folder is at the path: a restored copy?
+            self._reopen()
+            return self._look()
+
+    def _look(self) -> Ends:
+        view = self._view
+        if self._quiet is not None and view.quiet() == self._quiet:
+            return self._again()
+        visible = view.refresh()
+        generation = self._reopened + view.generation
+        if generation != self._generation:
+            self._generation, self._visible = generation, None
+        if visible == self._visible and visible.end is not None:
+            return self._again()
+        self._quiet = view.quiet() if visible.end is None else None
+        now_s = time.monotonic()
+        find = visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S
+        if find:
+            self._looked_s = now_s
+        ends = self._queues.look(find_queues=find)
+        if self._queues.waiting:
+            self._quiet = None
+        self._visible = view.visible
+        restarted = frozenset(self._queues.restarted)
+        self._queues.restarted.clear()
+        self._found = Ends(view.store_id, ends, restarted, view.visible.recovered, generation)
+        return self._found
+
+    def _again(self) -> Ends:
+        """The ends that were found last; what they said of restarts has been said."""
+        if self._found.restarted:
+            self._found = replace(self._found, restarted=frozenset())
+        return self._found
+
+    def _reopen(self) -> None:
+        """Another folder is at the path: open what is there, which must be this store."""
+        view = StoreView(self._path, self._config, self._disk)
+        if self._view.store_id and view.store_id != self._view.store_id:
+            view.close()
+            raise StoreWentBackwardsError(
+                f"{self._path}: found store {view.store_id or 'without an id'} where store {self._view.store_id} "
+                f"was, which this query reads; put that one back, or start a new query with a new checkpoint"
+            )
+        self._reopened += self._view.generation + 1
+        self._view.close()
+        self._view, self._queues = view, QueueEnds(view, self._queues.topics)
+        self._visible = self._quiet = None
+
+    # ---- single messages
+
+    def begins(self, queues: Iterable[Queue]) -> Queues:
+        """Number of the first message of each queue that is still there."""
+        return {queue: self._view.min_offset(*queue) for queue in queues}
+
+    def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
+        """Where the message before each offset lies."""
+        found = {}
+        for queue, offset in offsets.items():
+            units = self._view.units(*queue, max(0, offset - 1), offset)
+            if len(units):
+                size = int(units["size"][0])
+                found[queue] = Place(int(units["physical_offset"][0]), 0 if size == FILLER_UNIT_SIZE else size)
+        return found
+
+    def seek(self, queue: Queue, *, physical_offset: int | None = None, after_ms: int | None = None) -> int:
+        """Number of the first message at a physical offset, or stored after a time."""
+        view = self._view
+        first = view.max_offset(*queue) if physical_offset is None else view.search_physical(*queue, physical_offset)
+        return first if after_ms is None else min(first, view.offset_behind_time(*queue, after_ms))
+
+    def prove_last(self, position: int, size: int) -> LastRecord | None:
+        """The bytes at a place, as a record."""
+        view = self._view
+        crc = view.record_crc(position, size)
+        if crc is None:
+            return None
+        head = view.healed(lambda: view.files.commit_log.head(position)) if crc >= 0 else None
+        return LastRecord(position, size, crc, None if head is None else int(head["store_timestamp_ms"]))
+
+    # ---- ranges
+
+    def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
+        """By the units at the beginning, in the middle and at the end."""
+        return [self._mean_size(each) for each in ranges]
+
+    def _mean_size(self, each: Range) -> float:
+        middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
+        sizes = [
+            self._view.units(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS))["size"]
+            for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
+        ]
+        count = sum(map(len, sizes))
+        return sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
+
+    def proven(self, ranges: Iterable[Range]) -> Proven | None:
+        """Of a store that nobody has recovered since the machine was started: what is proven of these ranges."""
+        tail = self._view.tail
+        if tail is None:
+            return None
+        units = {}
+        for each in ranges:
+            queue = (each.topic, each.queue_id)
+            if queue in tail.units and each.end > tail.units[queue][0]:
+                first = max(each.start, tail.units[queue][0])
+                units[queue] = first, tail.read(queue, first, each.end).tobytes()
+        return Proven(tail.start, tail.end, units)
+
+    def gather(
+        self, ranges: Sequence[Range], *, max_rows: int = GATHERED_ROWS, max_size: int = GATHERED_SIZE
+    ) -> Iterator[Gathered]:
+        """The bytes of the records of some ranges."""
+        path = self._view.files.paths.commit_log
+        for each in ranges:
+            for block in self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size):
+                yield Gathered(
+                    each.topic,
+                    each.queue_id,
+                    int(block.queue_offsets[0]),
+                    block.physical_offsets,
+                    block.sizes,
+                    block.data,
+                    block.starts,
+                    path,
+                )
+
+    # ---- others
+
+    def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """As the offsets of a consumer group, in `config/consumerOffset.json`."""
+        publish_offsets(self._path, group, offsets, disk=self._disk)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        self._view.close()
+
+
+def _tail_of(proven: Proven) -> ProvenTail:
+    units = {queue: (first, np.frombuffer(data, UNIT_DTYPE)) for queue, (first, data) in proven.units.items()}
+    return ProvenTail(proven.start, proven.end, units)
