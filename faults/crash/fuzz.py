@@ -32,6 +32,7 @@ from crash.flips import TINY, Sample, _tree, make_samples
 from crash.harness import SMALL, batch_columns, die, scratch_folder
 from crash.judge import Verdict, read_queue
 from crash.memdisk import MemDisk
+from crash.renumbered import CASES as RENUMBERED
 from crash.strangers import CASES as STRANGERS
 from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError
 from messagestore.files import checkpoint as store_checkpoint
@@ -375,6 +376,7 @@ NAMED = {
     "a decompression bomb": _bombs,
     **STRANGERS,
     **CLOCKS,
+    **RENUMBERED,
 }
 
 

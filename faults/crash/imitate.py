@@ -184,6 +184,34 @@ class Broker:
         shutil.rmtree(self.root / "consumequeue" / topic)
         self.next = {key: number for key, number in self.next.items() if key[0] != topic}
 
+    def recover(self) -> None:
+        """Its own recovery after a kill: records from the checkpoint's segment on get units by RocketMQ's rules.
+
+        A queue ignores what is not behind the record of its last unit. Of the rest it drops a record whose number it has
+        passed, unless that is 0, and puts every other one behind its last unit, whatever its number. So the records of a
+        topic that was deleted come back.
+        """
+        found = walk(self.root)[0]
+        checkpoint_ms = min(read_checkpoint(self.root)[:2]) - 3000
+        times = {record["physical_offset"]: record["store_timestamp_ms"] for record in reversed(found)}
+        starts = [int(path.name) for path in segments(self.root)]
+        start = max((at for at in starts if 0 < times.get(at, 0) <= checkpoint_ms), default=0)
+        there = {
+            (path.parent.name, int(path.name)): units(self.root, path.parent.name, int(path.name))
+            for path in (self.root / "consumequeue").glob("*/*")
+        }
+        for record in found:
+            known = there.setdefault((record["topic"], record["queue_id"]), [])
+            number, at = record["queue_offset"], record["physical_offset"]
+            if record["sys_flag"] & 0xC in (0x4, 0xC) or at < start or (known and at <= known[-1][0]):
+                continue
+            if number and number < len(known):
+                continue
+            tags = reference.java_hash(record["all_properties"].get("TAGS", ""))
+            self.unit(record["topic"], record["queue_id"], len(known), at, record["size"], tags)
+            known.append((at, record["size"], tags))
+        self.next = {key: len(known) for key, known in there.items()}
+
     def encoded(
         self, topic: str, body: bytes, queue_id: int, number: int, store_ms: int | None, **fields: Any
     ) -> bytes:
@@ -199,7 +227,7 @@ class Broker:
             **fields,
         )
 
-    def unit(self, topic: str, queue_id: int, number: int, physical_offset: int, size: int) -> None:
+    def unit(self, topic: str, queue_id: int, number: int, physical_offset: int, size: int, tags_code: int = 0) -> None:
         file_size = self.config.mapped_file_size_consume_queue
         start = number * 20 // file_size * file_size
         path = self.root / "consumequeue" / topic / str(queue_id) / f"{start:020d}"
@@ -208,7 +236,7 @@ class Broker:
             path.write_bytes(bytes(file_size))
         with open(path, "r+b") as file:
             file.seek(number * 20 - start)
-            file.write(reference.unit(physical_offset, size, 0))
+            file.write(reference.unit(physical_offset, size, tags_code))
 
     def checkpoint(self, store_ms: int | None = None) -> None:
         """What its flush threads write now and then."""

@@ -194,6 +194,17 @@ class CommitLog:
         head = record_scan.heads(data, np.zeros(1, np.int64))[0]
         return head if record_scan.is_head(head, physical_offset) else None
 
+    def segment_before_time(self, time_ms: int) -> int:
+        """Where the newest segment begins whose first record was stored at or before a time; else where the log begins.
+
+        With the time of its store checkpoint that is where a broker's own recovery starts after a crash.
+        """
+        for segment in reversed(self.files.offsets):
+            head = self.head(segment)
+            if head is not None and 0 < int(head["store_timestamp_ms"]) <= time_ms:
+                return segment
+        return self.min_offset
+
     def scan(self, physical_offset: int, end: int | None = None, *, verify_body_crc: bool = True) -> Iterator[Scanned]:
         """Runs of valid records from `physical_offset` on, across segments, to the first thing that is no record.
 

@@ -23,6 +23,7 @@ from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
     STATE_FILE_SIZE,
+    STATE_OWN,
     STATE_POISONED,
     STATE_RECOVERING,
     STATE_SLOT,
@@ -72,7 +73,7 @@ class State:
     boot_hash : int
         `boot_hash()` of who wrote the slot.
     flags : int
-        STATE_POISONED, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING of `layout`.
+        STATE_POISONED, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING, STATE_OWN of `layout`.
     writer_pid : int
         Who wrote the slot; for messages only.
     """
@@ -107,6 +108,13 @@ class State:
     def recovering(self) -> bool:
         """A recovery is at work, or died: what is derived from the log above C may be in pieces."""
         return bool(self.flags & STATE_RECOVERING)
+
+    @property
+    def own(self) -> bool:
+        """Only this project has ever written the store, as far as anything tells. A broker was never at work there, so
+        every unit has the number that its record says.
+        """
+        return bool(self.flags & STATE_OWN)
 
     @property
     def idle(self) -> bool:

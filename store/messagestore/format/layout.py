@@ -217,7 +217,7 @@ STATE_SLOT = Layout(
             52,
             "flags",
             "u4",
-            "1: poisoned; 2: ASYNC_FLUSH bytes above C; 4: closed cleanly at C; 8: a recovery has begun, not ended",
+            "1: poisoned; 2: ASYNC_FLUSH bytes above C; 4: closed cleanly at C; 8: in recovery; 16: no broker wrote",
         ),
         (56, "writer_pid", "i4", "who wrote the slot; for messages only"),
         (60, "crc", "u4", "CRC-32 of the 60 bytes before"),
@@ -227,6 +227,7 @@ STATE_POISONED = 1
 STATE_ASYNC = 2
 STATE_CLEAN = 4
 STATE_RECOVERING = 8
+STATE_OWN = 16
 
 # ---- journal (ours)
 

@@ -154,7 +154,9 @@ class MessageExt:
     topic : str
     queue_id : int
     queue_offset : int
-        The number of the message in its queue, from 0.
+        The number of the message in its queue, from 0, by which it can be asked for again. A message that was found by
+        its place or by a key has the number that is in its record; where a broker brought back a topic that had been
+        deleted, its queue may have it at another number.
     physical_offset : int
         The place of its record, in bytes from the log's origin.
     size : int

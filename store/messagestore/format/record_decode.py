@@ -74,7 +74,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "system_properties": _TEXT_MAP,
 }
 """What `decode` gives. `tags` and `unique_key` are null where there is none; `keys`, `properties` (the user's own) and
-`system_properties` are empty then. `message_id` is UNIQ_KEY, else the offset message id."""
+`system_properties` are empty then. `message_id` is UNIQ_KEY, else the offset message id. `queue_offset` is that of
+the unit that promised the record; without `Expected`, what the record says."""
 
 BLOCK_ROWS = 16_384
 """Rows decoded in one go: each record is looked at several times, and stays in the CPU's cache meanwhile."""
@@ -90,16 +91,20 @@ class Expected:
     topic : str
     queue_id : int
     queue_offsets, physical_offsets : int64[n]
+    renumbered : bool[n] or None
+        Rows whose record may say another queue offset than its unit has; None: no row's may.
     """
 
     topic: str
     queue_id: int
     queue_offsets: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
+    renumbered: NDArray[np.bool_] | None = None
 
     def slice(self, rows: slice) -> Expected:
         """Of some of the rows."""
-        return Expected(self.topic, self.queue_id, self.queue_offsets[rows], self.physical_offsets[rows])
+        renumbered = None if self.renumbered is None else self.renumbered[rows]
+        return Expected(self.topic, self.queue_id, self.queue_offsets[rows], self.physical_offsets[rows], renumbered)
 
 
 def decode(
@@ -184,11 +189,11 @@ class _Rows:
 
     def _as_expected(self, expected: Expected) -> NDArray[np.bool_]:
         found = self.heads
-        same: NDArray[np.bool_] = (
-            (found["physical_offset"] == expected.physical_offsets)
-            & (found["queue_offset"] == expected.queue_offsets)
-            & (found["queue_id"] == expected.queue_id)
-        )
+        same: NDArray[np.bool_] = found["queue_offset"] == expected.queue_offsets
+        if expected.renumbered is not None:
+            same |= expected.renumbered
+        same &= found["physical_offset"] == expected.physical_offsets
+        same &= found["queue_id"] == expected.queue_id
         topic = expected.topic.encode("utf-8", "surrogatepass")
         if not same.all():
             return same
@@ -230,6 +235,10 @@ class _Rows:
     def field(self, name: str) -> pa.Array:
         """A field of the heads."""
         return array_of(self.heads[name])
+
+    def queue_offset(self) -> pa.Array:
+        """The numbers of the units; of records without units, what they say themselves."""
+        return self.field("queue_offset") if self.expected is None else array_of(self.expected.queue_offsets)
 
     @cached_property
     def body(self) -> pa.Array:
@@ -304,6 +313,7 @@ def _hex(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 _MAKERS: dict[str, Callable[[_Rows], pa.Array]] = {
     "topic": _Rows.topic,
+    "queue_offset": _Rows.queue_offset,
     "body": lambda rows: rows.body,
     "tags": lambda rows: rows.properties.column(TAGS),
     "unique_key": lambda rows: rows.properties.column(UNIQUE_KEY),

@@ -1,7 +1,8 @@
 """Does a log hold messages of light queues (a broker's enableLmq with enableMultiDispatch)?
 
 Such a message lies in its own topic, and units for it in light queues, which have no records of their own. Where the
-folder of all queues is gone, only the properties that the broker added tell that there were any.
+folder of all queues is gone, or the broker was killed before it had made the light queues, only the properties that the
+broker added tell that there are any.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
 """The property by which a broker's store says which number a message has in each of its light queues."""
 
 
-def first_light_message(log: CommitLog) -> int | None:
-    """Physical offset of the first message of a light queue, or None; reads the whole log, and checks framing only."""
-    for run in log.scan(log.min_offset, verify_body_crc=False):
+def first_light_message(log: CommitLog, start: int) -> int | None:
+    """Physical offset of the first message of a light queue from a record on, or None; checks framing only."""
+    for run in log.scan(start, verify_body_crc=False):
         row = _first_in(run)
         if row is not None:
             return run.physical_offset + int(run.starts[row])

@@ -9,6 +9,7 @@ ConsumeQueue.putMessagePositionInfo):
 | The record says | Then |
 |---|---|
 | the next number | it has the next unit |
+| anything, and the next unit points to it | it keeps this unit: a broker brought a deleted topic back |
 | 0, and the queue is not empty | the topic was made again: the queue begins anew with this record |
 | less, and the unit of this number points to it | the queue goes on from there |
 | less | it repeats a number, and has no unit |
@@ -96,25 +97,34 @@ class QueueRuns:
             if keys is not None and key not in keys:
                 continue
             offsets = request.queue_offsets[rows]
-            expected = self._expected(key, int(offsets[0]))
+            expected = self._expected(key, int(offsets[0]), int(request.physical_offsets[rows[0]]))
             if int(offsets[0]) == expected and (np.diff(offsets) == 1).all():
                 self.next_offsets[key] = expected + len(rows)
                 continue
             times = np.broadcast_to(np.asarray(request.store_timestamps_ms, np.int64), request.sizes.shape)
             self._take_odd(key, expected, offsets, request.physical_offsets[rows], times[rows])
 
-    def _expected(self, key: Key, first: int) -> int:
+    def _expected(self, key: Key, first: int, at: int) -> int:
         expected = self.next_offsets.get(key, self.known.get(key))
         if expected is not None:
             return expected
-        if not self.units or self.start <= self.files.commit_log.min_offset:
+        whole = self.start <= self.files.commit_log.min_offset
+        if not self.units or (whole and self.own):
             return first
         queue = self.files.queue(*key)
         expected = queue.search_physical(self.start) if queue.files.offsets else 0
-        if first > expected or (first < expected and not self._is_unit_of(key, first)):
-            self.doubtful.add(key)
+        if first == expected or (not self.own and self._unit(key, expected) == at):
+            return expected
+        if whole:
             return first
-        return expected
+        if self.own:
+            sure = first < expected and self._is_unit_of(key, first)
+        else:
+            before = self._number_of(key, expected - 1)
+            sure = before is not None and (first < expected or first == before + 1)
+        if not sure:
+            self.doubtful.add(key)
+        return expected if sure else first
 
     def _take_odd(
         self,
@@ -134,7 +144,8 @@ class QueueRuns:
                 log = self.files.commit_log
                 path = log.files.path(log.segment_of(at))
                 raise CorruptionError(path, at, f"queue offset {expected} of {key[0]}/{key[1]}", str(number))
-            elif number > expected or follows:  # one damaged number: the queue goes on as if it were right
+            elif number > expected or follows or self._points(key, expected, at):
+                # one damaged number, or a unit that a broker gave it: the queue goes on as if the number were right
                 self._changed[at] = expected
                 expected += 1
             elif self._points(key, number, at):
@@ -168,6 +179,16 @@ class QueueRuns:
 
     def _points(self, key: Key, number: int, at: int) -> bool:
         return self._unit(key, number) == at
+
+    def _number_of(self, key: Key, number: int) -> int | None:
+        """Which number a record of the queue says that a unit on the disk points to; None: it points to none.
+
+        A queue whose last unit is sound has lost no units before a record that says the next number, or one that the
+        queue has passed.
+        """
+        at = self._unit(key, number) if number >= 0 else -1
+        head = self.files.commit_log.head(at) if at >= self.files.commit_log.min_offset else None
+        return int(head["queue_offset"]) if head is not None and int(head["queue_id"]) == key[1] else None
 
     def _is_unit_of(self, key: Key, number: int) -> bool:
         """Whether a unit on the disk points to a record of the log that says this queue id and number."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
+from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.files.index_file import IndexService
@@ -621,22 +622,36 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
             path=paths.root,
         )
     if not disk.is_folder(paths.consume_queue):
-        _refuse_light_messages(disk, paths)
+        _refuse_light_messages(disk, paths, whole=True)
+    elif _broker_crashed(disk, paths):
+        _refuse_light_messages(disk, paths, whole=False)
 
 
-def _refuse_light_messages(disk: Disk, paths: Paths) -> None:
-    """The folder of all queues is gone, or was never made: only records tell of light queues."""
+def _broker_crashed(disk: Disk, paths: Paths) -> bool:
+    """Whether `abort` is there, and not from this project."""
+    try:
+        return not disk.read_head(paths.abort, len(ABORT_WORD)).startswith(ABORT_WORD.encode())
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
+    """Only records tell of light queues: the folder of all queues is gone, or was never made (`whole`), or a broker was
+    killed. Then all that it may not have dispatched lies where its own recovery would begin, or behind.
+    """
     pool = FilePool(disk, 8)
     try:
         log = CommitLog(paths.commit_log, 0, pool, paths.spark)
         log.load()
-        found = first_light_message(log) if log.files.offsets else None
+        times = store_checkpoint.read(disk, paths.checkpoint)
+        start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
+        found = first_light_message(log, start) if log.files.offsets else None
     finally:
         pool.clear()
     if found is not None:
         raise NotAStoreError(
-            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq), "
-            f"and no folder consumequeue; only simple queues can be written, so let a broker make the queues again",
+            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq) "
+            f"that has no folder; only simple queues can be written, so let a broker make the queues again",
             path=paths.root,
         )
 

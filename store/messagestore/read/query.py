@@ -7,12 +7,13 @@ getOffsetInQueueByTime), over a `StoreView`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
+from messagestore.errors import ConfigError, CorruptionError, MagicError, UnknownTopicError
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
@@ -66,11 +67,28 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
             if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
                 continue  # deleted by retention, or below the queue's first message
             view.check_units(topic, queue_id, number, np.array([physical_offset]), np.array([size], np.int32))
-            messages.append(message_at(view, physical_offset, size))
+            messages.append(_numbered(view, topic, queue_id, number, message_at(view, physical_offset, size)))
         next_offset = queue_offset + len(units)
         if not messages:
             status = GetMessageStatus.MESSAGE_WAS_REMOVING
     return GetMessageResult(status, messages, next_offset, low, high)
+
+
+def _numbered(view: StoreView, topic: str, queue_id: int, number: int, message: MessageExt) -> MessageExt:
+    """The message of a unit, with the unit's number.
+
+    Raises
+    ------
+    MagicError
+        No broker ever wrote the store, and the record says that it is another message.
+    """
+    if (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, number):
+        return message
+    if not view.own:
+        return replace(message, queue_offset=number)
+    log, at = view.files.commit_log, message.physical_offset
+    found = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
+    raise MagicError(log.files.path(log.segment_of(at)), at, f"message {number} of {topic}/{queue_id}", found)
 
 
 def get_batch(

@@ -162,6 +162,7 @@ class _Walk:
     def __init__(self, known: QueueEnds, limit: int) -> None:
         self.log = known.view.files.commit_log
         self.limit = limit
+        self.own = known.view.own
         self.topics = frozenset(known.topics)
         self.ends = dict(known.ends)
         self.grown: set[tuple[str, int]] = set()
@@ -232,10 +233,13 @@ class _Walk:
         return end
 
     def _take(self, topic: str, queue_id: int, first: int, count: int) -> bool:
-        """Messages `first` to `first + count - 1` of a queue; False when some before them are not known."""
+        """Messages `first` to `first + count - 1` of a queue; False when some before them are not known.
+
+        Where a broker was at work, a number that does not follow says nothing: the queue may have another one for it.
+        """
         key = (topic, queue_id)
         known = self.ends.get(key)
-        if known is not None and first > known:
+        if known is not None and (first > known or (first < known and not self.own)):
             return False
         if known is not None and first < known:
             self.restarted.add(key)

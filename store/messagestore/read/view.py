@@ -41,7 +41,7 @@ from messagestore.files.mapped_file import Disk, File
 from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import BLANK, UNIT
+from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import LMQ_PREFIX
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
@@ -100,6 +100,7 @@ class Block(NamedTuple):
     sizes: NDArray[np.int32]
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]
+    renumbered: NDArray[np.bool_] | None
 
 
 class StoreView:
@@ -154,6 +155,8 @@ class StoreView:
         self._state_inode = -1
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
+        self.own = False
+        """No broker ever wrote the store, by the last `refresh`: each record says the number of its unit."""
         self.visible = self.refresh()
 
     @property
@@ -213,6 +216,7 @@ class StoreView:
             same_boot = state.boot_hash == boot_hash()
             visible_end = state.visible_end if same_boot else self._proven_end_of(state)
             self.visible = Visible(visible_end, state.counter, state.clean_end, same_boot and not state.recovering)
+        self.own = state is not None and state.own and self.known_end is not None
         if self.visible.end is None or same_boot:
             self.tail = self._tail_key = None
         if self.visible != self._seen:
@@ -610,7 +614,9 @@ class StoreView:
         blocks = self.blocks(topic, queue_id, start, end, max_rows, max_bytes)
 
         def decoded(block: Block) -> pa.RecordBatch:
-            expected = record_columns.Expected(topic, queue_id, block.queue_offsets, block.physical_offsets)
+            expected = record_columns.Expected(
+                topic, queue_id, block.queue_offsets, block.physical_offsets, block.renumbered
+            )
             return record_columns.decode(
                 block.data,
                 block.starts,
@@ -664,7 +670,22 @@ class StoreView:
         data, starts = self._gather(physical_offsets, sizes)
         self.check_place()  # behind the reading: files are opened by their paths
         queue_offsets = np.arange(position, position + count, dtype=np.int64)
-        return Block(queue_offsets, physical_offsets, sizes, data, starts)
+        renumbered = None if self.own else self._in_order(topic, queue_id, position, physical_offsets)
+        return Block(queue_offsets, physical_offsets, sizes, data, starts, renumbered)
+
+    def _in_order(
+        self, topic: str, queue_id: int, position: int, physical_offsets: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Which units point behind the record of the unit before.
+
+        A broker that brings a topic back that was deleted gives its records the next units, whatever number they say.
+        Its units point to ever later records all the same, so that no record is in its queue twice.
+        """
+        before = self.units(topic, queue_id, max(position - 1, 0), position)
+        filled = not len(before) or int(before["size"][0]) == FILLER_UNIT_SIZE
+        last = -1 if filled else int(before["physical_offset"][0])
+        renumbered: NDArray[np.bool_] = np.diff(physical_offsets, prepend=last) > 0
+        return renumbered
 
     def _check_retention(self, topic: str, queue_id: int, position: int, end: int) -> None:
         """Whether the message at `position` was deleted with the first segments of the log.

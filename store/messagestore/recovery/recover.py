@@ -28,7 +28,14 @@ from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.state import State, boot_hash
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH
-from messagestore.format.layout import JOURNAL_FORMAT, STATE_ASYNC, STATE_CLEAN, STATE_FILE_SIZE, STATE_RECOVERING
+from messagestore.format.layout import (
+    JOURNAL_FORMAT,
+    STATE_ASYNC,
+    STATE_CLEAN,
+    STATE_FILE_SIZE,
+    STATE_OWN,
+    STATE_RECOVERING,
+)
 from messagestore.format.message import BATCH_TOPIC, put_topic_fault
 from messagestore.log.batch_journal import MISSING, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
@@ -311,7 +318,10 @@ class _Recovery:
             queues = QueueRuns(
                 files, before.physical_offset, self.below.next_offsets, units=not self.all_queues, own=own
             )
-            walk = Walker(files, before, queues, sync_proof=synced_only, own=own, broker=not ours).run()
+            crashed = self.abort is not None
+            walk = Walker(
+                files, before, queues, sync_proof=synced_only, own=own, broker=not ours, crashed=crashed
+            ).run()
             if queues.doubtful <= doubtful:
                 return walk
             doubtful = doubtful | queues.doubtful
@@ -391,12 +401,8 @@ class _Recovery:
 
     def _broker_start(self) -> LogEnd:
         """Where a broker's own recovery starts: the newest segment not younger than its checkpoint allows."""
-        limit_ms = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint).min_timestamp_ms
-        for segment in reversed(self.log.files.offsets):
-            head = self.log.head(segment)
-            if head is not None and 0 < int(head["store_timestamp_ms"]) <= limit_ms:
-                return LogEnd(segment, 0, 0, 0)
-        return LogEnd(self.log.min_offset, 0, 0, 0)
+        times = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
+        return LogEnd(self.log.segment_before_time(times.min_timestamp_ms), 0, 0, 0)
 
     def _newest_chained_segment(self) -> LogEnd:
         """The newest segment whose first record its queue's unit points to."""
@@ -509,11 +515,12 @@ class _Recovery:
     def _begin(self, walk: Walk) -> None:
         """A recovery that dies half-way is noticed by writers that stayed attached: something is in flight."""
         if self.state is not None:
+            own = 0 if self._broker_was_here() else STATE_OWN
             state = replace(
                 self.state,
                 counter=self.state.counter + 1,
                 in_flight=walk.end.physical_offset,
-                flags=(self.state.flags & ~STATE_CLEAN) | STATE_RECOVERING,
+                flags=(self.state.flags & (~(STATE_CLEAN | STATE_OWN) | own)) | STATE_RECOVERING,
             )
             self.state = self.files.state_file.write(state)
 
@@ -758,6 +765,23 @@ class _Recovery:
             for queue_id in sorted(set(range(first, last + 1)) - set(there.get(topic, ())))
         ]
 
+    def _is_new(self) -> bool:
+        """Whether there is nothing yet that a broker could have written."""
+        return self.abort is None and not self.log.files.offsets and not self.files.queue_names()
+
+    def _broker_was_here(self) -> bool:
+        """Whether anything tells that a broker has opened the store since a Python writer was there last.
+
+        `abort` and the store checkpoint tell of one that wrote, and a topic that is gone of one that deleted it. That
+        is never forgotten (`State.own`): what a broker leaves in a queue stays there.
+        """
+        if self.abort is not None and self.abort != self.files.abort_token:
+            return True
+        if self.abort is None and self._checkpoint_is_ours() is not True:
+            return True
+        names, there = {*self.files.topics.names, BATCH_TOPIC}, self.files.queue_names()
+        return any(topic not in names and topic not in there for topic in self.journal.queues or ())
+
     def _broker_wrote(self) -> bool:
         """Whether a broker was at work since a Python writer: it leaves another store checkpoint."""
         files = self.files
@@ -793,7 +817,7 @@ class _Recovery:
             anchor_crc=0,
             boot_hash=boot_hash(),
             # Units behind the log's end prove nothing until it is on the disk that they were zeroed: `move_clean`.
-            flags=old.flags & STATE_ASYNC if old is not None else 0,
+            flags=old.flags & (STATE_ASYNC | STATE_OWN) if old is not None else STATE_OWN * self._is_new(),
             writer_pid=os.getpid(),
         )
         if old is None or files.disk.size(files.paths.state) != STATE_FILE_SIZE:

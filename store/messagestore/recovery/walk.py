@@ -84,6 +84,8 @@ class Walker:
         All records from the start on were written by this project.
     broker : bool
         A broker wrote last: it may have kept a part of an ASYNC batch, and what it appended behind that part counts.
+    crashed : bool
+        Who wrote last did not close the store: the last record of the log may be torn.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Walker:
         sync_proof: bool,
         own: bool = False,
         broker: bool = False,
+        crashed: bool = False,
     ) -> None:
         self.files = files
         self.log = files.commit_log
         self.sync_proof = sync_proof
         self.own = own
         self.broker = broker
+        self.crashed = crashed
         self.walk = Walk(before.physical_offset, before, queues)
         self._batches_end = 0
 
@@ -149,10 +153,13 @@ class Walker:
         written to its end has another last byte, and no content can change that. A sector that a power cut took out of
         the middle of long properties is not seen: nothing proves that it ever held something else.
 
+        In a broker's part of the log only its very last record may be torn, and only where the name of its topic shows
+        that (`_torn_in_topic`).
+
         Raises
         ------
         CorruptionError
-            In a broker's part of the log, for a topic that cannot have a queue.
+            In a broker's part of the log, for any other topic that cannot have a queue.
         """
         bad_runs = np.array(
             [
@@ -169,11 +176,30 @@ class Walker:
             bad |= (sizes > 0) & (run.data[where.ends - 1] != PROPERTY_SEPARATOR[0])
         elif bad.any():
             row, number = int(bad.argmax()), int(bad_runs.argmax())
+            if self._torn_in_topic(run, row):
+                return row
             at = run.physical_offset + int(run.starts[row])
             found = f"topic {request.run_topics[number][:80]!r}, queue {int(request.run_queue_ids[number])}"
             path = self.log.files.path(self.log.segment_of(at))
             raise CorruptionError(path, at, "a topic and a queue id that can have a queue", found)
         return record_scan.leading(~bad)
+
+    def _torn_in_topic(self, run: Scanned, row: int) -> bool:
+        """Whether a broker's crash tore a record inside the name of its topic.
+
+        A record without properties ends with its topic's name and two zero bytes. When a power cut takes the end of the
+        name, all lengths still add up. It is a torn record when nothing but zeros follows the name's beginning, up to
+        the end of the log: no folder has such a name, so no queue can have had the record, and RocketMQ cannot go on
+        behind it.
+        """
+        if not self.crashed or row < len(run.starts) - 1:
+            return False
+        _, where = record_scan.parts(run.data, run.starts[row:], run.heads[row:])
+        name = run.data[int(where.topic_starts[0]) : int(where.topic_ends[0])]
+        zeros = np.flatnonzero(name == 0)
+        if not len(zeros) or run.data[int(where.topic_starts[0] + zeros[0]) : int(where.ends[0])].any():
+            return False
+        return not self.log.nonzero_ranges(run.physical_offset + int(where.ends[0]))
 
     def _check_batches(self, request: DispatchRequest, count: int) -> int:
         """Rows up to the first BATCH whose data do not hold."""

@@ -2,7 +2,8 @@
 
 Records come in log order, as dispatch requests; units and entries are read and compared, nothing is written. What only
 a Java broker does is no fault: a topic that was deleted leaves records without a queue, one that was made again starts
-its numbers anew, and after a crash of its own a broker leaves stretches of the log out of the index.
+its numbers anew, one that a crash of the broker brought back has units with other numbers than its records, and after
+such a crash stretches of the log are in no index file.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class _Seen:
         How many stretches of the log could not be read when it was met last.
     begin, last : int
         Physical offsets of the first record since the queue started, and of the last one.
+    renumbered : int
+        How many records have a unit with another number than they say.
+    repeated : int
+        How many records repeat a number and have no unit.
     faults : list of Finding
         Kept until the end: when the queue starts again, what came before is gone by right.
     """
@@ -52,6 +57,8 @@ class _Seen:
     begin: int = 0
     last: int = 0
     gap: int = 0
+    renumbered: int = 0
+    repeated: int = 0
     fault_count: int = 0
     faults: list[Finding] = field(default_factory=list)
 
@@ -67,11 +74,20 @@ class QueueCheck:
         Units of records that end above it may be unfinished.
     had_queue : callable
         Whether a queue had messages when a Python writer was there last, and no broker has been there since.
+    own : bool
+        No broker ever wrote the store: each unit has the number that its record says.
     """
 
     def __init__(
-        self, files: StoreFiles, report: VerifyReport, limit: int, had_queue: Callable[[str, int], bool]
+        self,
+        files: StoreFiles,
+        report: VerifyReport,
+        limit: int,
+        had_queue: Callable[[str, int], bool],
+        *,
+        own: bool,
     ) -> None:
+        self.own = own
         self.files = files
         self.report = report
         self.limit = limit
@@ -123,18 +139,55 @@ class QueueCheck:
         units["physical_offset"] = request.physical_offsets[rows]
         units["size"] = request.sizes[rows]
         units["tags_code"] = request.tags_codes[rows]
-        offsets = request.queue_offsets[rows]
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(offsets) != 1) + 1, [len(rows)]]).tolist()
+        said = request.queue_offsets[rows]
+        numbers, has_unit = (said, None) if self.own else self._numbers(queue, said, units["physical_offset"])
+        breaks = np.diff(numbers) != 1
+        if has_unit is not None:
+            breaks |= np.diff(has_unit)
+        starts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]]).tolist()
         for start, end in itertools.pairwise(starts):  # one, unless the numbers of the queue jump
-            self._take_part(topic, queue_id, queue, int(offsets[start]), units[start:end])
+            without_unit = has_unit is not None and not has_unit[start]
+            self._take_part(topic, queue_id, queue, int(numbers[start]), units[start:end], without_unit)
+            self.seen[topic, queue_id].renumbered += int((numbers[start:end] != said[start:end]).sum())
 
-    def _take_part(self, topic: str, queue_id: int, queue: ConsumeQueue, first: int, units: Units) -> None:
-        """Records with consecutive numbers."""
+    def _numbers(
+        self, queue: ConsumeQueue, said: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The number of each record's unit (what the record says, where it has none), and which records have one."""
+        units = queue.read(int(said[0]), len(said)) if (np.diff(said) == 1).all() else queue.read(0, 0)
+        if len(units) == len(said) and (units["physical_offset"] == places).all():
+            return said, np.ones(len(said), np.bool_)
+        first = queue.search_physical(int(places[0])) if queue.files.offsets else 0
+        units = queue.read(first, len(places))
+        units = units[: int((units["size"] > 0).cumprod().sum())]
+        at = np.searchsorted(units["physical_offset"], places)
+        has_unit = np.zeros(len(places), np.bool_)
+        inside = at < len(units)
+        has_unit[inside] = units["physical_offset"][at[inside]] == places[inside]
+        return np.where(has_unit, first + at, said), has_unit
+
+    def _take_part(
+        self, topic: str, queue_id: int, queue: ConsumeQueue, first: int, units: Units, without_unit: bool
+    ) -> None:
+        """Records with consecutive numbers.
+
+        Parameters
+        ----------
+        without_unit : bool
+            No unit of the queue points to any of them.
+        """
         seen = self.seen.setdefault((topic, queue_id), _Seen())
+        seen.last = int(units["physical_offset"][-1])
+        if without_unit and seen.first is not None and first < seen.next:
+            # RocketMQ gives no unit to a record whose number the queue has passed
+            repeated = min(len(units), seen.next - first)
+            seen.repeated += repeated
+            first, units = first + repeated, units[repeated:]
+            if not len(units):
+                return
         name = f"{topic}/{queue_id}"
         found, same = self._compare(topic, queue, first, units)
         skipped = 0
-        seen.last = int(units["physical_offset"][-1])
         if seen.first is None:
             seen.first = seen.next = first
             seen.begin = int(units["physical_offset"][0])
@@ -142,6 +195,7 @@ class QueueCheck:
             if first < seen.next and same[0]:
                 self.report.note(f"{name}: its numbers start again at {first}: the topic was deleted and made again")
                 seen.faults, seen.fault_count, seen.first = [], 0, first
+                seen.renumbered = seen.repeated = 0
                 seen.begin = int(units["physical_offset"][0])
             else:
                 at = int(units["physical_offset"][0])
@@ -225,7 +279,15 @@ class QueueCheck:
             if more:
                 self.report.finding_count += more
                 self.report.note(f"{topic}/{queue_id}: {more} more findings of the same kind")
+            self._note_numbers(f"{topic}/{queue_id}", seen)
         self._check_names()
+
+    def _note_numbers(self, name: str, seen: _Seen) -> None:
+        why = "a broker brought back a topic that had been deleted"
+        if seen.renumbered:
+            self.report.note(f"{name}: units with another number than their record says: {seen.renumbered} ({why})")
+        if seen.repeated:
+            self.report.note(f"{name}: records that repeat a number and are in no queue: {seen.repeated} ({why})")
 
     def _is_deleted(self, topic: str, queue_id: int, seen: _Seen) -> bool:
         """Whether a queue has no file, and all its records lie before those of the queues that its topic has now."""

@@ -148,8 +148,12 @@ class SmallFiles:
 
     def had_queue(self, topic: str, queue_id: int) -> bool:
         """Whether a queue had messages when a Python writer was there last, and no broker has been there since."""
-        unchanged = self.journal.checkpoint_crc == record.crc32(self.checkpoint.to_bytes())
-        return unchanged and self.journal.had_queue(topic, queue_id)
+        return self.unchanged and self.journal.had_queue(topic, queue_id)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the store checkpoint is as a Python writer left it."""
+        return self.journal.checkpoint_crc == record.crc32(self.checkpoint.to_bytes())
 
     def _check_identity(self, rules: Rules) -> None:
         """Whether the files that say which store this is are there."""

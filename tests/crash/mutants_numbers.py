@@ -1,0 +1,62 @@
+"""Bugs planted where a broker has left queues whose units have other numbers than their records."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from crash import renumbered
+from crash.harness import SMALL
+from crash.imitate import overwrite
+from crash.judge import Verdict
+from crash.planting import Ground, Mutant, patched, without
+from messagestore import CorruptionError, Message, MessageStore, query, record_decode
+from messagestore.queue_runs import QueueRuns
+from messagestore.recovery import _Recovery
+from messagestore.state import State
+from messagestore.verify import verify
+from messagestore.verify_derived import QueueCheck
+from messagestore.view import StoreView
+
+_HISTORIES = 40
+_FOUND_BY = "deleted topics that a broker brought back"
+
+
+def brought_back(ground: Ground) -> Iterator[Verdict]:
+    """The case of the mode `fuzz`, with histories by chance."""
+    yield from renumbered.histories(ground.folder / "renumbered", ground.chance, _HISTORIES)
+
+
+def a_changed_number(ground: Ground) -> Iterator[Verdict]:
+    """No broker was ever there, so a record with another number is damage, and no CRC tells."""
+    root, verdict = ground.folder / "changed", Verdict()
+    with MessageStore.open(root, SMALL) as store:
+        places = [store.put_message(Message("t", b"%d/" % n, queue_id=0)).physical_offset for n in range(4)]
+    overwrite(root, places[2] + 20, (9).to_bytes(8, "big"))
+    with MessageStore.open_read_only(root, SMALL) as view, contextlib.suppress(CorruptionError):
+        verdict.misread.append(f"read without an error: {list(view.read('t', 0, 0))}")
+    if verify(root, SMALL).ok:
+        verdict.misread.append("verify finds nothing")
+    yield verdict
+
+
+def as_records_say(_: Any) -> Any:
+    def numbers(_check: QueueCheck, _queue: Any, said: Any, _places: Any) -> Any:
+        return said, np.ones(len(said), np.bool_)
+
+    return numbers
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("a broker's record must say the number of its unit", without(StoreView, "_in_order"), _FOUND_BY, brought_back),
+    Mutant("rows show the numbers that records say", patched(record_decode, "_MAKERS", lambda makers: {k: v for k, v in makers.items() if k != "queue_offset"}), _FOUND_BY, brought_back),
+    Mutant("a message shows the number that its record says", patched(query, "_numbered", lambda _: lambda *arguments: arguments[-1]), _FOUND_BY, brought_back),
+    Mutant("recovery does not believe a unit with another number", without(QueueRuns, "_points", result=False), _FOUND_BY, brought_back),
+    Mutant("recovery makes a queue again whose numbers jump", without(QueueRuns, "_number_of"), _FOUND_BY, brought_back),
+    Mutant("nobody remembers that a broker was there", without(_Recovery, "_broker_was_here", result=False), _FOUND_BY, brought_back),
+    Mutant("verify goes by the numbers that records say", patched(QueueCheck, "_numbers", as_records_say), _FOUND_BY, brought_back),
+    Mutant("every store is checked as if a broker had been there", patched(State, "own", lambda _: False), "a changed number in our own store", a_changed_number),
+)  # fmt: skip
