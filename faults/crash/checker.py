@@ -32,7 +32,7 @@ _OURS |= {"consumer-offsets.lock", "consumer-offsets.json"}
 _CONFIG = {"", *(name + end for name in ("topics.json", "consumerOffset.json") for end in ("", ".bak"))}
 # What a killed writer was making: each has one name, and the next one that makes it takes it away first.
 _OURS |= {f"new-{name}" for name in ("store.json", "state", "journal", "topics.json", "checkpoint", "abort", "cut")}
-_CLEAN, _RECOVERING, _KNOWN_FLAGS = 4, 8, 15
+_CLEAN, _RECOVERING, _OWN, _KNOWN_FLAGS = 4, 8, 16, 31
 
 
 class Fault(NamedTuple):
@@ -315,7 +315,7 @@ class _Check:
         if (
             abort is None
             and slot.visible_end
-            and (slot.flags, slot.in_flight, slot.clean_end) != (_CLEAN, -1, slot.visible_end)
+            and (slot.flags & ~_OWN, slot.in_flight, slot.clean_end) != (_CLEAN, -1, slot.visible_end)
         ):
             problems.append("closed, but not clean up to its end")
         if slot.anchor_size:

@@ -14,11 +14,11 @@ from crash.imitate import Broker, overwrite, units, walk
 from crash.renumbered import shown
 from crash.surprises import Stream
 from messagestore import BatchRequest, CorruptionError, MagicError, Message, MessageStore
-from messagestore.mapped_file import Disk
-from messagestore.queue_ends import QueueEnds
-from messagestore.state import StateFile
-from messagestore.verify import verify
-from messagestore.view import StoreView
+from messagestore.files.mapped_file import Disk
+from messagestore.files.state import StateFile
+from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.view import StoreView
+from messagestore.verify.verify import verify
 from small import SMALL, columns
 
 FIRST = [b"a0", b"a1", b"a2", b"a3", b"a4"]
@@ -151,7 +151,7 @@ def test_a_stream_reads_them_once_and_goes_on(root: Path) -> None:
 
 def test_the_ends_of_many_queues_are_asked_where_numbers_jump(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that does not follow is no end of a queue where a broker was at work."""
-    monkeypatch.setattr("messagestore.queue_ends.FEW_QUEUES", 0)
+    monkeypatch.setattr("messagestore.read.queue_ends.FEW_QUEUES", 0)
     with MessageStore.open(root, SMALL):
         pass
     view = StoreView(root, SMALL)

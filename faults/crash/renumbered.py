@@ -20,7 +20,7 @@ from crash.imitate import Broker, units, walk
 from crash.judge import Verdict
 from crash.surprises import Stream
 from messagestore import BatchRequest, Message, MessageStore, StoreError
-from messagestore.verify import verify
+from messagestore.verify.verify import verify
 from small import columns
 
 TOPICS = ("t", "u")
@@ -142,7 +142,7 @@ class World:
     def ours(self, *, end: str) -> None:
         """A writer takes over, puts and commits, and ends; readers look before, meanwhile and after."""
         root = self.root
-        if not (root / "abort").exists():
+        if (root / "commitlog").exists() and not (root / "abort").exists():
             with MessageStore.open_read_only(root, SMALL) as store:
                 self.compare("before", shown(store, self.fault))
         store = MessageStore.open(root, SMALL)

@@ -13,15 +13,17 @@ from crash.harness import SMALL
 from crash.imitate import overwrite
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, patched, without
-from messagestore import CorruptionError, Message, MessageStore, query, record_decode
-from messagestore.queue_runs import QueueRuns
-from messagestore.recovery import _Recovery
-from messagestore.state import State
-from messagestore.verify import verify
-from messagestore.verify_derived import QueueCheck
-from messagestore.view import StoreView
+from messagestore import CorruptionError, Message, MessageStore
+from messagestore.files.state import State
+from messagestore.format import record_decode
+from messagestore.log.queue_runs import QueueRuns
+from messagestore.read import query
+from messagestore.read.view import StoreView
+from messagestore.recovery.recover import _Recovery
+from messagestore.verify.derived import QueueCheck
+from messagestore.verify.verify import verify
 
-_HISTORIES = 40
+_HISTORIES = 120
 _FOUND_BY = "deleted topics that a broker brought back"
 
 
