@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from crash.imitate import Broker, seen, walk
-from messagestore import MessageStore
+from crash.imitate import Broker, file_bytes, overwrite, seen, walk
+from crash.strangers import tree_of
+from messagestore import CorruptionError, Message, MessageStore, NotAStoreError
 from messagestore.verify.verify import verify
 from small import SMALL
 
@@ -78,3 +79,75 @@ def faults_of(root: Path, records: list[dict]) -> Iterator[str]:
     checked = verify(root, SMALL)
     if not checked.ok:
         yield f"verify: {checked.findings[:2]}"
+
+
+# ---- what a crash leaves at the end of a broker's log
+
+
+def torn_in_a_name(folder: Path) -> None:
+    """A power cut took the end of the topic's name of the last record, which has no properties: its lengths add up.
+
+    It is cut, at each byte of the name, and the store opens; where anything follows, nothing is cut.
+    """
+    name = "topic-name"
+    for kept in range(len(name)):
+        root = folder / f"torn-{kept}"
+        root.mkdir(parents=True)
+        broker = Broker(root, SMALL)
+        for number in range(3):
+            broker.put("whole", b"%d/" % number)
+        at = broker.put(name, b"torn", unit=False)
+        overwrite(root, broker.end - 2 - len(name) + kept, bytes(len(name) - kept + 2))
+        before = file_bytes(root, 0, broker.end)
+        behind = folder / f"behind-{kept}"
+        shutil.copytree(root, behind)
+        with MessageStore.open(root, SMALL) as store:
+            report = store.report
+            assert report is not None
+            assert (report.end, report.cut_messages) == (at, 1), report
+            assert report.saved is not None
+            kept_bytes = Path(report.saved).read_bytes().rstrip(b"\0")
+            assert kept_bytes == before[at:].rstrip(b"\0"), "what was cut is not kept"
+            assert store.put_message(Message("whole", b"next", queue_id=0)).queue_offset == 3
+        assert verify(root, SMALL).ok
+        Broker(behind, SMALL, end=broker.end).put("whole", b"behind", unit=False)
+        damaged = file_bytes(behind, 0, broker.end + 200)
+        for closed in (False, True):
+            if closed:
+                (behind / "abort").unlink()
+            try:
+                MessageStore.open(behind, SMALL).close()
+            except CorruptionError as error:
+                assert error.physical_offset == at, error
+            else:
+                raise AssertionError("a record in the middle of a log was cut")
+            assert file_bytes(behind, 0, broker.end + 200) == damaged
+
+
+def light_queues_behind(folder: Path) -> None:
+    """A broker with light queues was killed before it had dispatched: no light queue has a folder. It is refused."""
+    light = [("INNER_MULTI_DISPATCH", "%LMQ%a"), ("INNER_MULTI_QUEUE_OFFSET", "0")]
+    for late in (False, True):
+        root = folder / f"light-{late}"
+        root.mkdir(parents=True)
+        broker = Broker(root, SMALL)
+        for _ in range(30 if late else 1):
+            broker.now_ms += 10_000
+            broker.put("plain", b"." * 1000)
+        if late:  # its own recovery would begin in a later segment
+            broker.checkpoint()
+        broker.put("plain", b"light", unit=False, properties=light)
+        before = tree_of(root)
+        try:
+            MessageStore.open(root, SMALL).close()
+        except NotAStoreError as error:
+            assert "light queue" in str(error), error
+        else:
+            raise AssertionError("a writer opened a store with light queues")
+        assert tree_of(root) == before, "a writer that was refused changed the store"
+
+
+CASES: dict[str, Callable[[Path], None]] = {
+    "a broker's record torn inside its topic's name": torn_in_a_name,
+    "light queues that a broker had not made when it was killed": light_queues_behind,
+}

@@ -247,7 +247,10 @@ def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     """Stores of a form that cannot be written, and settings of brokers that forbid it."""
     verdict = Verdict()
-    forms = ("consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0")
+    forms = (
+        "consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0", "epochFileCheckpoint",
+        "brokerIdentity", "dledger-n0/data/00000000000000000000",
+    )  # fmt: skip
     stores = {form: (form, SMALL) for form in forms}
     stores["a broker's store without messages"] = ("config/topics.json", StoreConfig())
     conf = root.with_name("broker.conf")
@@ -257,7 +260,7 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
             stores[line] = ("config/topics.json", StoreConfig.load(conf))
     for number, (name, (path, config)) in enumerate(stores.items()):
         target = root / str(number)
-        (target / path).parent.mkdir(parents=True)
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
         (target / path).write_bytes(b"{}")
         (target / "commitlog").mkdir()
         before = set(target.rglob("*"))

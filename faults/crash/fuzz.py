@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
+from crash.broker_logs import CASES as LEFT_BY_BROKERS
 from crash.clocks import CASES as CLOCKS
 from crash.counts import Counts, again
 from crash.faults import quiet_threads
@@ -377,6 +378,7 @@ NAMED = {
     **STRANGERS,
     **CLOCKS,
     **RENUMBERED,
+    **LEFT_BY_BROKERS,
 }
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crash import renumbered
+from crash import broker_logs, brokers, renumbered
 from crash.harness import SMALL
 from crash.imitate import overwrite
 from crash.judge import Verdict
-from crash.planting import Ground, Mutant, patched, without
-from messagestore import CorruptionError, Message, MessageStore
+from crash.planting import Ground, Mutant, Search, many, patched, without
+from messagestore import CorruptionError, Message, MessageStore, StoreError
+from messagestore.files.commit_log import CommitLog
 from messagestore.files.state import State
 from messagestore.format import record_decode
+from messagestore.log import store_files
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.read import query
 from messagestore.read.view import StoreView
 from messagestore.recovery.recover import _Recovery
+from messagestore.recovery.walk import Walker
 from messagestore.verify.derived import QueueCheck
 from messagestore.verify.verify import verify
 
@@ -45,6 +49,20 @@ def a_changed_number(ground: Ground) -> Iterator[Verdict]:
     yield verdict
 
 
+def named(look: Callable[[Path], None]) -> Search:
+    """A named case of the mode `fuzz`."""
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        verdict = Verdict()
+        try:
+            look(ground.folder / "named")
+        except (AssertionError, StoreError) as error:
+            verdict.misread.append(f"{type(error).__name__}: {error}")
+        yield verdict
+
+    return search
+
+
 def as_records_say(_: Any) -> Any:
     def numbers(_check: QueueCheck, _queue: Any, said: Any, _places: Any) -> Any:
         return said, np.ones(len(said), np.bool_)
@@ -61,4 +79,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("nobody remembers that a broker was there", without(_Recovery, "_broker_was_here", result=False), _FOUND_BY, brought_back),
     Mutant("verify goes by the numbers that records say", patched(QueueCheck, "_numbers", as_records_say), _FOUND_BY, brought_back),
     Mutant("every store is checked as if a broker had been there", patched(State, "own", lambda _: False), "a changed number in our own store", a_changed_number),
+    Mutant("a record torn inside its topic's name is damage", without(Walker, "_torn_in_topic", result=False), "a torn record", named(broker_logs.torn_in_a_name)),
+    Mutant("a topic that can have no queue ends any log", without(Walker, "_torn_in_topic", result=True), "a torn record", named(broker_logs.torn_in_a_name)),
+    Mutant("files of the controller mode and of DLedger are passed over", without(store_files, "_refuse_elected"), "refusals", many(brokers.refusals)),
+    Mutant("only folders tell of light queues", without(store_files, "_refuse_light_messages"), "light queues", named(broker_logs.light_queues_behind)),
+    Mutant("what a killed broker had not dispatched is not looked at", without(CommitLog, "segment_before_time", result=1 << 40), "light queues", named(broker_logs.light_queues_behind)),
 )  # fmt: skip

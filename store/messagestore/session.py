@@ -33,7 +33,7 @@ from dataclasses import replace
 from messagestore.errors import ConfigError, StoreClosedError, StoreError, StoreLockedError, StorePermissionError
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
-from messagestore.files.store_root import known_root, writable_by_others
+from messagestore.files.store_root import known_root, other_names, writable_by_others
 from messagestore.files.writer_lock import Attachment, WriterLock, attach
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import STATE_POISONED
@@ -55,6 +55,7 @@ _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
 _BRIEFLY_S = 1.0
 _warned: set[str] = set()
+_looked_for_links: set[str] = set()
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 """How often the store looks whether a broker waits."""
@@ -171,6 +172,7 @@ class AttachedStore:
                 refuse_to_write(self.disk, self.paths, self.config)  # before anything is made
                 make_root(self.disk, self.paths)
                 _warn_of_others(self.paths.root)
+                _warn_of_hard_links(self.disk, self.paths)
                 self._attachment = attach(self.paths.root, self.disk)
                 self._last_used_s = time.monotonic()
                 self._watch()
@@ -496,6 +498,21 @@ def _warn_of_others(root: str) -> None:
             "permission away (chmod o-w)",
             root,
         )
+
+
+def _warn_of_hard_links(disk: Disk, paths: Paths) -> None:
+    """Once a process: a copy that was made of hard links (`cp -al`) changes whenever the store does."""
+    if paths.root in _looked_for_links:
+        return
+    _looked_for_links.add(paths.root)
+    segments = disk.names(paths.commit_log)
+    for path in (os.path.join(paths.commit_log, segments[-1]) if segments else "", paths.state):
+        if path and other_names(path):
+            _log.warning(
+                "%s: this file has another name somewhere (a hard link): a backup that shares the store's files "
+                "changes with them and is none; copy the files",
+                path,
+            )
 
 
 def _detach_all() -> None:

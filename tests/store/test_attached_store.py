@@ -518,6 +518,29 @@ def test_a_writer_that_is_refused_creates_nothing(tmp_path: Path, form: str) -> 
     assert sorted(path.name for path in root.iterdir()) == sorted({"commitlog", form.split("/", maxsplit=1)[0]})
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("epochFileCheckpoint", "enableControllerMode"),
+        ("brokerIdentity", "enableControllerMode"),
+        ("dledger-n0/data/00000000000000000000", "enableDLegerCommitLog"),
+    ],
+)
+def test_a_store_of_a_group_that_elects_its_master_is_refused(tmp_path: Path, name: str, says: str) -> None:
+    """No broker's file is given that would say so; the broker's other files do. It can be read."""
+    root = tmp_path / "s"
+    append(root, "app", 0)
+    attached_store(root).detach()
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(b"1-0")
+    before = tree_hash(root)
+    with pytest.raises(NotAStoreError, match=says):
+        MessageStore.open(root, SMALL)
+    assert tree_hash(root) == before
+    with MessageStore.open_read_only(root, SMALL) as view:
+        assert view.topics()
+
+
 # ---- a worker of Spark ends
 
 

@@ -19,7 +19,9 @@ from crash.broker_logs import (
     faults_of,
     last_runs,
     left_by_a_broker,
+    light_queues_behind,
     long_topics,
+    torn_in_a_name,
 )
 from crash.harness import die
 from crash.imitate import Broker, flip, overwrite, seen, units, walk
@@ -287,3 +289,14 @@ def test_what_is_cut_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> No
     assert report.cut is not None
     assert report.cut.startswith(f"{report.zeroed_bytes} bytes behind {places[4]}: 5 messages of 2 queues (body_crc)")
     assert [r.getMessage() for r in caplog.records] == [f"{root}: cut off {report.cut}"]
+
+
+def test_a_record_torn_inside_its_topics_name_does_not_stop_the_store(tmp_path: Path) -> None:
+    """The last record of a log, without properties, lost the end of its topic's name in a power cut: all lengths add up.
+    It is cut and kept aside; a record like it in the middle, or in a log that was closed, is damage."""
+    torn_in_a_name(tmp_path)
+
+
+def test_light_queues_that_a_killed_broker_had_not_made_are_recognised(tmp_path: Path) -> None:
+    """A writer opened the store, as no light queue had a folder."""
+    light_queues_behind(tmp_path)

@@ -198,6 +198,14 @@ def writable_by_others(root: str) -> bool:
     return bool(os.stat(root).st_mode & stat.S_IWOTH)
 
 
+def other_names(path: str) -> int:
+    """How many names (hard links) a file has besides this one; 0 when there is no such file."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_nlink - 1
+    except FileNotFoundError:
+        return 0
+
+
 def is_owners_link(path: str) -> bool:
     """Whether a link stands where one of RocketMQ's folders may, and leads to a folder as it must."""
     try:

@@ -43,6 +43,11 @@ _HINT = (
 )
 _NEW = "new-"
 _BATCH_QUEUES = "batchconsumequeue"
+_CONTROLLER_FILES = frozenset(
+    {"epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity", "brokerIdentity-temp"}
+)
+"""Only a broker with enableControllerMode makes them."""
+_DLEDGER_FOLDER = "dledger-"
 ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
 CUT_DAYS = 30
@@ -610,8 +615,10 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     ------
     NotAStoreError
         RocksDB queues, BatchConsumeQueues, or light queues: their units would be taken for damage, or not be written.
+        Or a broker of a group that elects its master: the group's other brokers decide what stays in the log.
     """
     refuse_rocksdb(disk, paths)
+    _refuse_elected(disk, paths)
     folder = os.path.join(paths.root, _BATCH_QUEUES)
     if disk.names(folder):
         raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
@@ -625,6 +632,27 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
         _refuse_light_messages(disk, paths, whole=True)
     elif _broker_crashed(disk, paths):
         _refuse_light_messages(disk, paths, whole=False)
+
+
+def _refuse_elected(disk: Disk, paths: Paths) -> None:
+    """Refuse a store of the controller mode or of DLedger, as the setting in a broker's file is refused."""
+    names = disk.names(paths.root)
+    found = sorted(_CONTROLLER_FILES.intersection(names))
+    if found:
+        raise NotAStoreError(
+            f"{os.path.join(paths.root, found[0])}: found a file of the controller mode (enableControllerMode): its "
+            f"brokers elect a master, and cut what another one of them has not confirmed; send the messages to the "
+            f"broker. If this broker has left that mode for good, stop it and delete {', '.join(found)}",
+            path=paths.root,
+        )
+    for name in names:
+        folder = os.path.join(paths.root, name)
+        if name.startswith(_DLEDGER_FOLDER) and disk.is_folder(folder):
+            raise NotAStoreError(
+                f"{folder}: found the log of DLedger (enableDLegerCommitLog), which has another form than the "
+                f"CommitLog; send the messages to the broker",
+                path=paths.root,
+            )
 
 
 def _broker_crashed(disk: Disk, paths: Paths) -> bool:

@@ -198,6 +198,22 @@ def test_a_file_mode_that_would_not_do(mode: str) -> None:
         StoreConfig(file_mode=mode)
 
 
+def test_a_backup_of_hard_links_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It changes with the store, and so is none."""
+    root = tmp_path / "store"
+    filled(root)
+    attached_stores.attached_store(root).detach()
+    attached_stores._looked_for_links.clear()
+    (segment,) = (root / "commitlog").iterdir()
+    os.link(segment, tmp_path / "backup")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            filled(root)
+            attached_stores.attached_store(root).detach()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"{segment}: this file has another name somewhere (a hard link)")
+
+
 def test_a_root_that_everybody_may_write_to_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tmp_path / "store"
     root.mkdir()
