@@ -41,7 +41,7 @@ from interop.broker_recipes import (
     Session,
     recipe,
 )
-from interop.compare import ALL_COLUMNS, Fields, check_messages, of_java, of_ours, of_row, same
+from interop.compare import ALL_COLUMNS, Fields, check_messages, numbered, of_java, of_ours, of_row, same
 from interop.java_build import NEWEST
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaError, JavaGoneError, JavaStore, single
 from interop.trees import difference, tree
@@ -323,30 +323,27 @@ class Judge:
         }
         self.records = [each for each in broker_disk.records(self.java.root)[0] if each.physical_offset < end]
         self.lives = broker_disk.lives(self.records)
-        self.shifted = self.find_shifted()
+        COUNTS.renumbered += len(self.renumbered())
         ours = self.kitchen.copy(self.image)
         self.before_recovery(ours)
         self.recovery(ours)
-        if not self.shifted:
-            self.hand_back(ours)
+        self.hand_back(ours)
         if self.made.last.end == KILLED:
             cooked.closing.clear()  # they died with the JVM
         for closing in [*cooked.closing, self.java.closing, self._full.closing if self._full else None]:
             if closing is not None:
                 closing.result(ANSWER_S)
 
-    def find_shifted(self) -> set[Queue]:
-        """Queues in which Java shows a message at another offset than its record says, or that begin in the middle: after
-        a kill Java brings a deleted life of a topic back, or a part of it, and the next life goes on behind. We may
-        refuse to read those.
+    def renumbered(self) -> set[Queue]:
+        """Queues in which Java shows a message at another offset than its record says: after a kill Java brings a deleted
+        life of a topic back, and the next life goes on behind.
         """
         numbers = {record.physical_offset: record.queue_offset for record in self.records}
-        found = set[Queue]()
-        for queue, content in {**self.java.queues, **self.live}.items():
-            places = enumerate(content.physical_offsets, content.begin)
-            if content.begin or any(numbers.get(place) != offset for offset, place in places):
-                found.add(queue)
-        return found
+        return {
+            queue
+            for queue, content in self.java.queues.items()
+            if any(numbers.get(place) != number for number, place in enumerate(content.physical_offsets, content.begin))
+        }
 
     def run_light(self) -> None:
         """A store with light queues is refused for writing, by name, and nothing in it changes."""
@@ -413,18 +410,18 @@ class Judge:
                         content, messages = our_content(store, topic, queue_id)
                     except StoreError as error:
                         # old units behind a queue's end that Java keeps in memory may point anywhere
-                        excused = not self.untouched or (topic, queue_id) in self.shifted or self.cut_before
+                        excused = not self.untouched or self.cut_before
                         assert excused, f"reader: {topic[:40]}/{queue_id}: {error}"
                         continue
                     for message in messages:
                         theirs = self.java.truth.get(message["physical_offset"])
                         if theirs is not None:
-                            same(("reader", topic[:40], queue_id), [message], [theirs])
+                            same(
+                                ("reader", topic[:40], queue_id), [message], numbered([theirs], message["queue_offset"])
+                            )
                     if content.physical_offsets:
                         shown[topic, queue_id] = content
             if self.untouched and not self.cut_before:
-                for queue in self.shifted:
-                    shown[queue] = self.live.get(queue, EMPTY)
                 self.equal("reader before recovery", shown, self.live)
 
     @staticmethod
@@ -450,7 +447,7 @@ class Judge:
             queues = self.check_queues(store, root)
             self.check_keys(store)
             self.check_records(store)
-        faults = [] if self.shifted else self.faults(root)
+        faults = self.faults(root)
         assert not faults, f"verify after recovery: {faults[:3]}"
         COUNTS.messages += sum(len(content.physical_offsets) for content in queues.values())
 
@@ -469,10 +466,8 @@ class Judge:
         shown = dict[Queue, Content]()
         for topic, queue_ids in store.topics().items():
             for queue_id in queue_ids:
-                if (topic, queue_id) in self.shifted:
-                    continue
                 content, messages = our_content(store, topic, queue_id)
-                truth = [self.java.truth[message["physical_offset"]] for message in messages]
+                truth = numbered([self.java.truth[at] for at in content.physical_offsets], content.begin)
                 same((topic[:40], queue_id), messages, truth)
                 low = store.min_offset(topic, queue_id)
                 rows = [
@@ -484,7 +479,7 @@ class Judge:
                 if content.physical_offsets:
                     shown[topic, queue_id] = content
         known = shown.keys() | self.live.keys() | self.java.queues.keys() | self.lives.keys()
-        for queue in sorted(known - self.shifted):
+        for queue in sorted(known):
             self.check_queue(queue, shown.get(queue, EMPTY), root)
         return shown
 
@@ -591,7 +586,7 @@ class Judge:
 
 
 def check_messages_in_order(store: ReadOnlyStore, java: JavaStore) -> None:
-    check_messages(store, java)
+    check_messages(store, java, renumbered=True)
 
 
 def our_content(store: ReadOnlyStore, topic: str, queue_id: int) -> tuple[Content, list[Fields]]:

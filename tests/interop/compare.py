@@ -83,8 +83,16 @@ def same(where: object, ours: Sequence[Fields], theirs: Sequence[Fields]) -> Non
             raise AssertionError(f"{where}: message {other['queue_offset']}: (ours, Java's) {wrong}")
 
 
-def check_messages(store: ReadOnlyStore, java: JavaStore) -> None:
-    """Every message of every queue, every field: Java's, ours one by one, and ours as Arrow columns."""
+def numbered(messages: Sequence[Fields], first: int) -> list[Fields]:
+    """Java's messages of a queue with the numbers of their units; Java shows those of their records."""
+    return [{**message, "queue_offset": number} for number, message in enumerate(messages, first)]
+
+
+def check_messages(store: ReadOnlyStore, java: JavaStore, *, renumbered: bool = False) -> None:
+    """Every message of every queue, every field: Java's, ours one by one, and ours as Arrow columns.
+
+    With `renumbered` units may have other numbers than their records.
+    """
     queues = [(topic, queue_id) for topic, ids in store.topics().items() for queue_id in ids]
     for (topic, queue_id), found in java.dump_all(queues).items():
         where = (topic[:40], queue_id)
@@ -92,6 +100,8 @@ def check_messages(store: ReadOnlyStore, java: JavaStore) -> None:
         low, high = found["min"], found["max"]
         assert (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)) == (low, high), where
         theirs = [of_java(message) for message in found["messages"]]
+        if renumbered:
+            theirs = numbered(theirs, low)
         result = store.get_message(topic, queue_id, low, max(1, high - low))
         same(where, [of_ours(message) for message in result.messages], theirs)
         rows = [row for batch in store.read(topic, queue_id, low, columns=ALL_COLUMNS) for row in batch.to_pylist()]

@@ -118,6 +118,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"interop: {_TOTALS.stores} stores opened by RocketMQ {' and '.join(sorted(_VERSIONS))}; "
             f"{_TOTALS.recipes} random stores of a broker; "
-            f"{_TOTALS.messages} messages compared, {_TOTALS.keys} keys looked up; "
+            f"{_TOTALS.messages} messages compared, {_TOTALS.keys} keys looked up, "
+            f"{_TOTALS.renumbered} queues with other numbers than their records; "
             f"{time.monotonic() - _STARTED_S:.0f} s"
         )

@@ -59,6 +59,7 @@ class Counts:
     stores: int = 0
     messages: int = 0
     keys: int = 0
+    renumbered: int = 0
 
     def add(self, other: Mapping[str, int]) -> None:
         for name, value in other.items():

@@ -659,7 +659,7 @@ def _broker_crashed(disk: Disk, paths: Paths) -> bool:
     """Whether `abort` is there, and not from this project."""
     try:
         return not disk.read_head(paths.abort, len(ABORT_WORD)).startswith(ABORT_WORD.encode())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -671,9 +671,11 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
     try:
         log = CommitLog(paths.commit_log, 0, pool, paths.spark)
         log.load()
-        times = store_checkpoint.read(disk, paths.checkpoint)
-        start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
-        found = first_light_message(log, start) if log.files.offsets else None
+        found = None
+        if log.files.offsets:
+            times = store_checkpoint.read(disk, paths.checkpoint)
+            start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
+            found = first_light_message(log, start)
     finally:
         pool.clear()
     if found is not None:
