@@ -191,6 +191,9 @@ class Gathered:
         Where each record begins in `data`.
     path : str
         Names the log in errors.
+    renumbered : bool[n] or None
+        Messages whose record may say another number than its unit has: a broker brought back a topic that had been
+        deleted. None: no record may.
     """
 
     topic: str
@@ -201,6 +204,7 @@ class Gathered:
     data: NDArray[np.uint8]
     positions: NDArray[np.int64]
     path: str
+    renumbered: NDArray[np.bool_] | None = None
 
     @property
     def end(self) -> int:
@@ -221,7 +225,7 @@ class Gathered:
             A record is not the one that its unit promised, or a CRC does not hold.
         """
         queue_offsets = np.arange(self.start, self.end, dtype=np.int64)
-        expected = Expected(self.topic, self.queue_id, queue_offsets, self.physical_offsets)
+        expected = Expected(self.topic, self.queue_id, queue_offsets, self.physical_offsets, self.renumbered)
         return decode(self.data, self.positions, self.sizes, columns, expected=expected, path=self.path)
 
 

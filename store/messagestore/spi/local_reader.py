@@ -217,6 +217,7 @@ class LocalReader:
                     block.data,
                     block.starts,
                     path,
+                    block.renumbered,
                 )
 
     # ---- others
