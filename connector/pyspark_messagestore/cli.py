@@ -292,13 +292,23 @@ def _quiet() -> Iterator[None]:
 
 
 @app.command()
-def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_json: Json = False) -> None:
+def recover(
+    root: Root,
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on where the end of the log is lost, without what was there.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
     The exit code is 4 when bytes behind the log's end were cut off; one line says how many messages lay there. It is
-    4 as well when a broker has replaced messages that were acknowledged.
+    4 as well when a broker has replaced messages that were acknowledged, and when --accept-loss went on without
+    messages.
     """
     path = _check_exists(root)
-    with _quiet(), MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
+    config = _config(store_config, lock_timeout=wait)
+    with _quiet(), MessageStore.open(path, config, accept_loss=accept_loss) as store:
         report = store.report
     assert report is not None
     left = Disk().exists(Paths(path).abort)
@@ -310,6 +320,8 @@ def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_j
             rows.append(("walked", f"{out.count_words(report.record_count, 'record')} from {report.start} on"))
         if report.cut is not None:
             rows.append(("cut off", report.cut))
+        if report.lost is not None:
+            rows.append(("lost", report.lost))
         if report.changed is not None:
             rows.append(("changed", report.changed))
         out.facts([*rows, *(("note", text) for text in report.notes)])
@@ -317,7 +329,7 @@ def recover(root: Root, store_config: ConfigFile = None, wait: Wait = None, as_j
             out.line("another writer is attached: `abort` stays until it has closed; do not start a broker yet")
         else:
             out.line("closed cleanly: a Java broker can take over")
-    if report.cut is not None or report.changed is not None:
+    if report.cut is not None or report.lost is not None or report.changed is not None:
         raise typer.Exit(CUT)
 
 

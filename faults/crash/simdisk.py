@@ -46,7 +46,7 @@ from messagestore.files.mapped_file import Disk, File
 __all__ = ["MODES", "FailDisk", "Image", "KillDisk", "Killed", "Operation", "RecordingDisk"]
 
 _SYNCS = ("fdatasync", "fsync_dir", "syncfs")
-_NO_ROOM = ("open_new", "pwrite", "fallocate")
+_NO_ROOM = ("open_new", "pwrite", "fallocate", "mkdir", "rename")
 
 T = TypeVar("T")
 

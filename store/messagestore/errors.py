@@ -215,7 +215,16 @@ class SyncFailedError(StoreError, OSError):
 
 
 class StorePoisonedError(StoreError, RuntimeError):
-    """The writer has stopped, because a sync failed or a file disappeared. Reopen the store: recovery checks it."""
+    """The writer has stopped, because a sync failed or a file disappeared. Reopen the store: recovery checks it.
+
+    Attributes
+    ----------
+    physical_offset : int | None
+        Of a put: where its record was appended. Recovery decides whether it counts: look there
+        (`look_message_by_offset`) after you have reopened the store, and before you put the message again.
+    """
+
+    physical_offset: int | None = None
 
 
 class StoreWentBackwardsError(StoreError, RuntimeError):

@@ -55,6 +55,7 @@ from messagestore.read.view import StoreView
 from messagestore.recovery.recover import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.pending_puts import Put, PutBatch
 from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, append_batch
 
 DEFAULT_QUEUE_NUMS = 8
@@ -152,6 +153,16 @@ class MessageBatch:
             "born_timestamp_ms": list_array(times, pa.int64()),
         }
         return cls.from_arrow(pa.record_batch(columns), topic=first.topic, queue_id=first.queue_id or 0)
+
+
+def _in_doubt(error: StorePoisonedError, physical_offset: int) -> StorePoisonedError:
+    """The error for a put whose record was appended, and may or may not be there when the store is opened again."""
+    doubt = StorePoisonedError(
+        f"{error}. This put was appended at physical offset {physical_offset}: whether it counts is decided when the "
+        "store is opened again. Look for it there (look_message_by_offset) before you put it again"
+    )
+    doubt.physical_offset = physical_offset
+    return doubt
 
 
 _OF_THE_BATCH = ("born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset")
@@ -521,9 +532,13 @@ class MessageStore(ReadOnlyStore):
     [b'UA0', b'UA1', b'UA2']
     """
 
-    def __init__(self, root: str | os.PathLike[str], config: StoreConfig, disk: Disk | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], config: StoreConfig, disk: Disk | None = None, *, accept_loss: bool = False
+    ) -> None:
         self._attached = attached_store(root, config, disk)
-        self._writer: LogWriter | None = self._attached.open_session("a session (MessageStore.open)")
+        self._writer: LogWriter | None = self._attached.open_session(
+            "a session (MessageStore.open)", accept_loss=accept_loss
+        )
         self._read_mutex = threading.Lock()
         self._turns: dict[str, int] = {}
         self._closed = False
@@ -533,7 +548,12 @@ class MessageStore(ReadOnlyStore):
 
     @classmethod
     def open(
-        cls, root: str | os.PathLike[str], config: StoreConfig | None = None, *, disk: Disk | None = None
+        cls,
+        root: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        *,
+        disk: Disk | None = None,
+        accept_loss: bool = False,
     ) -> MessageStore:
         """Open a store for writing and reading. A missing or empty folder becomes a new store.
 
@@ -550,6 +570,15 @@ class MessageStore(ReadOnlyStore):
         disk : Disk | None
             For tests: the object through which all system calls on files go.
 
+        Parameters
+        ----------
+        root : path
+        config : StoreConfig | None
+        disk : Disk | None
+        accept_loss : bool
+            Where something proves that the end of the log is lost (`CorruptionError`), go on without the messages that
+            were there: `report.lost` says how many. Their numbers are given to new messages.
+
         Raises
         ------
         StoreLockedError
@@ -563,7 +592,7 @@ class MessageStore(ReadOnlyStore):
         StorePermissionError
             This user may not use a file of the store.
         """
-        return cls(root, config or StoreConfig(), disk)
+        return cls(root, config or StoreConfig(), disk, accept_loss=accept_loss)
 
     @staticmethod
     def open_read_only(
@@ -720,7 +749,7 @@ class MessageStore(ReadOnlyStore):
             flush_disk_type=config.flush_disk_type,
             half=record.is_half(message.sys_flag),
         )
-        status = self._await_flush(put.physical_offset + put.size, wait=message.wait_store_msg_ok)
+        status = self._await_flush(put, wait=message.wait_store_msg_ok)
         return PutMessageResult(
             status=status,
             append_status=AppendMessageStatus.PUT_OK,
@@ -778,7 +807,7 @@ class MessageStore(ReadOnlyStore):
             )
         self._check_fits(size)
         put = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
-        status = self._await_flush(put.physical_offset + size, wait=True)
+        status = self._await_flush(put, wait=True)
         ids = ",".join(
             offset_message_id(writer.files.store_host, put.physical_offset + s) for s in chunk.starts[:-1].tolist()
         )
@@ -902,8 +931,15 @@ class MessageStore(ReadOnlyStore):
             A sync failed, now or earlier.
         """
         self._await(self.writer.end.physical_offset, 3600.0)
+        self.writer.check_dispatched()
 
-    def _await_flush(self, end: int, *, wait: bool) -> PutMessageStatus:
+    def _await_flush(self, put: Put | PutBatch, *, wait: bool) -> PutMessageStatus:
+        try:
+            return self._flushed(put.physical_offset + put.size, wait=wait)
+        except StorePoisonedError as error:
+            raise _in_doubt(error, put.physical_offset) from error
+
+    def _flushed(self, end: int, *, wait: bool) -> PutMessageStatus:
         config = self.writer.files.config
         flush = self._attached.flush
         if flush is None:  # the store was closed for a broker after the append, and made durable

@@ -142,10 +142,13 @@ class AttachedStore:
             finally:
                 self._leave()
 
-    def open_session(self, description: str, timeout_s: float | None = None) -> LogWriter:
-        """Hold the store until `close_session`."""
+    def open_session(self, description: str, timeout_s: float | None = None, *, accept_loss: bool = False) -> LogWriter:
+        """Hold the store until `close_session`.
+
+        `accept_loss`: where the end of the log is proven to be lost, go on without it.
+        """
         with self.mutex:
-            writer = self._enter(description, timeout_s)
+            writer = self._enter(description, timeout_s, accept_loss=accept_loss)
             self._sessions += 1
             return writer
 
@@ -161,7 +164,7 @@ class AttachedStore:
             if not self._sessions:
                 self.detach()
 
-    def _enter(self, description: str, timeout_s: float | None) -> LogWriter:
+    def _enter(self, description: str, timeout_s: float | None, *, accept_loss: bool = False) -> LogWriter:
         if self._attachment is not None and not self._attachment.intact():
             self._drop()
         if self._broker_waits():
@@ -182,7 +185,7 @@ class AttachedStore:
             if not self._lock.held:
                 self._take_lock(self.config.lock_timeout_s if timeout_s is None else timeout_s, description)
                 if self.writer is None or not catch_up(self.writer):
-                    self._recover()
+                    self._recover(accept_loss=accept_loss)
             assert self.writer is not None
             self.writer.check_usable()
             if self.flush is None or not self.flush.alive:
@@ -199,19 +202,19 @@ class AttachedStore:
             raise
         return self.writer
 
-    def _recover(self) -> None:
+    def _recover(self, *, accept_loss: bool = False) -> None:
         if self.flush is not None:
             self.flush.stop()
         if self.writer is not None:
             self.writer.files.close()
         self.flush = self.writer = None
         refuse_to_write(self.disk, self.paths, self.config)
-        identity, notes, first = establish(self.disk, self.paths, self.config)
-        files = StoreFiles(self.paths, self.config, identity, self.disk)
-        files.first_writer = first
+        found = establish(self.disk, self.paths, self.config, accept_loss=accept_loss)
+        files = StoreFiles(self.paths, self.config, found.identity, self.disk)
+        files.first_writer, files.searched_whole = found.first, found.searched_whole
         files.load()
-        self.writer, self.report = recover(files)
-        self.report.notes[:0] = notes
+        self.writer, self.report = recover(files, accept_loss=accept_loss)
+        self.report.notes[:0] = found.notes
         self.writer.locks_intact = self._locks_intact
         self.writer.broker_waits = self._broker_waits
 

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from messagestore.files.mapped_file import Disk
+from messagestore.files.mapped_file import Disk, sync_errors
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
 
 _SAFETY_MS = 3000
@@ -98,6 +98,7 @@ def write(disk: Disk, path: str, checkpoint: StoreCheckpoint, *, via: str) -> No
     file = disk.open(path, writable=True)
     try:
         disk.pwrite(file, data, 0)
-        disk.fdatasync(file)
+        with sync_errors(path):
+            disk.fdatasync(file)
     finally:
         file.close()

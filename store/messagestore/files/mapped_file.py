@@ -112,7 +112,10 @@ class Disk:
         """
         with _place(path) as place:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(place.name, flags, _FILE_MODE, dir_fd=place.folder)
+            try:
+                fd = os.open(place.name, flags, _FILE_MODE, dir_fd=place.folder)
+            except OSError as error:  # a full disk may have no room for the name itself, or no inode
+                raise (self._translated(error, str(path), size) if error.errno in _FULL else error) from None
             try:
                 place.take_file(fd)
                 if size:
@@ -200,6 +203,8 @@ class Disk:
                         "from; both must be on one"
                     )
                     raise OSError(error.errno, text, str(target)) from error
+                if error.errno in _FULL:
+                    raise self._translated(error, str(target), 1) from error
                 raise
 
     def unlink(self, path: str | Path) -> None:
@@ -212,7 +217,11 @@ class Disk:
         with _place(path) as place:
             try:
                 os.mkdir(place.name, _DIRECTORY_MODE, dir_fd=place.folder)
-            except FileExistsError:
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise self._translated(error, str(path), 1) from error
+                if not isinstance(error, FileExistsError):
+                    raise
                 if not self.is_folder(path):
                     found = "a symbolic link" if os.path.islink(path) else "a file"
                     text = f"{path}: found {found} where a folder must be"
@@ -394,11 +403,13 @@ class Disk:
         file = self.open_new(via, 0)
         try:
             self.pwrite(file, data, 0)
-            self.fdatasync(file)
+            with sync_errors(os.fspath(path)):
+                self.fdatasync(file)
         finally:
             file.close()
         self.rename(via, path)
-        self.fsync_dir(os.path.dirname(os.fspath(path)))
+        with sync_errors(os.fspath(path)):
+            self.fsync_dir(os.path.dirname(os.fspath(path)))
 
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
         if error.errno in _FULL:

@@ -13,11 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from messagestore.errors import ChecksumError, CorruptionError, MessageIllegalError
 from messagestore.files.commit_log import CommitLog
-from messagestore.format import record
+from messagestore.format import record, record_scan
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
-from messagestore.format.layout import CRC_MASK, PROPERTY_CRC_SIZE
+from messagestore.format.layout import BLANK, CRC_MASK, MAGIC_V1, PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 
@@ -27,6 +29,7 @@ CHUNK_SIZE = 16 * 1024 * 1024
 """Bytes of the log that one CRC covers."""
 DIGEST_NAME = "rowsum-1"
 MAX_APP_ID_SIZE = 255
+_BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 _WIDEST = (1 << 63) - 1
 
 SOURCE_SPARK = "spark"
@@ -271,3 +274,31 @@ def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
     if batch is None or batch.flush_disk_type != ASYNC_FLUSH or batch.queue_offset != message.queue_offset:
         return None
     return replace(batch, torn=True)
+
+
+def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
+    """Whether what lies there is a BATCH record by its own lengths, whatever its CRCs say.
+
+    A plain put cannot pass for one: its topic lies where its own BODYLEN says. So a body that looks like a BATCH record
+    in a put that was torn is only that.
+    """
+    data = log.read_array(physical_offset, RECORD_HEAD.size + 24)
+    if len(data) < RECORD_HEAD.size:
+        return False
+    return is_batch_by_lengths(log, physical_offset, record_scan.heads(data, np.zeros(1, np.int64))[0])
+
+
+def is_batch_by_lengths(log: CommitLog, at: int, head: np.void) -> bool:
+    """Topic, lengths and the name of the last property; four small reads."""
+    total_size, body_size = int(head["total_size"]), int(head["body_size"])
+    if int(head["magic"]) != MAGIC_V1 or body_size < len(BODY_BEGIN):
+        return False
+    body_end = int(record_scan.head_sizes(np.array([head]))[0]) + body_size
+    topic_end = body_end + len(_BATCH_TOPIC_PART)
+    properties_start = topic_end + PROPERTIES_LENGTH_SIZE
+    if not properties_start + PROPERTY_CRC_SIZE <= total_size <= log.left(at) - BLANK.size:
+        return False
+    if log.read(at + body_end, len(_BATCH_TOPIC_PART)) != _BATCH_TOPIC_PART:
+        return False
+    size = int.from_bytes(log.read(at + topic_end, PROPERTIES_LENGTH_SIZE), "big", signed=True)
+    return properties_start + size == total_size

@@ -165,3 +165,16 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
     if log.scan_offset == physical_offset:
         expected = f"the BATCH record that the journal names ({expected})"
     raise CorruptionError(path, log.scan_offset, expected, log.scan_end.found or "none")
+
+
+def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:
+    """The error for a BATCH record of a store that is neither this one nor one that it is a copy of."""
+    log = files.commit_log
+    return CorruptionError(
+        log.files.path(log.segment_of(batch.physical_offset)),
+        batch.physical_offset,
+        f"a BATCH record of store {files.store_id}",
+        f"one of store {batch.store_id} (a copied segment, or spark/store.json of another store or copy?)",
+        hint=f"Put back what belongs together: this log and its own folder {files.paths.spark}. Or move that folder "
+        "away and run `messagestore recover`: it is made again from the log, and the store gets a new id.",
+    )

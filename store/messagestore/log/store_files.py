@@ -283,6 +283,8 @@ class StoreFiles:
         """Queues that got units since the journal last took them in."""
         self.first_writer = False
         """This project never wrote here before: there are no BATCH records to be found."""
+        self.searched_whole = True
+        """False: the log of a store without a sign of this project was too long to be searched for BATCH records."""
         self.others_wrote = False
         """Another process wrote queues and index above the clean end: what it did not sync is not known here."""
 

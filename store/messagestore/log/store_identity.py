@@ -2,14 +2,17 @@
 
 `spark/store.json` says so. Where it is missing, the id is taken from what proves it: the journal has a copy of the
 whole identity, and `abort` has the id. Where all of `spark/` is missing the folder is a copy (a RocketMQ slave after a
-failover) or a store that lost it. It gets a new id, and the ids in its BATCH records become its ancestors: their
-batches are known here, too.
+failover), a store that lost it, or a store that only a broker wrote. The log is searched for BATCH records. It gets a
+new id, and the ids in its BATCH records become its ancestors: their batches are known here, too.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import time
+from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import list_queues
@@ -18,8 +21,9 @@ from messagestore.files.mapped_file import Disk, FilePool
 from messagestore.format.config import StoreConfig
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import read_batch
-from messagestore.log.batch_search import all_batches
+from messagestore.log.batch_record import is_sealed_batch, read_batch
+from messagestore.log.batch_search import all_batches, batches_of_log
+from messagestore.log.lost_end import end_of_queues, lost_end
 from messagestore.log.store_files import (
     ABORT_WORD,
     Identity,
@@ -31,9 +35,34 @@ from messagestore.log.store_files import (
 )
 
 _LAST_UNITS = 100
+SEARCHED_SIZE = 16 << 30
+"""So much of the newest log is searched for BATCH records where nothing else says whether there are any."""
+_TOLD_SIZE = 256 << 20
+"""A search of more than this is announced."""
+_log = logging.getLogger(__name__)
 
 
-def establish(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, list[str], bool]:
+class Established(NamedTuple):
+    """Which store it is.
+
+    Parameters
+    ----------
+    identity : Identity
+    notes : list of str
+        What an operator should know.
+    first : bool
+        This project never wrote here before.
+    searched_whole : bool
+        False: `first` holds for the newest `SEARCHED_SIZE` of the log; what is older was not searched.
+    """
+
+    identity: Identity
+    notes: list[str]
+    first: bool = False
+    searched_whole: bool = True
+
+
+def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool = False) -> Established:
     """The identity of a store, written in the newest format; made when there is none.
 
     Parameters
@@ -43,31 +72,26 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, 
         The caller is attached and holds the writer lock.
     config : StoreConfig
         Sizes and index slots of a store that has no files yet; index slots of one whose `store.json` is lost.
-
-    Returns
-    -------
-    identity : Identity
-    notes : list of str
-        What an operator should know.
-    first : bool
-        This project never wrote here before.
+    accept_loss : bool
+        Take what is left of a log whose end is lost.
 
     Raises
     ------
     CorruptionError
-        `store.json` is damaged, or the log and the index say otherwise. Nothing was written.
+        `store.json` is damaged, the log and the index say otherwise, or the end of the log is lost. Nothing was
+        written.
     """
     identity = Identity.read(disk, paths.identity)
     journal = BatchJournal.read(disk, paths.journal)
     copied = _copy_of(journal, paths)
     if identity is not None and identity.version == Identity.NEWEST:
-        return identity, [], False
+        return Established(identity, [])
     if identity is not None:
-        return write_identity(disk, paths, _checked(disk, paths, identity, copied)), [], False
+        return Established(write_identity(disk, paths, _checked(disk, paths, identity, copied)), [])
     if copied is not None:
         note = f"{paths.identity} was missing: made again from {paths.journal}"
-        return write_identity(disk, paths, copied), [note], False
-    return _made_again(disk, paths, config)
+        return Established(write_identity(disk, paths, copied), [note])
+    return _made_again(disk, paths, config, accept_loss=accept_loss)
 
 
 def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
@@ -109,32 +133,101 @@ def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | Non
         files.close()
 
 
-def _made_again(disk: Disk, paths: Paths, config: StoreConfig) -> tuple[Identity, list[str], bool]:
+def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool) -> Established:
     """There is no `store.json`, and no journal that has a copy of it."""
     config = sizes_of_files(disk, paths, config)
     files = StoreFiles(paths, config, None, disk)
+    notes: list[str] = []
+    whole = True
     try:
         files.commit_log.load()
         token = re.fullmatch(f"{ABORT_WORD} ([0-9a-f]{{32}})", files.read_abort() or "")
         left = disk.exists(paths.state) or disk.exists(paths.journal) or disk.exists(paths.journal_1)
-        queues = list_queues(disk, paths.root)[0]
-        first = not (token or left) and bool(queues) and BATCH_TOPIC not in queues
         ids: set[str] = set()
-        if files.commit_log.files.offsets and not first:
-            ids = {batch.store_id for batch in all_batches(files, _end_of_log(files))}
+        if files.commit_log.files.offsets:
+            if files.read_abort() is None and not accept_loss:
+                _refuse_lost_end(files)
+            queues = list_queues(disk, paths.root)[0]
+            if token or left or not queues or BATCH_TOPIC in queues:
+                ids = {batch.store_id for batch in all_batches(files, _end_of_log(files))}
+            else:
+                ids, note = _search(files)
+                whole, notes = not note, [note] if note else []
     finally:
         files.close()
-    first = first or not (token or left or ids)
+    first = not (token or left or ids)
     store_id = token[1] if token and left else ""
     ancestors = ids | ({token[1]} if token else set())
     identity = new_identity(config, store_id, ancestors)
     _check_index(disk, paths, config, rebuild=not first)
     write_identity(disk, paths, identity)
     if first:
-        return identity, [], True
+        return Established(identity, notes, first=True, searched_whole=whole)
     if store_id:
-        return identity, [f"{paths.identity} was missing: the store's id {store_id} is that in `abort`"], False
-    return identity, [f"{paths.identity} was missing: {_new_id_words(identity)}"], False
+        note = f"{paths.identity} was missing: the store's id {store_id} is that in `abort`"
+    else:
+        note = f"{paths.identity} was missing: {_new_id_words(identity)}"
+    return Established(identity, [note, *notes])
+
+
+def _refuse_lost_end(files: StoreFiles) -> None:
+    """Refuse a log whose end is lost before an id is made for it: the batches in what is missing have ids, too."""
+    end = end_of_queues(files)
+    lost = lost_end(files, end.physical_offset, end.store_timestamp_ms, BatchJournal(), ours=None, closed=True)
+    if lost is not None and _end_of_log(files) < lost.known_end:
+        raise lost.error(files.commit_log)
+
+
+def _search(files: StoreFiles) -> tuple[set[str], str]:
+    """Store ids of the BATCH records in the log of a store that has queues, and not that of BATCH records.
+
+    Only a broker wrote it, or it has lost the folder spark/ and that queue. Only the log tells. Of a log that is longer
+    than `SEARCHED_SIZE` the newest part is searched, and all of it when a BATCH record is there.
+
+    Returns
+    -------
+    ids : set of str
+    note : str
+        What was not searched, and what follows from that; empty when all of it was.
+
+    Raises
+    ------
+    CorruptionError
+        A BATCH record is damaged.
+    """
+    log, begun_s = files.commit_log, time.monotonic()
+    end, start = _end_of_log(files), log.min_offset
+    if end - start > SEARCHED_SIZE:
+        start = log.segment_of(end - SEARCHED_SIZE)
+    if end - start > _TOLD_SIZE:
+        _log.warning(
+            "%s: has no folder spark/ and no queue of %s: its newest %d MiB of log are searched for batches, once",
+            files.paths.root,
+            BATCH_TOPIC,
+            (end - start) >> 20,
+        )
+    ids: set[str] = set()
+    why = f"only the newest {(end - start) >> 20} of {(end - log.min_offset) >> 20} MiB of log were searched"
+    whole = start == log.min_offset
+    try:
+        for batch in batches_of_log(log, start, end):
+            ids.add(batch.store_id)
+        if ids and not whole:
+            ids |= {batch.store_id for batch in batches_of_log(log, log.min_offset, start)}
+            whole = True
+    except CorruptionError as error:
+        if ids or is_sealed_batch(log, error.physical_offset):
+            raise
+        whole, why = False, f"the search of the log ended at damage ({error.path}, offset {error.physical_offset})"
+    if end - start > _TOLD_SIZE:
+        took_s = time.monotonic() - begun_s
+        _log.warning("%s: searched in %.0f s; BATCH records: %s", files.paths.root, took_s, "yes" if ids else "none")
+    if whole:
+        return ids, ""
+    return ids, (
+        f"no batch of this project was found, and {why}: an application whose batches are not known must begin with "
+        "version 0, or with the one that `messagestore batches start` names"
+    )
 
 
 def _new_id_words(identity: Identity) -> str:

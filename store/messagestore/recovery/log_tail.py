@@ -21,15 +21,13 @@ from messagestore.format.layout import (
     BLANK,
     MAGIC_V1,
     MAGIC_V2,
-    PROPERTIES_LENGTH_SIZE,
     PROPERTY_CRC_SIZE,
     RECORD_HEAD,
     TOPIC_LENGTH_SIZES,
 )
-from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log import batch_record
-from messagestore.log.batch_record import BatchRecord, read_batch
+from messagestore.log.batch_record import BatchRecord, is_batch_by_lengths, read_batch
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.log_writer import LogEnd
 
@@ -37,7 +35,6 @@ _SEARCH_SIZE = 16 * 1024 * 1024
 _MAGIC_POSITION = RECORD_HEAD.offset("magic")
 _MAGICS = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
 _FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
-_BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 
 
 @dataclass
@@ -137,34 +134,6 @@ def _topic_at(log: CommitLog, at: int, head: np.void) -> str:
 # ---- BATCH records
 
 
-def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
-    """Whether what lies there is a BATCH record by its own lengths, whatever its CRCs say.
-
-    A plain put cannot pass for one: its topic lies where its own BODYLEN says. So a body that looks like a BATCH record
-    in a put that was torn is only that.
-    """
-    data = log.read_array(physical_offset, RECORD_HEAD.size + 24)
-    if len(data) < RECORD_HEAD.size:
-        return False
-    return _is_batch_by_lengths(log, physical_offset, record_scan.heads(data, np.zeros(1, np.int64))[0])
-
-
-def _is_batch_by_lengths(log: CommitLog, at: int, head: np.void) -> bool:
-    """Topic, lengths and the name of the last property; four small reads."""
-    total_size, body_size = int(head["total_size"]), int(head["body_size"])
-    if int(head["magic"]) != MAGIC_V1 or body_size < len(batch_record.BODY_BEGIN):
-        return False
-    body_end = _head_size(head) + body_size
-    topic_end = body_end + len(_BATCH_TOPIC_PART)
-    properties_start = topic_end + PROPERTIES_LENGTH_SIZE
-    if not properties_start + PROPERTY_CRC_SIZE <= total_size <= log.left(at) - BLANK.size:
-        return False
-    if log.read(at + body_end, len(_BATCH_TOPIC_PART)) != _BATCH_TOPIC_PART:
-        return False
-    size = int.from_bytes(log.read(at + topic_end, PROPERTIES_LENGTH_SIZE), "big", signed=True)
-    return properties_start + size == total_size
-
-
 def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
     """A valid SYNC_FLUSH batch behind the end, not older than the last record: it proves that bytes at the end were
     lost.
@@ -184,7 +153,7 @@ def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
             if batch is not None:
                 return batch
         candidate = -1
-        if int(head["queue_id"]) == 0 and _begins_batch(log, at, head) and _is_batch_by_lengths(log, at, head):
+        if int(head["queue_id"]) == 0 and _begins_batch(log, at, head) and is_batch_by_lengths(log, at, head):
             candidate, candidate_end = at, at + int(head["total_size"])
     return _proof(files, candidate, end) if candidate >= 0 else None
 

@@ -37,10 +37,11 @@ from messagestore.format.layout import (
     STATE_RECOVERING,
 )
 from messagestore.format.message import BATCH_TOPIC, put_topic_fault
-from messagestore.log.batch_journal import MISSING, BatchJournal, JournalEntry
+from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
-from messagestore.log.batch_search import all_batches, batches_from
+from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours
 from messagestore.log.dispatch import Dispatcher, request_of, whole_scan
+from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_behind
 from messagestore.log.queue_proof import is_settled, proven_queue_end
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.store_files import StoreFiles, with_property_crc
@@ -80,6 +81,8 @@ class RecoveryReport:
         The number of records that began behind the end, complete or not, and of the queues that they belonged to.
     saved : str | None
         The file in `spark/cut/` that keeps the bytes that were cut off.
+    lost : str | None
+        What is missing at the end of the log, and that the caller accepted. None when nothing is missing.
     changed : str | None
         Set if a broker has changed bytes below the clean end: acknowledged messages are gone, and this says which.
     notes : list of str
@@ -102,6 +105,7 @@ class RecoveryReport:
     cut_messages: int = 0
     cut_queues: int = 0
     saved: str | None = None
+    lost: str | None = None
     changed: str | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -125,28 +129,31 @@ def _listed(queues: Collection[tuple[str, int]]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def recover(files: StoreFiles) -> tuple[LogWriter, RecoveryReport]:
+def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter, RecoveryReport]:
     """Bring a store into a state that can be appended to.
 
     Parameters
     ----------
     files : StoreFiles
         Loaded; the caller is attached and holds the writer lock.
+    accept_loss : bool
+        Go on where the end of the log is proven to be lost, without what is missing there; the report says what.
 
     Raises
     ------
     CorruptionError
         Bytes that were proven to be on the disk are not there; nothing was changed.
     """
-    writer, report = _Recovery(files).run()
+    writer, report = _Recovery(files, accept_loss=accept_loss).run()
     end = writer.end
     files.config = with_property_crc(files.commit_log, end.last_position, end.last_size, files.config)
     return writer, report
 
 
 class _Recovery:
-    def __init__(self, files: StoreFiles) -> None:
+    def __init__(self, files: StoreFiles, *, accept_loss: bool = False) -> None:
         self.files = files
+        self.accept_loss = accept_loss
         self.log = files.commit_log
         self.state = files.state_file.read()
         self.abort = files.read_abort()
@@ -233,6 +240,8 @@ class _Recovery:
             return None  # a broker wrote: it may have cut the log below C first, and never zeroes
         if end.last_size and self._folder_missing():
             return None
+        if self.journal.end > state.clean_end or self._checkpoint_is_ahead(state.clean_end):
+            return None  # `state` is older than the log was
         if self.journal.fault or self._topics_changed() or self._batch_units(state.clean_end) < self.journal.covered:
             return None
         later = [s for s in self.log.files.offsets if s > state.clean_end]
@@ -240,11 +249,18 @@ class _Recovery:
 
     def _checkpoint_is_ours(self) -> bool | None:
         """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not
-        known.
+        known, or there is none.
         """
         files, written = self.files, self.journal.checkpoint_crc
+        if written is None or not files.disk.exists(files.paths.checkpoint):
+            return None
         found = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
-        return None if written is None else written == record.crc32(found)
+        return written == record.crc32(found)
+
+    def _checkpoint_is_ahead(self, end: int) -> bool:
+        """Whether the store checkpoint names a record at or behind a log's end."""
+        files = self.files
+        return 0 < end <= store_checkpoint.read(files.disk, files.paths.checkpoint).confirm_physical_offset
 
     def _anchored(self, state: State) -> LogEnd | None:
         """The log's end at C, when the record before it is there as `state` has it."""
@@ -268,13 +284,18 @@ class _Recovery:
                 for queue_id in queue_ids:
                     if self.files.queue(topic, queue_id).end():
                         raise CorruptionError(path, 0, "CommitLog segments", f"none, but {topic}/{queue_id} has units")
-        if self.state is not None and self.state.clean_end > max(self.log.files.max_offset, 0):
-            raise CorruptionError(
-                path,
-                self.log.files.max_offset,
-                f"segments up to {self.state.clean_end}",
-                f"none from {self.log.files.max_offset} on",
-            )
+        end = max(self.log.files.max_offset, 0)
+        if self.state is not None and self.state.clean_end > end:
+            proof = f"spark/state says that the log was synced up to {self.state.clean_end}"
+            count, queues, _ = units_behind(self.files, end)
+            self._refuse_lost(LostEnd(end, self.state.clean_end, proof, count, queues))
+
+    def _refuse_lost(self, lost: LostEnd) -> None:
+        """Refuse a log whose end is lost, unless the caller goes on without it."""
+        if not self.accept_loss:
+            raise lost.error(self.log)
+        self.report.lost = f"{lost.words} ({lost.proof})"
+        _LOGGER.warning("%s: goes on without what is lost: %s", self.files.paths.root, self.report.lost)
 
     # ---- the walk
 
@@ -289,7 +310,7 @@ class _Recovery:
             self.report.reason = "closed by a broker"
             before = LogEnd(self.log.min_offset, 0, 0, 0)
             if not self._queues_gone():
-                before = self._end_of_queues()
+                before = LogEnd(*end_of_queues(self.files))
                 if anchored is not None and self._leads_to(before.physical_offset, anchored.physical_offset):
                     before = anchored  # the queues that led there were deleted with their topics
         elif ours:
@@ -384,21 +405,6 @@ class _Recovery:
         had_keys = store_checkpoint.read(disk, paths.checkpoint).index_timestamp_ms > 0
         return index is not None and not index.files and had_keys
 
-    def _end_of_queues(self) -> LogEnd:
-        """Behind the last record that a unit of any queue points to."""
-        last_position, last_size = 0, 0
-        for topic, queue_ids in self.files.queue_names().items():
-            for queue_id in queue_ids:
-                end = proven_queue_end(self.files, topic, queue_id, self.log.files.max_offset, crc=False)
-                if end:
-                    unit = self.files.queue(topic, queue_id).read(end - 1, 1)[0]
-                    if int(unit["physical_offset"]) >= max(last_position, self.log.min_offset):
-                        last_position, last_size = int(unit["physical_offset"]), int(unit["size"])
-        head = self.log.head(last_position) if last_size else None
-        if head is None:
-            return LogEnd(self.log.min_offset, 0, 0, 0)
-        return LogEnd(last_position + last_size, last_position, last_size, int(head["store_timestamp_ms"]))
-
     def _broker_start(self) -> LogEnd:
         """Where a broker's own recovery starts: the newest segment not younger than its checkpoint allows."""
         times = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
@@ -426,8 +432,12 @@ class _Recovery:
         path = self.log.files.path(self.log.segment_of(end))
         ours = self.abort == self.files.abort_token
         expected, found = walk.stop.expected or "a record", walk.stop.found or "none"
-        if state is not None and end < state.clean_end:
-            if ours or (self.abort is None and self._checkpoint_is_ours() is not False):
+        lost = self._lost_end(walk)
+        if lost is not None:
+            self._refuse_lost(lost)
+        elif state is not None and end < state.clean_end:
+            proven = ours or (self.abort is None and self._checkpoint_is_ours() is not False)
+            if proven and not self.accept_loss:
                 raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
             self.report.notes.append(
                 f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
@@ -444,10 +454,19 @@ class _Recovery:
             raise CorruptionError(
                 path, end, f"{expected} (the batch at {batch.physical_offset} proves {batch.end} bytes synced)", found
             )
-        if not state.asynchronous:
+        if not state.asynchronous and not self.accept_loss:
             for topic, queue_ids in self._queues_to_look_at().items():
                 for queue_id in queue_ids:
                     self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _lost_end(self, walk: Walk) -> LostEnd | None:
+        """What proves that records behind the end of the walk are lost."""
+        ours = self.abort == self.files.abort_token
+        if self.abort is not None and not ours:
+            return None  # a broker crashed: units behind the end are what it leaves
+        by_us = True if ours else self._checkpoint_is_ours()
+        end, time_ms = walk.end.physical_offset, walk.end.last_store_timestamp_ms
+        return lost_end(self.files, end, time_ms, self.journal, ours=by_us, closed=self.abort is None)
 
     def _changed_below(self, state: State) -> str | None:
         """What the record before the clean end proves when it is not there any more, though its segment is."""
@@ -621,7 +640,38 @@ class _Recovery:
         other = journal.identity.get("storeId", self.files.store_id)
         if other != self.files.store_id:
             return BatchJournal(complete=False, fault=f"{paths.journal}: found the journal of store {other}")
+        fault = self._fault_of_pair(journal)
+        if fault:
+            return BatchJournal(
+                complete=False, fault=f"{paths.journal}: {fault}", checkpoint_crc=journal.checkpoint_crc
+            )
         return journal
+
+    def _fault_of_pair(self, journal: BatchJournal) -> str:
+        """Why the journal is not of this log; empty when it is. The folder spark/ may be that of another copy.
+
+        Whoever closed the store, or moved its clean end, synced the record before the clean end and all batches of the
+        journal. When one of them is another record now, the journal says nothing about this log. When it is damaged, or
+        the log ends before it, that is found where it is asked for.
+        """
+        log, state = self.log, self.state
+        if state is not None and self._changed_below(state) is not None:
+            return f"the record at {state.anchor_position}, the last one below the clean end, is another one in the log"
+        for app_id, entry in journal.newest_first(log.min_offset):
+            at = entry.physical_offset
+            if at >= log.files.max_offset or not any(log.read(at, 8)) or entry.row_count == PARTIAL:
+                return ""
+            batch = read_batch(log, at)
+            if batch is None:
+                try:
+                    gone = is_gone(log, at, log.files.max_offset)
+                except CorruptionError:
+                    return ""
+            else:
+                found = (batch.app_id, batch.version, batch.digest, batch.end)
+                gone = found != (app_id, entry.version, entry.digest, entry.end)
+            return f"its newest batch, version {entry.version} of app {app_id!r}, is not at {at} in the log" * gone
+        return ""
 
     def _batch_units(self, end: int) -> int:
         """Where the BATCH topic's queue ends, in the log below `end`."""
@@ -635,7 +685,7 @@ class _Recovery:
             journal.extend(self._own(batches_from(files, journal.covered, count)))
             return journal
         if files.first_writer:
-            return BatchJournal()
+            return BatchJournal(complete=files.searched_whole)
         batches = list(self._own(all_batches(files, end)))
         made = BatchJournal(
             checkpoint_crc=journal.checkpoint_crc,
@@ -660,12 +710,7 @@ class _Recovery:
         """The batches, when they are this store's."""
         for batch in batches:
             if batch.store_id not in self.files.known_ids:
-                raise CorruptionError(
-                    self.log.files.path(self.log.segment_of(batch.physical_offset)),
-                    batch.physical_offset,
-                    f"a BATCH record of store {self.files.store_id}",
-                    f"one of store {batch.store_id} (a copied segment, or spark/store.json of another store?)",
-                )
+                raise not_ours(self.files, batch)
             yield batch
 
     def _rebuild_unlisted(self, batches: list[BatchRecord], end: int) -> None:

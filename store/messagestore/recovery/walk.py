@@ -19,11 +19,10 @@ from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_fault, topic_fault
 from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
-from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, read_batch
+from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, is_sealed_batch, read_batch
 from messagestore.log.dispatch_request import DispatchRequest, request_of
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.store_files import StoreFiles
-from messagestore.recovery.log_tail import is_sealed_batch
 from messagestore.write.log_writer import LogEnd
 
 _KEPT_RECORDS = 1_000_000  # some 50 bytes each

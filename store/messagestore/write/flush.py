@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from messagestore.errors import StoreError
+from messagestore.errors import StoreError, StoreFullError
 from messagestore.write.log_writer import LogWriter
 
 _DISPATCH_DELAY_S = 0.001
@@ -161,7 +161,10 @@ class FlushService:
             time.sleep(_BUSY_DELAY_S if self._busy else _DISPATCH_DELAY_S)
             self._dispatch_wanted = False
             self._busy = len(self.writer.pending) >= _BUSY_COUNT
-            self.writer.drain()
+            self._drain()
+        elif self.writer.half_dispatched:  # told already: look whether there is room now
+            with contextlib.suppress(StoreFullError):
+                self.writer.drain()
         config, now_s, writer = self.writer.files.config, time.monotonic(), self.writer
         if now_s - self._last_flush_s >= config.flush_interval_commit_log / 1000:
             dirty = writer.end.physical_offset - writer.synced_end
@@ -172,8 +175,16 @@ class FlushService:
             if thorough:
                 self._last_thorough_s = now_s
 
+    def _drain(self) -> None:
+        """Dispatch; what the disk has no room for is dispatched later, by whoever appends next or closes the store."""
+        try:
+            self.writer.drain()
+        except StoreFullError as error:
+            self.writer.tell_undispatched(error)
+
     def _flush(self) -> None:
         end = self.writer.group_sync()
-        with self._changed:
-            self._flushed = max(self._flushed, end)
-            self._changed.notify_all()
+        try:
+            self.writer.maybe_move_clean()
+        finally:
+            self.finished(end)  # these puts are synced and visible, and acknowledged: a failure is the next put's

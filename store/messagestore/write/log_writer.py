@@ -37,6 +37,7 @@ from messagestore.errors import (
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.consume_queue import QueueFileReplaced
 from messagestore.files.index_file import IndexFileReplaced
+from messagestore.files.mapped_file import sync_errors
 from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import ASYNC_FLUSH
@@ -51,6 +52,8 @@ from messagestore.write.pending_puts import Put, PutBatch, requests_of
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
 NOTHING_IN_FLIGHT = -1
+_CLEAN_AGAIN_S = 1.0
+"""How long after the disk had no room for the clean end it is tried again."""
 MOST_AHEAD_MS = 3_600_000
 """Store times stand still while the clock is behind the last one by no more than this."""
 CLOCK_IS_SET_MS = 1_577_836_800_000
@@ -147,6 +150,10 @@ class LogWriter:
         self.next_offsets: dict[tuple[str, int], int] = {}
         self.pending: list[Put | PutBatch] = []
         self.clean_moved_s = time.monotonic()
+        self._clean_again_s: float | None = None
+        """When the clean end is tried again, after the disk had no room for it; None: nothing has failed."""
+        self.half_dispatched = False
+        """Some of what is pending may be in queues and index already: the disk had no room for all of it."""
 
     def forget_threads(self) -> None:
         """In a forked child: no other thread is there to let go of what it held."""
@@ -373,6 +380,7 @@ class LogWriter:
             self.check_turn()
             self.check_usable()
             self.check_locks(often=True)
+            self.check_dispatched()
             queue_offset = 0 if half else self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
@@ -405,6 +413,7 @@ class LogWriter:
             self.check_turn()
             self.check_usable()
             self.check_locks(often=True)
+            self.check_dispatched()
             queue_offset = self.next_queue_offset(topic, queue_id)
             if self.state.in_flight == NOTHING_IN_FLIGHT or (
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
@@ -507,6 +516,8 @@ class LogWriter:
     def group_sync(self) -> int:
         """Sync everything appended so far for all who wait, without holding up appends; then publish it. The synced
         end.
+
+        The clean end is not moved: what is published here is acknowledged, whatever becomes of that.
         """
         self.mutex.acquire()
         with self.sync_mutex:
@@ -524,29 +535,87 @@ class LogWriter:
             if self.poison_reason is not None:
                 raise self.poison(self.poison_reason)
             self.synced_end = max(self.synced_end, end)
-            self.drain(end)
+            try:
+                self._drain(end)
+            except StoreFullError as error:
+                self.tell_undispatched(error)  # durable, so it is acknowledged
         return end
 
     def drain(self, end: int | None = None) -> None:
-        """Dispatch plain puts that end at or below `end` and make them visible."""
+        """Dispatch plain puts that end at or below `end` and make them visible.
+
+        Raises
+        ------
+        StoreFullError
+            There is no room for their units: they stay pending, and nothing is appended before they are dispatched.
+        """
         with self.mutex:
-            self.check_usable()
-            if not self.pending:
-                return
-            count = len(self.pending)
-            if end is not None and self.pending[-1].physical_offset >= end:
-                count = sum(p.physical_offset < end for p in self.pending)
-            if not count:
-                return
-            puts = self.pending[:count]
-            visible = puts[-1].physical_offset + puts[-1].size
-            with self.unbroken("records are in the log, but could not be published", failures=True):
-                self.pending = self.pending[count:]
-                self.check_locks(often=True)
-                self.check_segments(puts[0].physical_offset, visible)
-                self.dispatch_or_poison(lambda: requests_of(puts), puts[0].physical_offset)
-                self.write_state(visible_end=visible, in_flight=visible)
-            self.maybe_move_clean()
+            if self._drain(end):
+                self.maybe_move_clean()
+
+    def _drain(self, end: int | None = None) -> bool:
+        """As `drain`, without the clean end; whether there was something. Call under the mutex."""
+        self.check_usable()
+        if not self.pending:
+            return False
+        count = len(self.pending)
+        if end is not None and self.pending[-1].physical_offset >= end:
+            count = sum(p.physical_offset < end for p in self.pending)
+        if not count:
+            return False
+        puts = self.pending[:count]
+        visible = puts[-1].physical_offset + puts[-1].size
+        with self.unbroken("records are in the log, but could not be published", failures=True):
+            full = self._publish_puts(puts, self.pending[count:], visible)
+        if full is not None:
+            raise full
+        return True
+
+    def _publish_puts(
+        self, puts: list[Put | PutBatch], others: list[Put | PutBatch], visible: int
+    ) -> StoreFullError | None:
+        """Dispatch the first of what is pending; the error when there is no room for it, and all is pending still."""
+        self.pending = others
+        self.check_locks(often=True)
+        start = puts[0].physical_offset
+        self.check_segments(start, visible)
+        try:
+            if self.half_dispatched:
+                self.dispatcher.repair(start)
+            self.dispatch_or_poison(lambda: requests_of(puts), start)
+            self.write_state(visible_end=visible, in_flight=visible)
+        except StoreFullError as error:
+            self.pending, self.half_dispatched = puts + others, True
+            return self._no_room(
+                f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). They are in "
+                "the log, and become visible when there is room, or when the store is opened again; nothing more was "
+                "appended",
+                error,
+            )
+        self.half_dispatched = False
+        return None
+
+    def tell_undispatched(self, error: StoreFullError) -> None:
+        """Say that puts were acknowledged and are not visible yet."""
+        _log.warning("%s", error)
+
+    def _no_room(self, what: str, error: StoreFullError) -> StoreFullError:
+        """An error of a full disk that says what was done and what to do."""
+        text = f"{self.files.paths.root}: {what}. Make room"
+        full = StoreFullError(text, path=error.path, needed=error.needed, free=error.free)
+        full.errno = error.errno
+        return full
+
+    def check_dispatched(self) -> None:
+        """Before an append: what had no room in the queues is dispatched first.
+
+        Raises
+        ------
+        StoreFullError
+            There is no room still; nothing was appended.
+        """
+        if self.half_dispatched:
+            self.drain()
 
     def check_segments(self, start: int, end: int) -> None:
         """Poison when a segment that was written is no longer the file at its path."""
@@ -565,6 +634,11 @@ class LogWriter:
             Gives the requests, each time from the first one on.
         physical_offset : int
             Of the first record.
+
+        Raises
+        ------
+        StoreFullError
+            There is no room for all of it; it may be tried again, after `Dispatcher.repair`.
         """
         failures = (OSError, StoreError, QueueFileReplaced, IndexFileReplaced)
         try:
@@ -577,6 +651,8 @@ class LogWriter:
                 self.dispatcher.repair(physical_offset)
                 self.dispatcher.dispatch(requests())
                 self.dispatcher.check_files()
+            except StoreFullError:
+                raise
             except failures:
                 reason = f"records are in the log, but their queues could not be written ({first_error})"
                 raise self.poison(reason) from first_error
@@ -596,40 +672,73 @@ class LogWriter:
     # ---- clean end
 
     def maybe_move_clean(self) -> None:
-        """Move the clean end when it is time: an interval, 1 GiB, or a new segment."""
-        clean, visible = self.state.clean_end, self.state.visible_end
-        if clean == visible or self.pending:
+        """Move the clean end when it is time: an interval, 1 GiB, or a new segment.
+
+        It saves the next recovery work, and nothing that was acknowledged depends on it. So where the disk has no room
+        for the few bytes that say so, it stays where it is, and is tried again a moment later.
+        """
+        with self.mutex:
+            self._maybe_move_clean()
+
+    def _maybe_move_clean(self) -> None:
+        clean, visible, again_s = self.state.clean_end, self.state.visible_end, self._clean_again_s
+        if (clean == visible and again_s is None) or self.pending:
             return
-        due = time.monotonic() - self.clean_moved_s >= self.files.config.clean_interval_s
+        now_s = time.monotonic()
+        if again_s is not None and now_s < again_s:
+            return
+        due = now_s - self.clean_moved_s >= self.files.config.clean_interval_s
         rolled = self.log.segment_of(visible) != self.log.segment_of(clean)
-        if due or rolled or visible - clean >= CLEAN_SIZE:
-            self.move_clean()
+        if due or rolled or again_s is not None or visible - clean >= CLEAN_SIZE:
+            try:
+                self.move_clean()
+            except StoreFullError as error:
+                if again_s is None:
+                    _log.warning("%s", error)
+                self._clean_again_s = time.monotonic() + _CLEAN_AGAIN_S
 
     def move_clean(self, *, closing: bool = False) -> None:
-        """C := V. CommitLog, ConsumeQueues and index are synced first, then `state`, then the store checkpoint."""
+        """C := V. CommitLog, ConsumeQueues and index are synced first, then `state`, then the store checkpoint.
+
+        Raises
+        ------
+        StoreFullError
+            The disk has no room to say so. Log, queues and index are synced, and the store may be gone on with.
+        StorePoisonedError
+            A sync failed.
+        """
         self.check_usable()
         if self.pending:
             raise AssertionError("the clean end moves only when everything is published")
         end = self.end
         try:
             self.sync_to_end()
-            self.files.sync_derived()
-            data = self.log.exact(end.last_position, end.last_size) if end.last_size else b""
-            flags = (self.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
-            self.write_state(
-                clean_end=end.physical_offset,
-                anchor_position=end.last_position,
-                anchor_size=end.last_size,
-                anchor_crc=record.crc32(data),
-                flags=flags,
-            )
-            self.files.state_file.sync()
-            self._write_checkpoint(end)
-            self._write_journal(end)
+            with sync_errors(self.files.paths.root):
+                self.files.sync_derived()
+            self._write_clean_end(end, closing=closing)
+        except StoreFullError as error:
+            synced = f"everything up to {end.physical_offset} is synced"
+            text = f"the disk has no room to note that {synced} ({error}). {synced.capitalize()}, and nothing is lost"
+            raise self._no_room(text, error) from error
         except (OSError, QueueFileReplaced, IndexFileReplaced) as error:
             raise self.poison(f"the clean end could not be made durable ({error})") from error
         self.log.forget_written(end.physical_offset)
-        self.clean_moved_s = time.monotonic()
+        self.clean_moved_s, self._clean_again_s = time.monotonic(), None
+
+    def _write_clean_end(self, end: LogEnd, *, closing: bool) -> None:
+        data = self.log.exact(end.last_position, end.last_size) if end.last_size else b""
+        flags = (self.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
+        self.write_state(
+            clean_end=end.physical_offset,
+            anchor_position=end.last_position,
+            anchor_size=end.last_size,
+            anchor_crc=record.crc32(data),
+            flags=flags,
+        )
+        with sync_errors(self.files.paths.state):
+            self.files.state_file.sync()
+        self._write_checkpoint(end)
+        self._write_journal(end)
 
     def _write_journal(self, end: LogEnd) -> None:
         files, journal = self.files, self.journal

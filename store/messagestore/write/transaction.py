@@ -29,7 +29,7 @@ from messagestore.format.message import BATCH_TOPIC
 from messagestore.log import batch_record
 from messagestore.log.batch_journal import PARTIAL, JournalEntry
 from messagestore.log.batch_record import CHUNK_SIZE, known_batch, read_batch
-from messagestore.log.batch_search import is_gone
+from messagestore.log.batch_search import is_gone, not_ours
 from messagestore.log.dispatch import DispatchRequest
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
@@ -157,7 +157,7 @@ def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
     Raises
     ------
     CorruptionError
-        There is none to be read, and nothing proves that there is none.
+        There is none to be read, and nothing proves that there is none; or it is of another store.
     """
     log, end = writer.log, writer.end.physical_offset
     if entry.physical_offset < log.min_offset:
@@ -166,7 +166,9 @@ def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
     if entry.physical_offset < end:
         batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
         if batch is not None and (batch.app_id, batch.version) == (app_id, entry.version):
-            return batch.store_id in writer.files.known_ids and (batch.end <= end or partial)
+            if batch.store_id not in writer.files.known_ids:
+                raise not_ours(writer.files, batch)
+            return batch.end <= end or partial
     return not is_gone(log, entry.physical_offset, end)
 
 
