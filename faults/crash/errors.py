@@ -2,6 +2,7 @@
 
 faults      each operation of each workload fails, once, and from then on: EIO, ENOSPC, EMFILE, EROFS, EACCES, MemoryError
 opens       the n-th opening of a file fails
+full        a disk has no room for the n-th operation and some that follow; then it has, and a caller tries again
 short       every write is done in pieces of a few bytes; or nothing of it is written
 tmpfs       a file system that is really full, and has room again (root)
 ulimit      64 descriptors for a process, 40 queues
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from crash import checker, dead_disks, interrupts, many_queues
+from crash import checker, dead_disks, full_disks, interrupts, many_queues
 from crash.counts import Counts, again
 from crash.faults import FAULTS, check_fault, fault_points
 from crash.harness import SMALL, Promise, Step, batch_columns, check_content, die, run_steps, scratch_folder
@@ -48,7 +49,10 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:
         cases = itertools.chain(
-            _others(folder), _interrupts(folder, seed, quick and not case), _faults(folder, quick and not case)
+            _others(folder),
+            _full_disks(folder, quick and not case),
+            _interrupts(folder, seed, quick and not case),
+            _faults(folder, quick and not case),
         )
         for number, (kind, key, run_case) in enumerate(cases):
             if key != case if case else number % part[1] != part[0]:
@@ -107,6 +111,17 @@ def _fault(
     return check_fault(base, workload, bases.root, fault, at, sticky=sticky, opens=opens, tries=tries, briefly=briefly)[
         2
     ]
+
+
+def _full_disks(folder: Path, quick: bool) -> Iterator[Case]:
+    root = folder / "store"
+    base = Bases(root)["filled"]
+    for _, key, steps, at, count, number in full_disks.cases(base, root, quick):
+        yield "full disks", key, partial(_full_disk, base, root, steps, at, count, number)
+
+
+def _full_disk(base: Base, root: Path, steps: list[Step], at: int, count: int, number: int) -> Verdict:
+    return full_disks.check(base, root, steps, at, count, number)[1]
 
 
 def _interrupts(folder: Path, seed: int, quick: bool) -> Iterator[Case]:

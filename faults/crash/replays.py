@@ -3,10 +3,12 @@
     store    closed; killed behind the clean end; killed in ASYNC_FLUSH; the small files as format 1 had them
     damage   bits of spark/journal, spark/store.json, spark/state and of the last BATCH record; small files missing, cut,
              or as they were a session ago; topics, queues and whole folders missing, alone and together; a byte-equal
-             copy without spark/
+             copy without spark/; the folder spark/ of another copy, that went on by itself; the end of the log missing,
+             together with what says so
 
 After each the next process opens the store, gets every batch again, and one more. It may refuse, and then it changes no
-byte of RocketMQ's files. Else every batch is known, the new one is appended, and each row is there once.
+byte of RocketMQ's files. Else every batch is known, the new one is appended, and each row is there once. Where the end of
+the log is gone it must refuse, and go on without it when it is told to.
 """
 
 from __future__ import annotations
@@ -27,8 +29,16 @@ from crash.harness import Promise, Step, append_encoded, die, payload, run_steps
 from crash.judge import Verdict, note_content, note_faults
 from crash.memdisk import MemDisk, Tree
 from crash.power_cut import Folder
-from crash.workloads import batch, put
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError
+from crash.workloads import batch, copy_of, put
+from messagestore import (
+    ASYNC_FLUSH,
+    SYNC_FLUSH,
+    CorruptionError,
+    MessageStore,
+    StoreConfig,
+    StoreError,
+)
+from messagestore.errors import ChecksumError
 
 APP = "app-1"
 _SMALL_FILES = ("spark/journal", "spark/store.json", "spark/state", "checkpoint", "config/topics.json")
@@ -76,7 +86,7 @@ def make_states(root: Path) -> dict[str, State]:
     return states
 
 
-def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second: list[Step]) -> State:
+def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second: list[Step], count: int = 12) -> State:
     promise = Promise()
     disk = MemDisk(root)
     run_steps(root, first, disk, promise, config)
@@ -86,7 +96,7 @@ def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second
     disk = MemDisk(root, disk.content())  # of a session that is not closed: as a kill leaves it
     die(root)
     found = checker.check(disk.tree(), settled=False)
-    if found.faults or len(found.bodies) != 12:
+    if found.faults or len(found.bodies) != count:
         raise AssertionError(f"{name}: {len(found.bodies)} messages, {found.faults}")
     promise.batches = set(promise.maybe_batches)
     promise.puts = list(promise.maybe_puts)
@@ -156,6 +166,7 @@ def cut(path: str, size: int) -> Damage:
 Case = tuple[str, str, State, Damage, bool]
 """Kind, key, store, damage, and whether the next writer must open it."""
 _TAIL = "bits of the last BATCH record"
+LOST_END = "the end of the log lost"
 
 
 def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
@@ -180,8 +191,10 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
             must &= f"{_TOPIC}/1" not in some
             must &= "config/topics.json" not in some
             yield "small files lost", f"{name}:{'+'.join(some)}:missing", state, missing(*some), must
-        for more in (  # not with the BATCH queue alone: then it looks like a store that we never wrote
+        for more in (
             (),
+            (_BATCH_QUEUE,),
+            (_BATCH_QUEUE, "checkpoint"),
             (_TOPIC,),
             ("consumequeue",),
             ("index",),
@@ -209,7 +222,98 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
                 yield _TAIL, key, state, flip(segment, position, bit), False
 
 
+def lost_ends(root: Path, states: dict[str, State]) -> Iterator[Case]:
+    """The last records of stores that were closed are gone, and with them what says where the log ended."""
+    first: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), batch(1, 12), ("close",)]
+    second: list[Step] = [("open",), batch(2, 12), put(1, 1), batch(3, 12), put(2), ("close",)]
+    long = _state("two segments", root, TINY, first, second, 44)
+    for state in (states["closed"], states["format 1"], long):
+        yield from _lost_ends(state.name, state, MemDisk(root, state.content).tree())
+
+
+def _lost_ends(name: str, state: State, tree: Tree) -> Iterator[Case]:
+    segments = [path for path in tree if path.startswith("commitlog/0")]
+    segment = max(path for path in segments if any(tree[path]))
+    starts = _record_starts(tree[segment])
+    with_it: list[tuple[str, ...]] = [(), ("spark/state",), ("spark",), ("spark/state", "checkpoint")]
+    with_it += [("spark/state", "spark/journal"), ("spark", _BATCH_QUEUE), ("spark", "checkpoint")]
+    if name == "format 1":  # its journal does not say where the log ended
+        with_it.remove(("spark/state", "checkpoint"))
+    for some in with_it:
+        for start in starts[-1], starts[len(starts) // 2]:
+            key = f"{name}:{'+'.join(some)}:missing:zeros from {start} on"
+            yield LOST_END, key, state, both(missing(*some), zeroed(segment, start)), False
+        if len(segments) > 1:
+            key = f"{name}:{'+'.join(some)}:missing:no last segment"
+            yield LOST_END, key, state, missing(*some, segment), False
+
+
+def _record_starts(data: bytes) -> list[int]:
+    starts, at = [], 0
+    while (size := int.from_bytes(data[at : at + 4], "big")) and data[at + 4 : at + 8] == b"\xda\xa3\x20\xa7":
+        starts.append(at)
+        at += size
+    return starts
+
+
+def zeroed(path: str, start: int) -> Damage:
+    def damage(disk: MemDisk) -> None:
+        data = disk.node(path)
+        data[start:] = bytes(len(data) - start)
+
+    return damage
+
+
+def spark_of(other: Tree) -> Damage:
+    """The folder `spark/` of another copy."""
+
+    def damage(disk: MemDisk) -> None:
+        disk.remove_tree("spark")
+        for path, data in other.items():
+            if path.startswith("spark/") and not path.endswith("/"):
+                disk.put_file(path, data)
+
+    return damage
+
+
+def siblings(root: Path, config: StoreConfig, *, same_id: bool) -> list[State]:
+    """Copies of one store that went on by themselves: two to the same length, and a longer one."""
+    before: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), ("close",)]
+    first: list[Step] = [("open",), batch(1, 2), put(1, 1), batch(2, 3), ("close",)]
+    second: list[Step] = [("open",), batch(1, 2, app="other"), put(2, 1), batch(1, 3), ("close",)]
+    made, origin, promised = [], MemDisk(root), Promise()
+    run_steps(root, before, origin, promised, config)
+    die(root)
+    for name, steps in (("first", first), ("second", second), ("longer", [*first[:-1], batch(3, 2), ("close",)])):
+        promise, disk = copy_of(promised), MemDisk(root, origin.content())
+        if not same_id and name != "first":
+            disk.remove_tree("spark")
+        run_steps(root, steps, disk, promise, config)
+        die(root)
+        promise.puts, promise.batches = list(promise.maybe_puts), set(promise.maybe_batches)
+        made.append(State(name, config, disk.content(), {}, promise))
+    return made
+
+
+def swapped(root: Path, config: StoreConfig) -> Iterator[Case]:
+    """The log of each copy with the folder `spark/` of each other one."""
+    for same_id in (False, True):
+        made = siblings(root, config, same_id=same_id)
+        trees = {state.name: MemDisk(root, state.content).tree() for state in made}
+        for state, other in itertools.permutations(made, 2):
+            ids = "the same id" if same_id else "ids of their own"
+            key = f"{ids}:log of the {state.name}, spark/ of the {other.name}"
+            yield "spark/ of another copy", key, state, spark_of(trees[other.name]), False
+
+
 # ---- looked at
+
+
+def look_any(kind: str, state: State, root: Path, damage: Damage, must_open: bool) -> tuple[str, Verdict]:
+    """A case of any kind."""
+    if kind == LOST_END:
+        return look_at_lost_end(state, root, damage)
+    return look(state, root, damage, must_open, may_cut=state.name == "async" and kind == _TAIL)
 
 
 def look(state: State, root: Path, damage: Damage, must_open: bool, *, may_cut: bool = False) -> tuple[str, Verdict]:
@@ -249,6 +353,43 @@ def look(state: State, root: Path, damage: Damage, must_open: bool, *, may_cut: 
     return "known", verdict
 
 
+def look_at_lost_end(state: State, root: Path, damage: Damage) -> tuple[str, Verdict]:
+    """The end of the log is gone: refused by a reader or not, by a writer surely, which changes nothing; and with
+    `accept_loss` the store goes on, says what is lost, and takes the lost batches again.
+    """
+    verdict, disk = Verdict(), MemDisk(root, state.content)
+    damage(disk)
+    before = {path: data for path, data in disk.tree().items() if not path.startswith("spark/")}
+    for _ in range(2):
+        try:
+            with MessageStore.open(root, state.config, disk=disk):
+                verdict.lost.append("the store was opened, and nothing was said")
+        except CorruptionError as error:
+            if "--accept-loss" not in str(error):
+                verdict.misread.append(f"no way on: {error}")
+        die(root)
+        after = {path: data for path, data in disk.tree().items() if not path.startswith("spark/")}
+        if after != before:
+            verdict.misread.append(f"changed: {sorted(path for path in before if after.get(path) != before[path])}")
+    if not verdict.ok:
+        return "opened", verdict
+    try:
+        with MessageStore.open(root, state.config, disk=disk, accept_loss=True) as store:
+            if store.report is None or store.report.lost is None:
+                verdict.misread.append("what is lost was accepted, and not said")
+            for app, version in sorted(state.promise.rows):
+                append_encoded(store, app, version, state.promise.rows[(app, version)], SYNC_FLUSH)
+    except ChecksumError:  # half a SYNC_FLUSH batch that no queue names: it stays refused
+        return "refused", verdict
+    finally:
+        die(root)
+    found = checker.check(disk.tree())
+    note_faults(verdict, found, "after what is lost was accepted")
+    rows_only = replace(state.promise, puts=[])
+    note_content(verdict, found.bodies, found.queues, rows_only, (), everything=True)
+    return "refused", verdict
+
+
 def _refused(
     disk: MemDisk, must_open: bool, promise: Promise, verdict: Verdict, error: Exception
 ) -> tuple[str, Verdict]:
@@ -270,14 +411,14 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"
         states = make_states(root)
-        for number, (kind, key, state, damage, must_open) in enumerate(cases(states, root, quick and not case)):
+        every = itertools.chain(swapped(root, TINY), lost_ends(root, states), cases(states, root, quick and not case))
+        for number, (kind, key, state, damage, must_open) in enumerate(every):
             if key != case if case else number % part[1] != part[0]:
                 continue
             if not quick and time.monotonic() > until_s:
                 break
             try:
-                unsynced = state.name == "async" and kind == _TAIL
-                _, verdict = look(state, root, damage, must_open, may_cut=unsynced)
+                _, verdict = look_any(kind, state, root, damage, must_open)
             except (AssertionError, ArithmeticError, LookupError, ValueError, MemoryError, TypeError) as error:
                 verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
             counts.take(kind, verdict, key, again("replays", seed, key))

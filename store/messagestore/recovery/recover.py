@@ -181,6 +181,8 @@ class _Recovery:
         self._check_segments()
         walk = self._walk()
         self._check_proofs(walk)
+        if self.report.lost is not None:
+            walk = self._without_partial_batch(walk)
         tail = tail_behind(self.log, walk.end.physical_offset)
         self.report.cut_messages, self.report.cut_queues = tail.message_count, len(tail.queues)
         if self.state is None and self.journal.end:
@@ -441,7 +443,7 @@ class _Recovery:
                 raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
             self.report.notes.append(
                 f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
-                f"there"
+                f"there, or the folder spark/ is another copy's"
             )
         if not ours and state is not None:
             self.report.changed = self._changed_below(state)
@@ -458,6 +460,26 @@ class _Recovery:
             for topic, queue_ids in self._queues_to_look_at().items():
                 for queue_id in queue_ids:
                     self._check_unit_behind(topic, queue_id, walk, path)
+
+    def _without_partial_batch(self, walk: Walk) -> Walk:
+        """The walk ending before the last batch, when a part of that batch is behind the log's end, which is lost: a
+        batch is there whole or not at all, and Spark can send it again.
+        """
+        end = walk.end.physical_offset
+        batch = max(all_batches(self.files, end), key=lambda batch: batch.physical_offset, default=None)
+        if batch is None or batch.end <= end:
+            return walk
+        begin = batch.physical_offset
+        before = LogEnd(begin, 0, 0, 0)
+        for run in self.log.scan(self.log.segment_of(begin), begin, verify_body_crc=False):
+            last = run.heads[-1]
+            position = run.physical_offset + int(run.starts[-1])
+            before = LogEnd(begin, position, int(last["total_size"]), int(last["store_timestamp_ms"]))
+        self.report.notes.append(
+            f"app {batch.app_id!r}, version {batch.version}: a part of this batch is lost, and the rest of it was cut "
+            f"off from {begin} on; it can be sent again"
+        )
+        return Walk(begin, before, QueueRuns(self.files, begin, units=True))
 
     def _lost_end(self, walk: Walk) -> LostEnd | None:
         """What proves that records behind the end of the walk are lost."""
@@ -617,7 +639,7 @@ class _Recovery:
             return
         if self.all_index:
             index.unlink_all()
-        elif self.abort is not None or walk.start < walk.end.physical_offset:
+        elif self.abort is not None or walk.start < walk.end.physical_offset or self.report.lost is not None:
             dispatcher.rewind_index(walk.start)
 
     def _truncate_queue(self, topic: str, queue_id: int, walk: Walk) -> bool:

@@ -1,0 +1,81 @@
+"""Bugs planted where two things go wrong at once: log and what says how long it was, log and `spark/`, and full disks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from crash import full_disks, replays
+from crash.flips import TINY
+from crash.judge import Verdict
+from crash.planting import Ground, Mutant, Search, patched, without
+from messagestore.errors import StoreFullError
+from messagestore.log import lost_end, store_identity
+from messagestore.recovery.recover import _Recovery
+from messagestore.write.log_writer import LogWriter
+
+MADE: list[replays.Case] = []
+"""Cases, made by the code without a bug."""
+
+
+def pairs(kind: str, *parts: str) -> Search:
+    """Cases of the mode `replays` of one kind, whose keys have all of these words."""
+
+    def search(ground: Ground) -> Iterator[Verdict]:
+        if not MADE:
+            states, root = replays.make_states(ground.root), ground.root
+            MADE.extend(replays.swapped(root, TINY))
+            MADE.extend(replays.lost_ends(root, states))
+            MADE.extend(case for case in replays.cases(states, root, True) if case[0] == "copies")
+        for found, key, state, damage, must_open in MADE:
+            if found == kind and all(part in key for part in parts):
+                yield replays.look_any(found, state, ground.root, damage, must_open)[1]
+
+    return search
+
+
+def full(story: str) -> Search:
+    def search(ground: Ground) -> Iterator[Verdict]:
+        base = ground.bases["filled"]
+        for _, _, steps, at, count, number in itertools.chain(
+            case for case in full_disks.cases(base, ground.root, True) if case[0] == story
+        ):
+            yield full_disks.check(base, ground.root, steps, at, count, number)[1]
+
+    return search
+
+
+def poisoned_by_no_room(real: Any) -> Any:
+    """The clean end has no room, and the writer stops: the put is not acknowledged, and is in the log."""
+
+    def move_clean(writer: LogWriter, *, closing: bool = False) -> None:
+        try:
+            real(writer, closing=closing)
+        except StoreFullError as error:
+            raise writer.poison(f"the clean end could not be made durable ({error})") from error
+
+    return move_clean
+
+
+def forgets_what_has_no_room(real: Any) -> Any:
+    """Puts without room for their units are taken for dispatched."""
+
+    def publish_puts(writer: LogWriter, puts: list[Any], others: list[Any], visible: int) -> StoreFullError | None:
+        error: StoreFullError | None = real(writer, puts, others, visible)
+        if error is not None:
+            writer.pending, writer.half_dispatched = others, False
+        return error
+
+    return publish_puts
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("a full disk when the clean end moves stops the writer", patched(LogWriter, "move_clean", poisoned_by_no_room), "full disks", full("puts")),
+    Mutant("puts without room for their units are taken for dispatched", patched(LogWriter, "_publish_puts", forgets_what_has_no_room), "full disks", full("puts")),
+    Mutant("nothing proves that a closed log was longer", without(_Recovery, "_lost_end"), "replays", pairs(replays.LOST_END, "spark/state")),
+    Mutant("a copy that lost its end gets an id first", without(store_identity, "_refuse_lost_end"), "replays", pairs(replays.LOST_END, "spark")),
+    Mutant("units behind the end of a closed log prove nothing", without(lost_end, "units_behind", (0, 0, 0)), "replays", pairs(replays.LOST_END)),
+    Mutant("the journal of another copy is believed", without(_Recovery, "_fault_of_pair", ""), "replays", pairs("spark/ of another copy")),
+    Mutant("a log without a queue of BATCH records is not searched for them", without(store_identity, "_search", (set(), "")), "replays", pairs("copies", "spark+consumequeue/rmq_sys_spark_sink")),
+)  # fmt: skip
