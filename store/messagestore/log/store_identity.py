@@ -35,7 +35,7 @@ from messagestore.log.store_files import (
 )
 
 _LAST_UNITS = 100
-SEARCHED_SIZE = 16 << 30
+SEARCHED_SIZE = 4 << 30
 """So much of the newest log is searched for BATCH records where nothing else says whether there are any."""
 _TOLD_SIZE = 256 << 20
 """A search of more than this is announced."""

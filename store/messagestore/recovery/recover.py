@@ -445,7 +445,7 @@ class _Recovery:
                 f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
                 f"there, or the folder spark/ is another copy's"
             )
-        if not ours and state is not None:
+        if not ours and state is not None and self.report.lost is None:
             self.report.changed = self._changed_below(state)
         if self.abort is None and self.all_queues and walk.record_count:
             self._check_closed(walk, path)

@@ -24,6 +24,8 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.files.mapped_file import Disk
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log import store_identity
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_record import BODY_BEGIN
 from messagestore.log.store_files import Identity, Paths
@@ -495,3 +497,78 @@ def test_flips_of_a_journal_of_format_1_and_a_replay(tmp_path: Path) -> None:
         with MessageStore.open(copy, ONE_SEGMENT) as store:
             assert [append(store, version) for version in range(3)] == ["known"] * 3
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("more", [(), ("checkpoint",), ("config",), ("index",)], ids="+".join)
+def test_all_of_spark_and_the_queue_of_batches_are_lost(tmp_path: Path, more: tuple[str, ...]) -> None:
+    root = store_with(tmp_path / "s")
+    for name in ("spark", f"consumequeue/{BATCH_TOPIC}", *more):
+        path = root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    check_known(root)
+
+
+def only_a_brokers(root: Path, versions: int = 0) -> Path:
+    """A store of three segments without `spark/` and without a queue of BATCH records; the batches are the newest."""
+    filled(root, 250)
+    with MessageStore.open(root, SMALL) as store:
+        for version in range(versions):
+            append(store, version, topic="u")
+    shutil.rmtree(root / "spark")
+    shutil.rmtree(root / "consumequeue" / BATCH_TOPIC, ignore_errors=True)
+    return root
+
+
+def test_a_long_log_is_searched_for_batches_from_its_newest_part_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_identity, "SEARCHED_SIZE", 100)
+    with MessageStore.open(only_a_brokers(tmp_path / "s", versions=3), SMALL) as store:
+        assert [append(store, version, topic="u") for version in range(4)] == ["known", "known", "known", "appended"]
+
+
+def test_what_was_not_searched_is_not_taken_for_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_identity, "SEARCHED_SIZE", 100)
+    root = only_a_brokers(tmp_path / "s")
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None
+        assert any("batches start" in note for note in store.report.notes)
+        with pytest.raises(LostBatchesError, match="batches start"):
+            store.append_batch(columns(bodies(2)), BatchRequest("by-hand", 7, "user"))
+        assert append(store, 0) == "appended"
+    with MessageStore.open(root, SMALL) as store, pytest.raises(LostBatchesError, match="batches start"):
+        store.append_batch(columns(bodies(2)), BatchRequest("by-hand", 7, "user"))
+
+
+def test_a_short_log_of_a_broker_is_searched_whole(tmp_path: Path) -> None:
+    with MessageStore.open(only_a_brokers(tmp_path / "s"), SMALL) as store:
+        assert store.report is not None
+        assert store.report.notes == []
+        status = store.append_batch(columns(bodies(2)), BatchRequest("by-hand", 7, "user")).status
+        assert status == "appended"
+
+
+@pytest.mark.parametrize("same_id", [False, True])
+def test_the_folder_spark_of_another_copy(tmp_path: Path, same_id: bool) -> None:
+    """Two copies of a store went on by themselves, to the same length: the log of one gets `spark/` of the other."""
+    first, second = store_with(tmp_path / "first"), tmp_path / "second"
+    shutil.copytree(first, second)
+    if not same_id:
+        shutil.rmtree(second / "spark")
+    for root, app in ((first, "app"), (second, "bpp")):
+        with MessageStore.open(root, ONE_SEGMENT) as store:
+            for version in (0, 1) if app == "bpp" else (3, 4):
+                append(store, version, app)
+    shutil.rmtree(second / "spark")
+    shutil.copytree(first / "spark", second / "spark")
+    if not same_id:
+        for _ in range(2):
+            with pytest.raises(CorruptionError, match=r"of another store or copy.*belongs together"):
+                MessageStore.open(second, ONE_SEGMENT)
+        shutil.rmtree(second / "spark")  # as the error says
+    with MessageStore.open(second, ONE_SEGMENT) as store:
+        assert [append(store, version, "bpp") for version in range(2)] == ["known", "known"]
+        assert [append(store, version) for version in range(4)] == ["known", "known", "known", "appended"]
+        assert count_of(store) == 6 * ROWS
+    report = verify(second, ONE_SEGMENT)
+    assert report.ok, report.findings
