@@ -13,8 +13,12 @@ import pyarrow as pa
 from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, SPARK_ROWS, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
+from messagestore.files.staging_files import remove
 from messagestore.message_store import CHUNK_ROWS
-from messagestore.spi import StagedChunks, StagedFile, StagingWriter, append_batch, attached_store, encode, remove
+from messagestore.session import attached_store
+from messagestore.spi import encode
+from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.write.transaction import append_batch
 
 _TASKS = 2
 _GOAL = 1_200_000.0

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from benchmarks.measure import Rounds, Settings, timed, title
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
-from messagestore.spi import append_batch, attached_store, encode
-from messagestore.write.transaction import Chunks
+from messagestore.session import attached_store
+from messagestore.spi import encode
+from messagestore.write.transaction import Chunks, append_batch
 
 _CONFIG = StoreConfig(
     mapped_file_size_commit_log=4096,

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.measure import Rounds, Settings, Taken, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TAGS, TOPIC
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig
-from messagestore.spi import StoreView
+from messagestore.read.view import StoreView
 
 _THREADS = 16
 _BODY = bytes(range(100))

@@ -14,8 +14,9 @@ from pathlib import Path
 from benchmarks import killed_writer
 from benchmarks.measure import Rounds, Settings, settle, timed, title
 from messagestore import MessageStore, StoreConfig
+from messagestore.files.commit_log import CommitLog
 from messagestore.format.record import crc32
-from messagestore.spi import CommitLog, StoreView
+from messagestore.read.view import StoreView
 
 _BATCHES = 4
 _GIB = 1 << 30

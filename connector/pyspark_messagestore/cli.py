@@ -8,6 +8,7 @@ Commands that only read take no lock and write nothing: they work beside any wri
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -37,16 +38,15 @@ from messagestore import (
     NotAStoreError,
     PutMessageResult,
     PutMessageStatus,
-    ReadOnlyStore,
     StoreConfig,
     StoreError,
     StoreLockedError,
 )
-from messagestore.spi import APPENDED, Disk, Paths, StoreView, check_topic, looks_like_store, verify
+from messagestore.spi import APPENDED, LOCAL_STORES, StoreReader, check_topic, local_operator
 from pyspark_messagestore import cli_output as out
-from pyspark_messagestore.cli_batches import Batches, app_table, apps_of
-from pyspark_messagestore.cli_read import Cursor, messages, queue_ids, records
-from pyspark_messagestore.cli_status import group_table, groups_of, status_lines, status_of
+from pyspark_messagestore.cli_batches import Batches, app_table
+from pyspark_messagestore.cli_read import Cursor, messages, queue_ids
+from pyspark_messagestore.cli_status import group_table, status_lines
 
 FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
 _GET_COUNT = 32
@@ -161,15 +161,20 @@ def _config(file: Path | None, **changes: object) -> StoreConfig:
 
 
 @contextmanager
-def _opened(root: str, file: Path | None = None) -> Iterator[ReadOnlyStore]:
+def _opened(root: str) -> Iterator[StoreReader]:
     """The store, only to read; index files are not looked at, so that a broker's need no configuration."""
-    with MessageStore.open_read_only(_path(root), _config(file, message_index_enable=False)) as store:
+    with contextlib.closing(LOCAL_STORES.reader(_path(root), _looking())) as store:
         yield store
+
+
+def _looking(file: Path | None = None) -> StoreConfig:
+    """Settings for a command that only looks."""
+    return _config(file, message_index_enable=False)
 
 
 def _check_exists(root: str) -> str:
     path = _path(root)
-    if not looks_like_store(Disk(), Paths(path)):
+    if not local_operator.holds_store(path):
         raise NotAStoreError(
             f"{os.path.abspath(path)}: found no message store (no commitlog folder); give the store's root folder",
             path=path,
@@ -183,12 +188,7 @@ def _check_exists(root: str) -> str:
 @app.command()
 def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
     """Show who holds the store, how it was left, and what is in it."""
-    path = _path(root)
-    view = StoreView(path, _config(store_config, message_index_enable=False))
-    try:
-        found = status_of(view)
-    finally:
-        view.close()
+    found = local_operator.status(_path(root), _looking(store_config))
     if as_json:
         out.json_line(found)
     else:
@@ -202,11 +202,7 @@ def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -
 @app.command()
 def groups(root: Root, as_json: Json = False) -> None:
     """Show how far consumer groups have read: for each queue the committed offset, the max offset and the lag."""
-    view = StoreView(_path(root), _config(None, message_index_enable=False))
-    try:
-        rows, faults = groups_of(view)
-    finally:
-        view.close()
+    rows, faults = local_operator.groups(_path(root), _looking())
     if as_json:
         for row in rows:
             out.json_line(row)
@@ -244,8 +240,8 @@ def dump(
 ) -> None:
     """Show the records of the CommitLog in the order in which they were written."""
     found = 0
-    with _opened(root) as store:
-        for head, message in records(store, start):
+    with contextlib.closing(local_operator.dump(_path(root), _looking(), start, out.note)) as records:
+        for head, message in records:
             if topic is not None and message.topic != topic:
                 continue
             if as_json:
@@ -267,7 +263,7 @@ def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = 
     """Check every byte of the store that has a meaning. Writes nothing; a writer may go on meanwhile."""
     path = _check_exists(root)
     with out.progress_bar("checking") as progress:
-        report = verify(path, _config(store_config), progress=progress)
+        report = local_operator.verify(path, _config(store_config), progress=progress)
     if as_json:
         out.json_line(report.to_dict())
     else:
@@ -311,7 +307,7 @@ def recover(
     with _quiet(), MessageStore.open(path, config, accept_loss=accept_loss) as store:
         report = store.report
     assert report is not None
-    left = Disk().exists(Paths(path).abort)
+    left = local_operator.is_open(path)
     if as_json:
         out.json_line({**report.to_dict(), "cut": report.cut, "closed": not left})
     else:
@@ -395,7 +391,7 @@ def put(
     config = _config(store_config, lock_timeout=wait, flush_disk_type=flush.value if flush is not None else None)
     properties = dict(_property(text) for text in prop or ())
     bodies = _lines() if lines else [_body(body, file)] * count
-    is_new = not looks_like_store(Disk(), Paths(path))
+    is_new = not local_operator.holds_store(path)
     late = False
     with MessageStore.open(path, config) as store:
         if is_new:
@@ -461,11 +457,7 @@ app.add_typer(batches_app, name="batches")
 @batches_app.command("list")
 def batches_list(root: Root, as_json: Json = False) -> None:
     """Show the apps whose batches the store knows; `batches ROOT` does the same."""
-    view = StoreView(_path(root), _config(None, message_index_enable=False))
-    try:
-        rows = apps_of(view)
-    finally:
-        view.close()
+    rows = local_operator.batches(_path(root), _looking())
     if as_json:
         for row in rows:
             out.json_line(row)
@@ -493,7 +485,7 @@ def batches_start(
     The rows of the versions before it are not in the store. A missing or empty ROOT becomes a store.
     """
     path = _path(root)
-    is_new = not looks_like_store(Disk(), Paths(path))
+    is_new = not local_operator.holds_store(path)
     with MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
         if is_new:
             out.note(f"made a new store in {os.path.abspath(path)}")
@@ -542,14 +534,17 @@ def get(
             raise ConfigError(
                 f"{topic}: has no queue {queue}; its queues are {', '.join(map(str, ids))}", key="QUEUE", value=queue
             )
-        for queue_id in ids if queue is None else [queue]:
-            low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        chosen = ids if queue is None else [queue]
+        ends = store.ends([topic]).queues
+        begins = store.begins((topic, queue_id) for queue_id in chosen)
+        for queue_id in chosen:
+            low, high = begins[topic, queue_id], ends.get((topic, queue_id), 0)
             start = {"earliest": low, "latest": max(low, high - count)}.get(offset)
             start = int(offset) if start is None else start
             if not low <= start < high:
                 out.note(f"{topic}/{queue_id}: no message at {start}; there are {_range_words(low, high)}")
                 continue
-            for message in messages(store, topic, queue_id, start, min(high, start + count)):
+            for message in messages(store, (topic, queue_id), start, min(high, start + count)):
                 _show(message, as_json=as_json)
                 found += 1
     if not found:

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from messagestore import MessageExt
-from messagestore.spi import VerifyReport
+from messagestore.spi.local_operator import VerifyReport
 
 SHOWN_BODY_LENGTH = 500
 """Characters of a body on a terminal; into a pipe or a file it is written whole."""

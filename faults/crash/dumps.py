@@ -7,13 +7,11 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
 
 from crash.counts import Counts
 from crash.judge import Verdict
-from messagestore import MessageStore
-from pyspark_messagestore import cli_output
-from pyspark_messagestore.cli_read import records
+from messagestore import MessageExt
+from messagestore.spi.local_operator import dump
 from small import SMALL, filled
 
 _HISTORIES = 20
@@ -29,20 +27,19 @@ def dumps(root: Path, chance: random.Random, counts: Counts) -> Verdict:
         gone_after = sorted(chance.randrange(_COUNT) for _ in segments[:-1])
         notes: list[str] = []
         try:
-            with (
-                MessageStore.open_read_only(target, SMALL) as store,
-                mock.patch.object(cli_output, "note", notes.append),
-            ):
-                _compare(verdict, f"history {number}", dict(_shown(store, segments, gone_after)), notes)
+            shown = dict(_shown(dump(str(target), SMALL, None, notes.append), segments, gone_after))
+            _compare(verdict, f"history {number}", shown, notes)
         except FileNotFoundError as error:
             verdict.misread.append(f"history {number}: {error!r}")
         counts.cases["dumps beside retention"] += 1
     return verdict
 
 
-def _shown(store: MessageStore, segments: list[Path], gone_after: list[int]) -> Iterator[tuple[int, int]]:
+def _shown(
+    records: Iterator[tuple[bytes, MessageExt]], segments: list[Path], gone_after: list[int]
+) -> Iterator[tuple[int, int]]:
     """Place and size of each record."""
-    for shown, (_, message) in enumerate(records(store, None)):
+    for shown, (_, message) in enumerate(records):
         yield message.physical_offset, message.size
         while gone_after and gone_after[0] <= shown:
             del gone_after[0]

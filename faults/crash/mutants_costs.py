@@ -8,14 +8,14 @@ from unittest import mock
 
 from crash import brokers, dumps
 from crash.planting import Mutant, many, patched
+from messagestore.spi import local_dump
 from pyspark_commits import STAYS
-from pyspark_messagestore import cli_read
 
 
 def stops_at_a_gap(_: Any) -> Any:
     """A segment that is gone ends the command."""
 
-    def raised(_store: Any, _log: Any, _position: int, error: FileNotFoundError) -> int:
+    def raised(_view: Any, _position: int, error: FileNotFoundError, _tell: Any) -> int:
         raise error
 
     return raised
@@ -24,9 +24,9 @@ def stops_at_a_gap(_: Any) -> Any:
 def tells_no_gap(_: Any) -> Any:
     """What retention took is passed over without a word."""
 
-    def silent(store: Any, log: Any, _position: int, _error: FileNotFoundError) -> int:
-        store.view.refresh()
-        first: int = log.min_offset
+    def silent(view: Any, _position: int, _error: FileNotFoundError, _tell: Any) -> int:
+        view.refresh()
+        first: int = view.files.commit_log.min_offset
         return first
 
     return silent
@@ -35,13 +35,13 @@ def tells_no_gap(_: Any) -> Any:
 MUTANTS = (
     Mutant(
         "dump ends where retention took a segment",
-        patched(cli_read, "_behind_deleted", stops_at_a_gap),
+        patched(local_dump, "_behind_deleted", stops_at_a_gap),
         "concurrency: dumps",
         many(dumps.dumps),
     ),
     Mutant(
         "dump passes over a segment that retention took",
-        patched(cli_read, "_behind_deleted", tells_no_gap),
+        patched(local_dump, "_behind_deleted", tells_no_gap),
         "concurrency: dumps",
         many(dumps.dumps),
     ),

@@ -29,7 +29,8 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import probe_writer
 from messagestore.format.layout import STATE_POISONED, STATE_RECOVERING
-from pyspark_messagestore import cli_output, cli_status
+from messagestore.spi import local_status
+from pyspark_messagestore import cli_output
 from pyspark_messagestore.cli import app
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
@@ -488,7 +489,8 @@ def committing(root: Path, count: int, then: str) -> subprocess.Popen[str]:
         "import os, sys, time\n"
         "from crash.harness import encoded\n"
         "from messagestore import BatchRequest\n"
-        "from messagestore.spi import append_batch, attached_store\n"
+        "from messagestore.session import attached_store\n"
+        "from messagestore.write.transaction import append_batch\n"
         "from messagestore.write.transaction import Chunks\n"
         "from small import SMALL\n"
         f"for version in range({count}):\n"
@@ -547,7 +549,7 @@ def test_status_never_takes_a_writer_at_work_for_a_dead_one(root: Path, monkeypa
         next(ends, lambda: None)()
         return probe_writer(path)
 
-    monkeypatch.setattr(cli_status, "probe_writer", probe)
+    monkeypatch.setattr(local_status, "probe_writer", probe)
     assert objects(run("status", root, "--json"))[0]["left"] == "idle"
     assert next(ends, None) is None, "the commit has ended meanwhile"
 
@@ -710,7 +712,7 @@ def test_two_writers_take_turns(root: Path) -> None:
 def test_recover_beside_an_attached_writer_says_so(root: Path) -> None:
     """The other one is between two commits: `abort` stays, and a broker must wait."""
     code = (
-        "import sys, time; from messagestore.spi import attached_store\n"
+        "import sys, time; from messagestore.session import attached_store\n"
         "with attached_store(sys.argv[1]).writing('query'): pass\n"
         "print('attached', flush=True); time.sleep(600)\n"
     )

@@ -9,7 +9,8 @@ import pytest
 from crash.harness import die
 from crash.imitate import Broker, walk
 from messagestore import BatchRequest, Message, MessageBatch, MessageStore
-from messagestore.spi import Disk, Paths, config_of_records
+from messagestore.files.mapped_file import Disk
+from messagestore.log.store_files import Paths, config_of_records
 from messagestore.verify.verify import verify
 from small import SMALL, columns
 

@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 
 from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
+from messagestore.format.message import MessageExt
+from messagestore.format.record import decode_message
 from messagestore.format.record_columns import EncodedRecords, Expected, decode
 from messagestore.write.staging import StagedFile
 from messagestore.write.transaction import BatchRequest, BatchResult
@@ -227,6 +229,19 @@ class Gathered:
         queue_offsets = np.arange(self.start, self.end, dtype=np.int64)
         expected = Expected(self.topic, self.queue_id, queue_offsets, self.physical_offsets, self.renumbered)
         return decode(self.data, self.positions, self.sizes, columns, expected=expected, path=self.path)
+
+    def messages(self) -> Iterator[MessageExt]:
+        """The messages one by one, for a person to read; the CRCs of each are checked.
+
+        Raises
+        ------
+        CorruptionError
+            A record is damaged, or it is the record of another place.
+        """
+        columns = (self.physical_offsets, self.positions, self.sizes)
+        for place, position, size in zip(*(column.tolist() for column in columns), strict=True):
+            record = self.data[position : position + size].tobytes()
+            yield decode_message(record, path=self.path, physical_offset=place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from messagestore import MessageStore
-from messagestore.spi import ConsumerOffsets, Disk
+from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.mapped_file import Disk
 from spark_runs import bodies, fill
 
 

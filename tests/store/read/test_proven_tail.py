@@ -128,7 +128,8 @@ def test_what_is_not_proven_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_status_says_what_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is shown is counted as after recovery, the last batch included."""
-    from pyspark_messagestore.cli_status import status_lines, status_of
+    from messagestore.spi.local_operator import status
+    from pyspark_messagestore.cli_status import status_lines
 
     root = tmp_path / "store"
     root.mkdir()
@@ -136,8 +137,8 @@ def test_status_says_what_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFix
     process.batch(version=0, rows=6)
     process.batch(version=1, rows=6, flush=ASYNC_FLUSH)
     process.die()
-    with another_boot(), MessageStore.open_read_only(root, QUIET) as reader:
-        found = status_of(reader.view)
+    with another_boot():
+        found = status(str(root), QUIET)
         assert (found["messages"], found["batches"], found["lastBatch"]["version"]) == (6, 1, 0)
         assert found["unproven"]["records"] == 7
         status_lines(found)

@@ -1,0 +1,111 @@
+"""Shows the records of a store on this host in the order of its log, as far as a reader may see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+
+from messagestore.errors import ConfigError, CorruptionError
+from messagestore.files.commit_log import CommitLog
+from messagestore.format.config import StoreConfig
+from messagestore.format.message import MessageExt
+from messagestore.format.record import decode_message
+from messagestore.format.record_scan import head_sizes
+from messagestore.read.view import StoreView
+
+
+def dump(
+    path: str, config: StoreConfig | None, start: int | None, tell: Callable[[str], None]
+) -> Generator[tuple[bytes, MessageExt], None, None]:
+    """The bytes and the message of each record, in the order of the log, as far as a reader may see.
+
+    Parameters
+    ----------
+    start : int | None
+        The physical offset of the first record; None: the first one that is there.
+    tell : function
+        Gets one line for each gap that retention makes meanwhile, and where a broker's log ends with a torn record.
+
+    Raises
+    ------
+    ConfigError
+        No record begins at `start`.
+    CorruptionError
+        The log ends before its end.
+    """
+    view = StoreView(path, config)
+    try:
+        yield from _records(view, start, tell)
+    finally:
+        view.close()
+
+
+def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) -> Iterator[tuple[bytes, MessageExt]]:
+    log, end = view.files.commit_log, view.refresh().end
+    position = log.min_offset if start is None else start
+    if start is not None and (end is None or start < end) and not view.healed(lambda: _begins(log, start)):
+        raise ConfigError(
+            f"--from: at {start} no record begins, or it is damaged; the log has {log.min_offset} to "
+            f"{end if end is not None else log.files.max_offset}",
+            key="--from",
+            value=start,
+        )
+    while end is None or position < end:
+        try:
+            for run in log.scan(position, end):
+                for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
+                    message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
+                    yield run.data[at : at + size].tobytes(), message
+                position = run.end
+        except FileNotFoundError as error:
+            position = _behind_deleted(view, position, error, tell)
+            continue
+        _check_end(view, end, tell)
+        return
+
+
+def _begins(log: CommitLog, position: int) -> bool:
+    """Whether a record begins there, or a BLANK."""
+    return log.head(position) is not None or _is_blank(log, position)
+
+
+def _behind_deleted(view: StoreView, position: int, error: FileNotFoundError, tell: Callable[[str], None]) -> int:
+    """Where to go on when the segment at a position was deleted (retention): at the first one that is there.
+
+    Raises
+    ------
+    CorruptionError
+        There are segments before it: somebody else has deleted it.
+    """
+    view.refresh()
+    first = view.files.commit_log.min_offset
+    if first <= position:
+        raise CorruptionError(str(error.filename), 0, "this file", "none") from error
+    tell(
+        f"{first - position} bytes of the log from {position} on are gone: their segments were deleted (retention); "
+        f"going on at {first}"
+    )
+    return first
+
+
+def _check_end(view: StoreView, end: int | None, tell: Callable[[str], None]) -> None:
+    """Whether the records ended where the log ends.
+
+    Raises
+    ------
+    CorruptionError
+    """
+    log = view.files.commit_log
+    at, stop = log.scan_offset, log.scan_end
+    state = view.files.state_file.read() if view.store_id else None
+    least = end if end is not None else state.clean_end if state is not None else 0
+    torn = stop.reason not in ("zero", "blank", "end")
+    if at < least or (torn and end is None and view.files.read_abort() is None):
+        raise CorruptionError(log.files.path(log.segment_of(at)), at, stop.expected or "a record", stop.found)
+    if torn and end is None:
+        tell(f"a broker is at work, or was killed: the log ends at {at}: expected {stop.expected}, found {stop.found}")
+
+
+def _is_blank(log: CommitLog, position: int) -> bool:
+    if log.files.holding(position) is None or log.left(position) < len(log.blank(position)):
+        return False
+    return log.read(position, len(log.blank(position))) == log.blank(position)
