@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from crash import full_disks, replays
+from crash import full_disks, replays, surprises
 from crash.flips import TINY
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, without
 from messagestore.errors import StoreFullError
 from messagestore.log import lost_end, store_identity
+from messagestore.read.view import StoreView
 from messagestore.recovery.recover import _Recovery
 from messagestore.write.log_writer import LogWriter
 
@@ -33,6 +36,11 @@ def pairs(kind: str, *parts: str) -> Search:
                 yield replays.look_any(found, state, ground.root, damage, must_open)[1]
 
     return search
+
+
+def in_place(ground: Ground) -> Iterator[Verdict]:
+    with tempfile.TemporaryDirectory(dir=ground.folder) as folder:
+        yield surprises.restored_in_place(Path(folder))
 
 
 def full(story: str) -> Search:
@@ -78,4 +86,5 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("units behind the end of a closed log prove nothing", without(lost_end, "units_behind", (0, 0, 0)), "replays", pairs(replays.LOST_END)),
     Mutant("the journal of another copy is believed", without(_Recovery, "_fault_of_pair", ""), "replays", pairs("spark/ of another copy")),
     Mutant("a log without a queue of BATCH records is not searched for them", without(store_identity, "_search", (set(), "")), "replays", pairs("copies", "spark+consumequeue/rmq_sys_spark_sink")),
+    Mutant("files that are copied over in place are not noticed", without(StoreView, "_written_over", result=False), "a restore in place", in_place),
 )  # fmt: skip

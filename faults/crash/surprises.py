@@ -166,7 +166,7 @@ class World:
         """The backup is put there: as another folder, or file by file as rsync does it.
 
         Not one from before a topic was made again: a query that was restarted meanwhile cannot tell that the queues have
-        their old numbers again, and with failOnDataLoss=false messages may arrive twice (ARCHITECTURE.md says so).
+        their old numbers again, and with failOnDataLoss=false messages may arrive twice (ARCHITECTURE.md, "Not promised").
         """
         if self.backup is None or self.dropped != self.dropped_in_backup:
             return
@@ -454,4 +454,48 @@ def restored_before_the_tasks(folder: Path) -> Verdict:
         pass
     stream.reader.stop()
     die(world.root)
+    return verdict
+
+
+def copy_in_place(source: Path, target: Path) -> None:
+    """As `rsync --inplace --delete`: the files that are there get the bytes of the others, and keep their inodes."""
+    wanted = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    for name in sorted(wanted):
+        with (target / name).open("r+b") as file:
+            file.write((source / name).read_bytes())
+    for path in list(target.rglob("*")):
+        if path.is_file() and path.relative_to(target) not in wanted:
+            path.unlink()
+
+
+def restored_in_place(folder: Path) -> Verdict:
+    """A backup is copied over the files of a store that a reader has open, and the store grows past its old end."""
+    verdict, root, backup = Verdict(), folder / "store", folder / "backup"
+
+    def puts(numbers: range, tag: bytes) -> list[bytes]:
+        bodies = [b"m/%d/%s" % (number, tag) + b"." * 300 for number in numbers]
+        with MessageStore.open(root, CONFIG) as store:
+            for body in bodies:
+                store.put_message(Message("t", body, queue_id=0))
+        return bodies
+
+    for grown in (0, 5, 150):
+        first = puts(range(40), b"old")
+        shutil.copytree(root, backup)
+        puts(range(40, 140), b"gone")
+        with MessageStore.open_read_only(root, CONFIG) as reader:
+            for batch in reader.read("t", 0, 0, columns=("body",)):
+                assert batch.num_rows
+            copy_in_place(backup, root)
+            wanted = first + (puts(range(200, 200 + grown), b"new") if grown else [])
+            try:
+                found = [b for batch in reader.read("t", 0, 0, columns=("body",)) for b in batch["body"].to_pylist()]
+            except StoreError as error:
+                verdict.misread.append(f"{grown} more: {type(error).__name__}: {error}")
+                found = wanted
+        verdict.lost += [f"{grown} more: {body[:12]!r}" for body in wanted if body not in found]
+        verdict.misread += [f"{grown} more: {body[:12]!r} is gone, and shown" for body in found if body not in wanted]
+        die(root)
+        shutil.rmtree(root)
+        shutil.rmtree(backup)
     return verdict

@@ -505,6 +505,12 @@ class FilePool:
         while len(self._files) > self.limit:
             self._files.popitem(last=False)
 
+    def has_replaced(self) -> bool:
+        """Whether another file is at the path of one of the open ones; one system call for each."""
+        with self._lock:
+            files = list(self._files.values())
+        return any(not self.disk.at_path(file) and self.disk.exists(file.path) for file in files)
+
     def forget(self, path: str) -> None:
         """Drop a path: it was unlinked or replaced."""
         with self._lock:

@@ -194,11 +194,11 @@ class StoreView:
         abort, state = files.read_abort(), files.state_file.read()
         if files.state_file.inode != self._state_inode:  # files may have been restored one by one: none is known
             if self._state_inode >= 0:
-                self.generation += 1
-                self._drop_files()
-                self._ends.clear()
-                self._seen, self._closed = None, (-1, None)
+                self._begin_anew()
             self._state_inode = files.state_file.inode
+        counter = state.counter if state is not None else -1
+        if self._seen is not None and counter != self._seen.counter and self._written_over(counter):
+            self._begin_anew()
         self._closed_end, same_boot = None, True
         if not files.store_id or abort != files.abort_token:
             if abort is None and state is not None and self._closed_by_us(state):
@@ -232,6 +232,21 @@ class StoreView:
                 files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
             )
         return self.visible
+
+    def _written_over(self, counter: int) -> bool:
+        """Whether older files were copied over those that were there, under their names (`rsync --inplace`): the
+        counter went back, or segments that went in between were made again.
+        """
+        back = self._seen is not None and counter < self._seen.counter
+        return back or self.files.log_pool.has_replaced()
+
+    def _begin_anew(self) -> None:
+        """Forget all that was known of the files."""
+        self.generation += 1
+        self._drop_files()
+        self.files.commit_log.load()
+        self._ends.clear()
+        self._seen, self._closed = None, (-1, None)
 
     def _proven_end_of(self, state: State) -> int:
         """How far the log of another boot is proven to be on the disk; looked for once."""

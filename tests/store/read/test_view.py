@@ -507,3 +507,26 @@ def test_a_sparse_queue_takes_little_memory(tmp_path: Path) -> None:
         blocks = list(reader.view.blocks("t", 0, 0, 60, 100, 4000))
         assert sum(len(block.sizes) for block in blocks) == 60
         assert max(len(block.data) for block in blocks) < 5 * 4000 + 16 * 1024
+
+
+@pytest.mark.parametrize("grown", [0, 20, 400])
+def test_files_that_are_copied_over_in_place(tmp_path: Path, grown: int) -> None:
+    """`rsync --inplace` keeps the files that are there; segments that go with it may be made again."""
+    root, backup = filled(tmp_path / "s", 60), tmp_path / "backup"
+    shutil.copytree(root, backup)
+    with MessageStore.open(root, SMALL) as store:
+        for body in bodies(200, start=1000):
+            store.put_message(Message("t", body, queue_id=0))
+    with MessageStore.open_read_only(root) as view:
+        assert len(read_all(view)) == 230
+        for path in [path for path in root.rglob("*") if path.is_file()]:
+            source = backup / path.relative_to(root)
+            if source.exists():
+                with path.open("r+b") as file:
+                    file.write(source.read_bytes())
+            else:
+                path.unlink()
+        with MessageStore.open(root, SMALL) as store:
+            for body in bodies(grown, start=2000):
+                store.put_message(Message("t", body, queue_id=0))
+        assert read_all(view) == [*bodies(60)[::2], *bodies(grown, start=2000)]
