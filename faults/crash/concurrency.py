@@ -3,6 +3,7 @@
 readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 gaps, 0 repeats, batches whole
 threads     16 threads put and append through one session
 processes   4 processes commit in turn, each with the lock for one commit only
+turns       3 writers commit in turn by chance, each to a topic of its own; some detach, and one is the last to close
 surprises   streams read while a store is restored, renamed, remade, killed and cut by retention (`crash.surprises`)
 races       two writers open a store at the same moment: one wins, the other changes no byte
 brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a writer
@@ -36,7 +37,7 @@ from crash.harness import (
     scratch_folder,
     tree_hash,
 )
-from crash.imitate import commit, dispatch, kill_when
+from crash.imitate import Process, commit, dispatch, kill_when
 from crash.judge import Verdict, note_content, note_faults
 from crash.simdisk import KillDisk
 from crash.workloads import FILLED, batch, copy_of, put
@@ -45,6 +46,7 @@ from messagestore.session import attached_store
 
 READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
 SURPRISES = 20
+TURNS = 40
 _QUEUES, _ROWS = 3, 30
 ROLLING = SMALL.replace(clean_interval="20ms", lock_timeout="30s")
 
@@ -53,7 +55,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     """Each kind once, or in turn for so many seconds; a case is a kind and its seed."""
     counts, until_s = Counts(), time.monotonic() + seconds
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
-        "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "races": _races, "surprises": _surprises,
+        "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "turns": turns, "races": _races, "surprises": _surprises,
         "brokers": brokers.starts, "ways": brokers.ways, "stalls": brokers.stalls, "refusals": brokers.refusals,
         "ends": brokers.ends, "dumps": dumps.dumps,
     }  # fmt: skip
@@ -214,6 +216,29 @@ def _processes(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     if not all(good):
         verdict.misread.append(f"{good.count(False)} of {PROCESSES} processes failed (see the log)")
     return verdict
+
+
+def turns(root: Path, chance: random.Random, counts: Counts) -> Verdict:
+    """Writers that stay attached while others come, commit and go: what one of them wrote, the last one to close knows."""
+    for number in range(TURNS):
+        folder, promise = root.with_name(f"{root.name}-{number}"), Promise()
+        writers, versions = [Process(folder, SMALL) for _ in range(3)], [0, 0, 0]
+        for _ in range(chance.randrange(4, 16)):
+            own = chance.randrange(3)
+            writers[own].batch(f"p{own}", versions[own], 6)
+            promise.rows[(f"p{own}", versions[own])] = 6
+            versions[own] += 1
+            if chance.random() < 0.4:
+                writers[own].detach()
+        for writer in chance.sample(writers, 3):
+            writer.detach()
+        promise.maybe_batches = set(promise.rows)
+        counts.cases["commits of writers in turn"] += sum(versions)
+        found = _closed(folder, promise)
+        shutil.rmtree(folder)
+        if not found.ok:
+            return found
+    return Verdict()
 
 
 # ---- surprises

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.verify.verify import verify
-from sequences import SIZES, Start, broker_may_lock
+from sequences import SIZES, Start, broker_may_lock, recovered
 
 pytestmark = no_thread_warnings
 
@@ -145,3 +146,21 @@ def test_writers_that_take_turns_do_not_recover(root: Path, process: Start) -> N
     report = verify(root)
     assert report.ok, report.findings[:3]
     assert report.batch_count == 12
+
+
+def test_queues_of_another_writer_come_back_when_their_folders_are_lost(root: Path, process: Start) -> None:
+    """P stays attached while Q commits and leaves; P closes last. The journal names the queues of both, so that Q's are
+    made again when their folders are gone.
+    """
+    p, q = process(root), process(root)
+    p.batch("p", 0)
+    p.detach()
+    p.batch("p", 1)
+    q.batch("q", 0)
+    q.detach()
+    p.batch("p", 2)
+    p.detach()
+    shutil.rmtree(root / "consumequeue" / "topic-q")
+    assert any("topic-q/0" in note for note in recovered(root))
+    assert rows_seen(root, "q") == {0: 5}
+    assert verify(root).ok

@@ -330,6 +330,12 @@ class BatchJournal:
                 ranges.append((queue_id, queue_id))
         self.queues = known
 
+    def queue_names(self) -> Iterator[tuple[str, int]]:
+        """The queues that had units at the last clean end."""
+        for topic, ranges in (self.queues or {}).items():
+            for first, last in ranges:
+                yield from ((topic, queue_id) for queue_id in range(first, last + 1))
+
     def had_queue(self, topic: str, queue_id: int) -> bool:
         """Whether a queue had units at the last clean end."""
         return any(first <= queue_id <= last for first, last in (self.queues or {}).get(topic, ()))

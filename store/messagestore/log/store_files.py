@@ -287,6 +287,8 @@ class StoreFiles:
         """False: the log of a store without a sign of this project was too long to be searched for BATCH records."""
         self.others_wrote = False
         """Another process wrote queues and index above the clean end: what it did not sync is not known here."""
+        self.others_named = False
+        """Another process may have made queues, and written a journal that names them."""
 
     @property
     def store_id(self) -> str:

@@ -50,6 +50,7 @@ def _catch_up(writer: LogWriter) -> bool:
     if state.counter == writer.state.counter:
         return not any(log.read(writer.end.physical_offset, 8))
     files.others_wrote |= state.clean_end < state.visible_end
+    files.others_named = True
     files.forget_queues()
     log.refresh()
     log.note_names()

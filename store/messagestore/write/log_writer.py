@@ -745,8 +745,11 @@ class LogWriter:
         journal.end = end.physical_offset
         if files.identity is not None:
             journal.identity = files.identity.to_fields()
-        if journal.queues is None:
+        if journal.queues is None or files.others_named:
             files.ever_written.update((t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids)
+        if files.others_named:
+            told = BatchJournal.read(files.disk, files.paths.journal, files.paths.journal_1)
+            files.ever_written.update(told.queue_names())
         journal.note_queues(files.ever_written)
         files.ever_written.clear()
         journal.write(
@@ -756,6 +759,7 @@ class LogWriter:
             old_path=files.paths.journal_1,
             retention=files.config.journal_retention,
         )
+        files.others_named = False
 
     def _write_checkpoint(self, end: LogEnd) -> None:
         files = self.files
