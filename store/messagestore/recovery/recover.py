@@ -158,6 +158,7 @@ class _Recovery:
         self.state = files.state_file.read()
         self.abort = files.read_abort()
         self.report = RecoveryReport("clean")
+        self._before: dict[str, list[int]] | None = None
         self.journal = self._read_journal()
         self.below = QueueRuns(files, units=False)
         """The numbers of the records below the walk's start, of the queues that are made again from there."""
@@ -172,6 +173,12 @@ class _Recovery:
         self.settled_end: int | None = None
         """The clean end, when a writer of this project crashed and the record before it is there."""
         self.to_look_at: dict[str, list[int]] | None = None
+
+    def _queues_before(self) -> dict[str, list[int]]:
+        """The queues that had a folder when recovery began; listed once, whatever their number."""
+        if self._before is None:
+            self._before = self.files.queue_names()
+        return self._before
 
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
@@ -282,7 +289,7 @@ class _Recovery:
         ours, state = self.abort == self.files.abort_token, self.state
         never_synced = ours and state is not None and state.asynchronous and not state.clean_end
         if not self.log.files.offsets and not never_synced:
-            for topic, queue_ids in self.files.queue_names().items():
+            for topic, queue_ids in self._queues_before().items():
                 for queue_id in queue_ids:
                     if self.files.queue(topic, queue_id).end():
                         raise CorruptionError(path, 0, "CommitLog segments", f"none, but {topic}/{queue_id} has units")
@@ -392,7 +399,7 @@ class _Recovery:
         if self._rebuild_begun(_QUEUES) or not files.disk.is_folder(files.paths.consume_queue):
             return True
         # An empty folder is a broker's that deleted the only topic.
-        return self.abort == files.abort_token and not files.queue_names()
+        return self.abort == files.abort_token and not self._queues_before()
 
     def _index_gone(self) -> bool:
         """Whether somebody deleted all index files: RocketMQ makes one with the first record that it dispatches."""
@@ -507,7 +514,7 @@ class _Recovery:
         others are told by one small look each, whatever their number.
         """
         if self.to_look_at is None:
-            names, clean_end = self.files.queue_names(), self.settled_end
+            names, clean_end = self._queues_before(), self.settled_end
             if clean_end is not None:
                 names = {
                     topic: [q for q in queue_ids if not is_settled(self.files, topic, q, clean_end)]
@@ -816,13 +823,13 @@ class _Recovery:
         return any(topic not in there for topic in self.journal.queues or ())
 
     def _topics_without_folder(self) -> list[str]:
-        there = self.files.queue_names()
+        there = self._queues_before()
         return [topic for topic in (*self.files.topics.names, BATCH_TOPIC) if topic not in there]
 
     def _lost_queues(self) -> list[tuple[str, int]]:
         """Queues that had units at the last clean end, of topics that nobody deleted, and that have no folder."""
         files, queues = self.files, self.journal.queues or {}
-        there = files.queue_names()
+        there = self._queues_before()
         known = {*files.topics.names, BATCH_TOPIC}
         return [
             (topic, queue_id)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from spark_runs import bodies, fill, run_job
@@ -18,6 +21,10 @@ def test_streams_through_sink_and_source(tmp_path, request, master: str):
     assert '{"done": true}' in done.stdout, done.stderr[-4000:]
     assert bodies(root, "copy") == bodies(root, "flights")
     assert len(bodies(root, "copy")) == 1000
+    until_s = time.monotonic() + 120
+    while os.path.exists(f"{root}/abort") and time.monotonic() < until_s:
+        time.sleep(0.05)  # the worker of the commits ends a moment after the JVM
+    assert not os.path.exists(f"{root}/abort"), "the stream left the store open"
 
 
 def test_a_batch_write_leaves_a_store_that_is_closed(spark, tmp_path):
