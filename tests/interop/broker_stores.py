@@ -492,11 +492,11 @@ class Judge:
             complete = self.made.last.end not in (BEHIND, TORN, POWER, KILLED)
             candidates.append(("live", live, self.whole if complete else None))
         candidates.append(("Java's recovery", java, self.java.root))
-        if ours not in [content for _, content, _ in candidates]:
-            candidates.append(("Java's rebuild", self.full.queues.get(queue, EMPTY), self.full.root))
         parts = self.lives.get(queue, [[]])
         last = Content(parts[-1][0].queue_offset, tuple(r.physical_offset for r in parts[-1])) if parts[-1] else EMPTY
         candidates.append(("the last life", last, None))
+        if ours not in [content for _, content, _ in candidates]:  # asked last: some versions do not open what it takes
+            candidates.append(("Java's rebuild", self.full.queues.get(queue, EMPTY), self.full.root))
         matching = [(name, its_root) for name, content, its_root in candidates if content == ours]
         listed = "; ".join(f"{name}: {brief(content)}" for name, content, _ in candidates)
         assert matching, f"{where}: ours {brief(ours)}; {listed}"

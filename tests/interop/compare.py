@@ -98,7 +98,10 @@ def check_messages(store: ReadOnlyStore, java: JavaStore, *, renumbered: bool = 
         where = (topic[:40], queue_id)
         assert "stopped" not in found, (where, found["stopped"])
         low, high = found["min"], found["max"]
-        assert (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)) == (low, high), where
+        if renumbered:  # in a queue that begins in the middle Java may count a unit before the first message
+            low = high - len(found["messages"])
+        ours = (store.min_offset(topic, queue_id), store.max_offset(topic, queue_id))
+        assert ours == (low, high), (where, ours, (low, high))
         theirs = [of_java(message) for message in found["messages"]]
         if renumbered:
             theirs = numbered(theirs, low)

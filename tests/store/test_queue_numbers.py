@@ -4,6 +4,7 @@ back. What RocketMQ shows of them is shown, whichever way they are read, and wri
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
 from random import Random
 
@@ -231,3 +232,22 @@ def test_a_unit_that_points_back_is_damage_in_a_broker_s_store_too(root: Path) -
     with MessageStore.open_read_only(root, SMALL) as store, pytest.raises(CorruptionError):
         list(store.read("t", 0, 0))
     assert not verify(root, SMALL).ok
+
+
+def test_a_part_of_a_deleted_topic_that_came_back_is_no_fault(tmp_path: Path) -> None:
+    """A broker's recovery that starts late in the log brings back the last records only: the queue begins with them."""
+    root = tmp_path / "store"
+    root.mkdir()
+    broker = Broker(root, SMALL)
+    places = [broker.put("t", b"%d/" % number) for number in range(5)]
+    broker.put("u", b"other")
+    broker.delete_topic("t")
+    for number in (3, 4):
+        broker.unit("t", 0, number, places[number], places[1] - places[0])
+    with open(root / "consumequeue" / "t" / "0" / f"{0:020d}", "r+b") as file:
+        file.write(struct.pack(">qiq", 0, 0x7FFFFFFF, 0) * 3)  # what RocketMQ fills such a queue with
+    broker.close()
+    report = verify(root, SMALL)
+    assert report.ok, report.findings[:2]
+    with MessageStore.open_read_only(root, SMALL) as store:
+        assert [(m.queue_offset, m.body) for m in store.get_message("t", 0, 3).messages] == [(3, b"3/"), (4, b"4/")]

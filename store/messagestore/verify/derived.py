@@ -178,6 +178,12 @@ class QueueCheck:
         """
         seen = self.seen.setdefault((topic, queue_id), _Seen())
         seen.last = int(units["physical_offset"][-1])
+        if without_unit and seen.first is None and not self.own:
+            # a part of a deleted topic came back: the queue begins with its first record that did
+            earlier = min(len(units), self._earlier(queue, first, seen.last))
+            first, units = first + earlier, units[earlier:]
+            if not len(units):
+                return
         if without_unit and seen.first is not None and first < seen.next:
             # RocketMQ gives no unit to a record whose number the queue has passed
             repeated = min(len(units), seen.next - first)
@@ -208,6 +214,12 @@ class QueueCheck:
             unit = _words(found[row]) if row < len(found) else "no file"
             path, position = place(queue, first + row)
             self._fault(seen, Finding(path, position, f"unit {first + row} of {name}: {_words(units[row])}", unit))
+
+    def _earlier(self, queue: ConsumeQueue, first: int, last_place: int) -> int:
+        """How many numbers from one on a queue has no units for, because it begins behind a place in the log."""
+        begin = queue.begin(0) if queue.files.offsets else 0
+        units = queue.read(begin, 1 if begin > first else 0)
+        return begin - first if len(units) and int(units["physical_offset"][0]) > last_place else 0
 
     def _compare(self, topic: str, queue: ConsumeQueue, first: int, units: Units) -> tuple[Units, NDArray[np.bool_]]:
         """The units that are there, and whether each of `units` is."""
