@@ -658,6 +658,17 @@ def test_verify_on_a_terminal_shows_how_far_it_is(root: Path) -> None:
 # ---- processes
 
 
+def test_a_lost_end_of_the_log_is_accepted_by_name_only(tmp_path: Path) -> None:
+    root = filled(tmp_path / "s", 250)
+    (root / "spark" / "state").unlink()
+    max((root / "commitlog").iterdir()).unlink()
+    assert "--accept-loss" in error("recover", root, code=1)
+    text = run("recover", root, "--accept-loss", code=4).stdout
+    assert re.search(r"lost +at least \d+ bytes from \d+ on, with \d+ messages of 2 queues", text)
+    assert "found        clean" in run("recover", root).stdout
+    assert "no fault found" in run("verify", root).stdout
+
+
 def test_a_killed_put_is_recovered(tmp_path: Path, config: Path) -> None:
     """SIGKILL amid puts: all that was acknowledged is there after `recover`, whole, and the store is closed."""
     root = tmp_path / "store"

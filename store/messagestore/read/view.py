@@ -42,7 +42,7 @@ from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
-from messagestore.format.message import LMQ_PREFIX
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import (
@@ -153,6 +153,7 @@ class StoreView:
         self.generation = 0
         """How often `spark/state` was found to be another file: the store may have been restored file by file."""
         self._state_inode = -1
+        self._end_checked = False
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
         self.own = False
@@ -226,12 +227,38 @@ class StoreView:
             if self._seen is not None and self._seen.end is None and end is not None:
                 self._ends.clear()  # a writer of ours took over: what was taken on trust is clamped now
             self._seen = self.visible
+        if abort is None and state is None and not self._end_checked:
+            self._check_end()
         if self._closed_end is not None and files.commit_log.files.max_offset < self._closed_end:
             found = files.commit_log.files.max_offset
             raise CorruptionError(
                 files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
             )
         return self.visible
+
+    def _check_end(self) -> None:
+        """Without `state`, the store checkpoint names the last record of a log that this project has closed.
+
+        Raises
+        ------
+        CorruptionError
+            That record is not there.
+        """
+        files, log = self.files, self.files.commit_log
+        last = store_checkpoint.read(files.disk, files.paths.checkpoint).confirm_physical_offset
+        self._end_checked = True
+        if last <= log.min_offset or not (files.store_id or BATCH_TOPIC in files.queue_names()):
+            return  # a broker's: there the number may say something else
+        log.load()
+        found = f"the end of the last segment, {log.files.max_offset}"
+        if last < log.files.max_offset:
+            if any(log.read(last, 8)):
+                return
+            found = "zeros"
+        if files.read_abort() is None:
+            path = log.files.path(log.segment_of(last))
+            self._end_checked = False
+            raise CorruptionError(path, last, "the last record of the log, which the store checkpoint names", found)
 
     def _written_over(self, counter: int) -> bool:
         """Whether older files were copied over those that were there, under their names (`rsync --inplace`): the

@@ -72,6 +72,18 @@ def test_the_last_segment_is_lost_together_with_what_tells(tmp_path: Path, lost:
         assert content(root) == before
 
 
+@pytest.mark.parametrize("how", ["no file", "zeros"])
+@pytest.mark.parametrize("lost", [("spark/state",), ("spark",), ()], ids="+".join)
+def test_a_reader_does_not_show_a_shorter_log(tmp_path: Path, lost: tuple[str, ...], how: str) -> None:
+    root = closed(tmp_path / "s")
+    remove(root, *lost)
+    with MessageStore.open_read_only(root) as view:
+        assert len(read_all(view)) == COUNT // 2  # nothing is missing yet
+    lose_end(root, how)
+    with pytest.raises(CorruptionError), MessageStore.open_read_only(root) as view:
+        read_all(view)
+
+
 def test_an_older_state_does_not_hide_a_lost_end(tmp_path: Path) -> None:
     root = filled(tmp_path / "s", 20)
     older = (root / "spark" / "state").read_bytes()
