@@ -23,11 +23,12 @@ def test_every_block_is_run_somewhere() -> None:
     """A block of a kind that no test knows would rot."""
     kinds = [(block.language, block.needs_spark) for block in readme_blocks.blocks()]
     assert kinds == [
-        ("sh", False),  # install: tests/connector/spark/test_readme_spark.py
-        ("python", True),
-        ("python", True),
+        ("sh", False),  # install without Spark
         ("python", False),
         ("console", False),
+        ("sh", False),  # install for Spark: tests/connector/spark/test_readme_spark.py
+        ("python", True),
+        ("python", True),
         ("sh", False),  # make demo: tests/examples
     ]
 
@@ -66,6 +67,13 @@ def test_the_install_commands_name_what_there_is() -> None:
     versions = "Python 3.11 or newer, and PySpark 4.2 or newer"
     assert versions in text
     assert text.index(versions) < text.index("```"), "versions come before the first thing to type"
+
+
+def test_the_library_comes_before_anything_that_needs_java() -> None:
+    """A reader who wants the library only must not be made to install a JVM first."""
+    text = readme_blocks.README.read_text(encoding="utf-8")
+    assert text.index("from messagestore import Message") < text.index("default-jre")
+    assert text.index("pip install .\n") < text.index("pip install '.[spark]'")
 
 
 def test_no_block_puts_a_store_where_the_checkout_has_a_package() -> None:

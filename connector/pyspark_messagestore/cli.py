@@ -1,9 +1,9 @@
-"""The command line: look at a store, put and get messages, check and recover it. Needs no Spark.
+"""The command line `messagestore`: show a store, put and get messages, check and repair a store. It needs no Spark.
 
-Exit codes: 0 done; 1 a fault was found, or nothing where something was asked for; 2 wrong usage, or it cannot be done
-(one line on standard error says why); 3 somebody else holds the store; 4 `recover` did its work, and cut bytes off.
+Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be done; one line
+on standard error says why. 3: somebody else holds the store. 4: `recover` did its work and cut bytes off the log.
 
-Commands that only read take no lock and write nothing: they work beside any writer, ours or a Java broker.
+Commands that only read take no lock and write nothing. They work beside any writer, including a Java broker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TAIL_COUNT = 10
 
 
 class _Commands(TyperGroup):
-    """Turns errors into one line and an exit code."""
+    """Commands whose errors become one line and an exit code."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # typer's own class or click's, by version
         try:
@@ -85,9 +85,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Look into a message store, put and get messages, check a store and repair it.",
-    epilog="Exit codes: 0 done; 1 a fault was found, or nothing was found; 2 wrong usage, or it cannot be done; "
-    "3 somebody else holds the store; 4 recover has cut bytes off the log.",
+    help="Show a message store, put and get messages, and check or repair a store.",
+    epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
+    "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log.",
 )
 
 
@@ -107,14 +107,14 @@ def _global(
 
 
 Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one on each line.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one object per line.")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
         "--store-config",
         metavar="FILE",
-        help="A store.properties file, or a broker's own broker.conf: for a new store, or a broker's store with sizes "
-        "of its own.",
+        help="A store.properties file, or a broker's own broker.conf. It is needed for a new store whose settings are "
+        "not the defaults, and for a broker's store with file sizes of its own.",
         show_default=False,
     ),
 ]
@@ -123,7 +123,7 @@ Wait = Annotated[
     typer.Option(
         "--wait",
         metavar="DURATION",
-        help="How long to wait for another writer, such as 500ms or 2m. The default is 30s.",
+        help="How long to wait for another writer, for example 500ms or 2m. The default is 30s.",
         show_default=False,
     ),
 ]
@@ -151,7 +151,9 @@ def _path(root: str) -> str:
     if root.startswith("file:"):
         return urllib.parse.unquote(urllib.parse.urlparse(root).path)
     if re.match(r"[A-Za-z][\w+.-]*:", root):
-        raise ConfigError(f"{root}: found a URL; a store is a folder of this machine", key="ROOT", value=root)
+        raise ConfigError(
+            f"{root}: found a URL; allowed is the path of a folder on this machine", key="ROOT", value=root
+        )
     return root
 
 
@@ -162,7 +164,7 @@ def _config(file: Path | None, **changes: object) -> StoreConfig:
 
 @contextmanager
 def _opened(root: str) -> Iterator[StoreReader]:
-    """The store, only to read; index files are not looked at, so that a broker's need no configuration."""
+    """The store, open for reading. Index files are not opened, so a broker's store needs no configuration."""
     with contextlib.closing(LOCAL_STORES.reader(_path(root), _looking())) as store:
         yield store
 
@@ -201,7 +203,7 @@ def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -
 
 @app.command()
 def groups(root: Root, as_json: Json = False) -> None:
-    """Show how far consumer groups have read: for each queue the committed offset, the max offset and the lag."""
+    """Show how far consumer groups have read: the committed offset, the maximum offset and the lag of each queue."""
     rows, faults = local_operator.groups(_path(root), _looking())
     if as_json:
         for row in rows:
@@ -225,7 +227,7 @@ def dump(
             "--from",
             metavar="PHYSICAL",
             min=0,
-            help="Begin with the record at this physical offset.",
+            help="Start with the record at this physical offset.",
             show_default=False,
         ),
     ] = None,
@@ -235,7 +237,7 @@ def dump(
     topic: Annotated[
         str | None, typer.Option("--topic", metavar="T", help="Show only records of this topic.", show_default=False)
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Show the head of each record in hex, as well.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Also show the head of each record in hex.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the records of the CommitLog in the order in which they were written."""
@@ -260,7 +262,7 @@ def dump(
 
 @app.command("verify")
 def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
-    """Check every byte of the store that has a meaning. Writes nothing; a writer may go on meanwhile."""
+    """Check every byte of the store that has a meaning. This writes nothing, and a writer may be at work."""
     path = _check_exists(root)
     with out.progress_bar("checking") as progress:
         report = local_operator.verify(path, _config(store_config), progress=progress)
@@ -277,7 +279,7 @@ def verify_command(root: Root, store_config: ConfigFile = None, as_json: Json = 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The store's warnings are not shown: the command shows the report that they come from."""
+    """Hide the store's warnings, because the command shows the report that they come from."""
     logger = logging.getLogger("messagestore")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -293,14 +295,14 @@ def recover(
     store_config: ConfigFile = None,
     wait: Wait = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Go on where the end of the log is lost, without what was there.")
+        bool, typer.Option("--accept-loss", help="If the end of the log is lost, continue without the messages that were there.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
-    The exit code is 4 when bytes behind the log's end were cut off; one line says how many messages lay there. It is
-    4 as well when a broker has replaced messages that were acknowledged, and when --accept-loss went on without
-    messages.
+
+    The exit code is 4 if bytes behind the log's end were cut off; one line then says how many messages they held. It is
+    also 4 if a broker has replaced messages that were acknowledged, and if --accept-loss went on without messages.
     """
     path = _check_exists(root)
     config = _config(store_config, lock_timeout=wait)
@@ -332,47 +334,59 @@ def recover(
 @app.command()
 def put(
     root: Root,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic; made when it is new.", show_default=False)],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="The topic. A new topic is created.", show_default=False)
+    ],
     body: Annotated[
         str | None,
-        typer.Argument(metavar="BODY", help="The body, unless --file or --lines is given.", show_default=False),
+        typer.Argument(
+            metavar="BODY", help="The body of the message, unless --file or --lines is given.", show_default=False
+        ),
     ] = None,
     file: Annotated[
         str | None,
         typer.Option(
-            "--file", metavar="FILE", help="Take the body from this file; - is standard input.", show_default=False
+            "--file", metavar="FILE", help="Read the body from this file; - is standard input.", show_default=False
         ),
     ] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Put one message for each line of standard input.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Put one message per line of standard input.")] = False,
     queue: Annotated[
         int | None,
         typer.Option(
             "--queue",
             metavar="ID",
             min=0,
-            help="Put into this queue. Without it the hash of the first key decides, or the queues take turns.",
+            help="Put into this queue. Without it, the hash of the first key chooses the queue; without keys, the "
+            "queues take turns.",
             show_default=False,
         ),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option("--key", help="A key to find the message by; may be repeated.", show_default=False),
+        typer.Option(
+            "--key",
+            help="A key by which the message can be found. Repeat the option for more keys.",
+            show_default=False,
+        ),
     ] = None,
     tags: Annotated[
-        str | None, typer.Option("--tags", metavar="TAG", help="The message's tag.", show_default=False)
+        str | None, typer.Option("--tags", metavar="TAG", help="The tag of the message.", show_default=False)
     ] = None,
     prop: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", metavar="NAME=VALUE", help="A property of the message; may be repeated.", show_default=False
+            "--property",
+            metavar="NAME=VALUE",
+            help="A property of the message. Repeat the option for more.",
+            show_default=False,
         ),
     ] = None,
     flush: Annotated[
         Flush | None,
         typer.Option(
             "--flush",
-            help="SYNC_FLUSH waits until the message is on the disk; ASYNC_FLUSH does not. The default is what "
-            "--store-config says, or SYNC_FLUSH.",
+            help="SYNC_FLUSH waits until the message is on the disk; ASYNC_FLUSH does not. The default is the setting "
+            "in --store-config, or SYNC_FLUSH.",
             show_default=False,
         ),
     ] = None,
@@ -381,13 +395,15 @@ def put(
     wait: Wait = None,
     as_json: Json = False,
 ) -> None:
-    """Put messages, and write a line for each as soon as it is stored. A missing or empty ROOT becomes a store."""
+    """Put messages, and print one line for each as soon as it is stored. A missing or empty ROOT becomes a store."""
     if [body is not None, file is not None, lines].count(True) != 1:
-        raise ConfigError("put: give one of BODY, --file FILE and --lines", key="BODY")
+        raise ConfigError("put: give exactly one of BODY, --file FILE and --lines", key="BODY")
     if lines and count > 1:
-        raise ConfigError("put: --count repeats one message; leave it out with --lines", key="--count", value=count)
+        raise ConfigError(
+            "put: --count repeats a single message; leave it out with --lines", key="--count", value=count
+        )
     path = _path(root)
-    check_topic(topic)  # before a store is made for it
+    check_topic(topic)  # before a store is created for it
     config = _config(store_config, lock_timeout=wait, flush_disk_type=flush.value if flush is not None else None)
     properties = dict(_property(text) for text in prop or ())
     bodies = _lines() if lines else [_body(body, file)] * count
@@ -395,14 +411,14 @@ def put(
     late = False
     with MessageStore.open(path, config) as store:
         if is_new:
-            out.note(f"made a new store in {os.path.abspath(path)}")
+            out.note(f"created a new store in {os.path.abspath(path)}")
         for data in bodies:
             message = Message(topic, data, queue_id=queue, keys=key or (), tags=tags, properties=properties)
             result = store.put_message(message)
             late |= result.status is PutMessageStatus.FLUSH_DISK_TIMEOUT
             _show_put(topic, result, as_json=as_json)
     if late:
-        out.note("messagestore: stored, but the disk took longer than syncFlushTimeout to confirm it")
+        out.note("messagestore: the message is stored, but the disk took longer than syncFlushTimeout to confirm it")
         raise typer.Exit(FOUND_NOTHING)
 
 
@@ -450,13 +466,17 @@ def _show_put(topic: str, result: PutMessageResult, *, as_json: bool) -> None:
 
 # ---- batches
 
-batches_app = typer.Typer(cls=Batches, no_args_is_help=True, help="Which apps have batches, and where each goes on.")
+batches_app = typer.Typer(
+    cls=Batches,
+    no_args_is_help=True,
+    help="Show which apps have batches in a store, or let an app continue with a version.",
+)
 app.add_typer(batches_app, name="batches")
 
 
 @batches_app.command("list")
 def batches_list(root: Root, as_json: Json = False) -> None:
-    """Show the apps whose batches the store knows; `batches ROOT` does the same."""
+    """Show the apps whose batches the store holds, and the next version of each. `batches ROOT` does the same."""
     rows = local_operator.batches(_path(root), _looking())
     if as_json:
         for row in rows:
@@ -472,28 +492,28 @@ def batches_list(root: Root, as_json: Json = False) -> None:
 def batches_start(
     root: Root,
     app_id: Annotated[
-        str, typer.Argument(metavar="APP", help="The txnAppId, or app_id of MessageStoreSink.", show_default=False)
+        str, typer.Argument(metavar="APP", help="The txnAppId, or the app_id of MessageStoreSink.", show_default=False)
     ],
     version: Annotated[
-        int, typer.Argument(metavar="VERSION", help="The batch id that comes next.", show_default=False, min=1)
+        int, typer.Argument(metavar="VERSION", help="The id of the batch that comes next.", show_default=False, min=1)
     ],
     store_config: ConfigFile = None,
     wait: Wait = None,
     as_json: Json = False,
 ) -> None:
-    """Let an app go on with VERSION, once: its sink was added to a running query, or its earlier batches are lost.
-    The rows of the versions before it are not in the store. A missing or empty ROOT becomes a store.
+    """Let an app continue with VERSION once, because its sink was added to a running query, or because its earlier
+    batches are lost. The rows of the versions before it are not in the store. A missing or empty ROOT becomes a store.
     """
     path = _path(root)
     is_new = not local_operator.holds_store(path)
     with MessageStore.open(path, _config(store_config, lock_timeout=wait)) as store:
         if is_new:
-            out.note(f"made a new store in {os.path.abspath(path)}")
+            out.note(f"created a new store in {os.path.abspath(path)}")
         result = store.start_batches(app_id, version)
     if as_json:
         out.json_line({"app": app_id, "version": version, "status": result.status})
     elif result.status == APPENDED:
-        out.line(f"app {app_id} goes on with version {version}")
+        out.line(f"app {app_id} continues with version {version}")
     else:
         out.line(f"nothing to do: the next version of app {app_id} is {version}")
 
@@ -508,13 +528,13 @@ def get(
     queue: Annotated[
         int | None,
         typer.Argument(
-            metavar="QUEUE", min=0, help="One queue of the topic; without it, all of them.", show_default=False
+            metavar="QUEUE", min=0, help="One queue of the topic; without it, all queues.", show_default=False
         ),
     ] = None,
     offset: Annotated[
         str,
         typer.Option(
-            "--offset", metavar="N", help="Where to begin: a queue offset, earliest, or latest for the last messages."
+            "--offset", metavar="N", help="Where to start: a queue offset, earliest, or latest for the last messages."
         ),
     ] = "earliest",
     count: Annotated[
@@ -532,7 +552,9 @@ def get(
         ids = queue_ids(store, topic)
         if queue is not None and queue not in ids:
             raise ConfigError(
-                f"{topic}: has no queue {queue}; its queues are {', '.join(map(str, ids))}", key="QUEUE", value=queue
+                f"{topic}: the topic has no queue {queue}; its queues are {', '.join(map(str, ids))}",
+                key="QUEUE",
+                value=queue,
             )
         chosen = ids if queue is None else [queue]
         ends = store.ends([topic]).queues
@@ -564,7 +586,7 @@ def _show(message: MessageExt, *, as_json: bool) -> None:
 
 @contextmanager
 def _noted_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C as ever, and noted: where it falls into the end of an object's life Python prints it and goes on."""
+    """Handle Ctrl-C as usual, and remember it: if it arrives in a finalizer, Python only prints it and continues."""
     came: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -590,13 +612,14 @@ def tail(
         typer.Argument(metavar="TOPIC...", help="The topics to show; without one, all topics.", show_default=False),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new messages as they come, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Wait for new messages and show them as they arrive, until Ctrl-C.")
     ] = False,
     start: Annotated[
         From,
         typer.Option(
             "--from",
-            help="earliest begins with the first message; latest shows the last ones, or with --follow only new ones.",
+            help="earliest starts with the first message. latest shows the last messages, or with --follow only new "
+            "ones.",
         ),
     ] = From.LATEST,
     count: Annotated[
@@ -605,13 +628,13 @@ def tail(
             "--count",
             metavar="N",
             min=1,
-            help=f"End after N messages. Without it, latest shows {_TAIL_COUNT}.",
+            help=f"Stop after N messages. Without it, latest shows {_TAIL_COUNT}.",
             show_default=False,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last messages in the order in which they were stored, and with --follow those that come."""
+    """Show the last messages in the order in which they were stored, and with --follow also those that arrive."""
     shown = 0
     try:
         with _noted_interrupt() as interrupted, _opened(root) as store:
@@ -638,7 +661,7 @@ def tail(
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # a terminal that knows no UTF-8
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # for a terminal without UTF-8
     app(prog_name="messagestore")
 
 

@@ -1,4 +1,4 @@
-"""Shows which apps have batches in a store, and where each goes on: `messagestore batches`."""
+"""`messagestore batches`: the apps that have batches in a store, and the version with which each continues."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pyspark_messagestore import cli_output as out
 
 
 class Batches(TyperGroup):
-    """`batches ROOT` is `batches list ROOT`."""
+    """A group of commands in which `batches ROOT` means `batches list ROOT`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert `list` where the first word is no command."""
+        """Insert `list` if the first word is not a command."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
 
 def app_table(rows: list[dict[str, Any]]) -> None:
-    """Show it."""
+    """Print the rows of `apps_of` as a table."""
     columns = [("app", False), ("query", False), ("versions", False), ("rows of the last", True), ("next", True)]
     cells = [
         (

@@ -1,8 +1,7 @@
-"""How does the command line show what it found?
+"""The output of the command line: text for a person, and JSON.
 
-Two ways: lines for a person, or JSON for a program (`--json`; one object a line where many are shown). Bytes of
-messages are not to be trusted on a terminal: whatever is no plain character is shown escaped, and nothing is taken as
-markup.
+With `--json`, a command that shows many things prints one object per line. A terminal must not trust the bytes of
+messages: every character that is not plain text is escaped, and nothing is interpreted as markup.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from messagestore import MessageExt
 from messagestore.spi.local_operator import VerifyReport
 
 SHOWN_BODY_LENGTH = 500
-"""Characters of a body on a terminal; into a pipe or a file it is written whole."""
+"""The number of characters of a body that a terminal shows; a pipe or a file gets all of it."""
 _HEX_LENGTH = 16
 _PIPE_WIDTH = 1000
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999
@@ -51,7 +50,7 @@ def _escaped(character: str) -> str:
 
 
 def shown_bytes(data: bytes, most: int | None = None) -> str:
-    """A body: text when it is UTF-8, else hex; with `most`, at most so many characters and a word on the rest."""
+    """A body as text if it is UTF-8, otherwise as hex. `most` limits the characters; a note then counts the rest."""
     part = data if most is None else data[: 4 * most]
     try:
         text = part.decode("utf-8")
@@ -83,7 +82,7 @@ def count_words(count: int, one: str) -> str:
 
 
 def time_words(timestamp_ms: int) -> str:
-    """A time in UTC; a number that is none as it is."""
+    """A time in UTC; a number that is no time, unchanged."""
     if not 0 <= timestamp_ms <= _LATEST_MS:
         return str(timestamp_ms)
     moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
@@ -112,7 +111,7 @@ def message_line(message: MessageExt, *, physical: bool = False) -> str:
 
 
 def message_fields(message: MessageExt) -> dict[str, Any]:
-    """A message for JSON: `body` as text when it is UTF-8, else null and `bodyBase64`."""
+    """A message for JSON: `body` as text if it is UTF-8, otherwise null and `bodyBase64`."""
     try:
         body: dict[str, Any] = {"body": message.body.decode("utf-8")}
     except UnicodeDecodeError:
@@ -142,7 +141,7 @@ def message_fields(message: MessageExt) -> dict[str, Any]:
 
 
 def hex_lines(data: bytes) -> Iterable[str]:
-    """`data` as hex, 16 bytes a line, each with its position."""
+    """`data` as hex, 16 bytes per line, each line with its position."""
     for start in range(0, len(data), _HEX_LENGTH):
         yield f"    {start:>4}  {data[start : start + _HEX_LENGTH].hex(' ', 4)}"
 
@@ -151,22 +150,22 @@ def hex_lines(data: bytes) -> Iterable[str]:
 
 
 def line(text: str = "") -> None:
-    """One line for a person, or JSON that is made already; what is in it has been escaped. Written at once."""
+    """Print one line that is escaped already: text for a person, or JSON. It is flushed at once."""
     typer.echo(text)
 
 
 def note(text: str) -> None:
-    """One line to standard error; escaped here."""
+    """Print one line to standard error; it is escaped here."""
     typer.echo(shown(text), err=True)
 
 
 def json_line(value: Any) -> None:
-    """One JSON value on one line, ASCII only."""
+    """Print one JSON value on one line, ASCII only."""
     typer.echo(json.dumps(value))
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one a line, in columns."""
+    """Print names and values, one pair per line, in columns."""
     listed = list(rows)
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
@@ -174,7 +173,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
-    """A table; each column has a title and whether it holds numbers."""
+    """Print a table. Each column has a title, and says whether it holds numbers."""
     stream = sys.stderr if err else sys.stdout
     console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -186,7 +185,7 @@ def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]],
 
 
 def report_lines(report: VerifyReport, root: str) -> None:
-    """What `verify` checked and found; paths below `root` without it."""
+    """Print what `verify` checked and found; paths below `root` are printed relative to it."""
     counts = [
         count_words(count, name)
         for count, name in (
@@ -219,7 +218,7 @@ def report_lines(report: VerifyReport, root: str) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A progress bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,7 +1,7 @@
 """Reads the messages that `messagestore get` and `messagestore tail` show.
 
-Messages of one queue come in its order (`messages`), those of many queues as they were stored (`Cursor`). Everything is
-read as a reader may see it, and read again while it grows.
+`messages` gives the messages of one queue in its order, and `Cursor` gives those of many queues in the order in which
+they were stored. Both see only what a reader may see.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ _TOPICS_POLL_S = 1.0
 
 
 def queue_ids(store: StoreReader, topic: str) -> list[int]:
-    """The queues of a topic, which must be there."""
+    """The queues of a topic.
+
+    Raises
+    ------
+    UnknownTopicError
+        The store has no such topic.
+    """
     topics = store.describe(queues=True).queue_ids
     if topic not in topics:
         raise UnknownTopicError(topic, topics)
@@ -28,7 +34,7 @@ def queue_ids(store: StoreReader, topic: str) -> list[int]:
 
 
 def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator[MessageExt]:
-    """Messages `start..end` of a queue, read a page at a time; a gap that retention made is told."""
+    """The messages `start..end` of a queue, read page by page. A note says how many messages retention has deleted."""
     topic, queue_id = queue
     while start < end:
         try:
@@ -38,21 +44,21 @@ def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator
             return
         except OffsetOutOfRangeError as error:
             first = min(error.min, end)
-            out.note(f"{topic}/{queue_id}: {first - start} messages from {start} on are gone (retention)")
+            out.note(f"{topic}/{queue_id}: {first - start} messages from {start} on are gone: retention has deleted them")
             start = first
         except StoreWentBackwardsError:
             there = store.ends([topic]).queues.get(queue, 0)
             if there > start:
                 raise
-            out.note(f"{topic}/{queue_id}: went back to {there}: deleted, or the store was restored")
+            out.note(f"{topic}/{queue_id}: the queue now ends at {there}: it was deleted, or the store was restored")
             return
 
 
 class Cursor:
-    """A place in each queue of some topics (None: all but the store's own).
+    """A place in each queue of some topics (None: all topics except the store's own).
 
-    In a store of ours messages come in the order of the log, whatever queue they are in. In a live broker's store those
-    of one look do; what another queue got meanwhile comes with the next.
+    In a store that this project writes, messages come in the order of the log, whatever queue they are in. In a live
+    broker's store this holds for the messages of one look; what another queue got meanwhile comes with the next look.
     """
 
     def __init__(self, store: StoreReader, topics: list[str] | None) -> None:
@@ -65,17 +71,17 @@ class Cursor:
         self._find_topics()
         missing = [topic for topic in topics or () if topic not in self._found_topics]
         if missing:
-            out.note(f"not there yet: {', '.join(missing)}")
+            out.note(f"these topics do not exist yet: {', '.join(missing)}")
 
     def _find_topics(self) -> None:
-        """Take in topics that are new."""
+        """Add topics that are new."""
         self._look_at_s = time.monotonic() + _TOPICS_POLL_S
         there = self.store.describe(queues=True).queue_ids
         wanted = there.keys() - {BATCH_TOPIC} if self.topics is None else there.keys() & set(self.topics)
         self._found_topics = sorted(wanted)
 
     def skip_to(self, count: int) -> None:
-        """Leave out all but the last `count` messages of all queues together."""
+        """Skip all but the last `count` messages of all queues together."""
         ends = self._places_in(self._ends())
         newest = heapq.nlargest(
             count,
@@ -90,7 +96,7 @@ class Cursor:
             self.places[queue] = min(self.places[queue], queue_offset)
 
     def once(self) -> Iterator[MessageExt]:
-        """What has come since the last time, in the order of the log."""
+        """The messages that have arrived since the last call, in the order of the log."""
         found = self._ends()
         if found is self._seen:
             return
@@ -126,7 +132,7 @@ class Cursor:
             yield queue, message
 
     def follow(self, interrupted: Callable[[], bool]) -> Iterator[MessageExt]:
-        """What is there and what comes, until `interrupted` says so."""
+        """The messages that are there and those that arrive, until `interrupted` returns True."""
         while not interrupted():
             begin_s = time.monotonic()
             try:
@@ -134,5 +140,5 @@ class Cursor:
                 if begin_s >= self._look_at_s:
                     self._find_topics()
             except FileNotFoundError:
-                pass  # retention, or a topic that was deleted, took a file while it was read: look again
+                pass  # retention, or the deletion of a topic, removed a file while it was being read: look again
             time.sleep(max(_POLL_S, 2 * (time.monotonic() - begin_s)))

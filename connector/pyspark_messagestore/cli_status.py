@@ -10,7 +10,7 @@ _MOST_QUEUES_SHOWN = 16
 
 
 def group_table(rows: list[dict[str, Any]]) -> None:
-    """Show it."""
+    """Print the rows of `groups_of` as a table."""
     columns = [("group", False), ("topic", False), ("queue", True), ("committed", True), ("max", True), ("lag", True)]
     cells = [["-" if value is None else str(value) for value in row.values()] for row in rows]
     out.table(columns, cells)
@@ -20,12 +20,12 @@ def group_table(rows: list[dict[str, Any]]) -> None:
 
 
 def status_lines(found: dict[str, Any]) -> None:
-    """Show it."""
+    """Print what `status_of` found."""
     log, queues, index = found["commitLog"], found["consumeQueues"], found["index"]
     segments = f"{out.count_words(log['segments'], 'segment')} of {out.size_words(log['segmentSize'])}"
     rows = [
         ("store", found["root"]),
-        ("id", found["storeId"] or "none: this project has not written it"),
+        ("id", found["storeId"] or "none: this project has never written to it"),
         ("held by", _holder_words(found["heldBy"])),
         ("left", _LEFT_WORDS[found["left"]]),
     ]
@@ -40,7 +40,9 @@ def status_lines(found: dict[str, Any]) -> None:
     hidden = found["unproven"]
     if hidden is not None:
         count = out.count_words(hidden["records"], "record") + (" and more" if hidden["more"] else "")
-        rows.append(("not shown", f"{count} behind {hidden['begin']}, not proven to stay: run `messagestore recover`"))
+        rows.append(
+            ("not shown", f"{count} behind {hidden['begin']}, not proven to be durable: run `messagestore recover`")
+        )
     last = found["lastBatch"]
     if last is not None:
         about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
@@ -62,19 +64,19 @@ def _holder_words(held: dict[str, Any]) -> str:
 
 _LEFT_WORDS = {
     "closed": "closed cleanly",
-    "open": "open, somebody is at work",
+    "open": "open: somebody is at work",
     "attached": "open, idle: nothing is in flight",
     "idle": "idle, nothing in flight: the last writer ended without closing the store, as Spark's workers do; the next "
-    "writer goes on, and before a broker starts run `messagestore recover`",
+    "writer continues, but run `messagestore recover` before you start a broker",
     "killed": "by a writer that was killed in the middle of a write: the next writer, or `messagestore recover`, "
     "repairs it; what was acknowledged is safe",
     "recovering": "by a recovery that was killed: the next writer, or `messagestore recover`, starts it again",
     "poisoned": "by a writer whose sync failed: check the disk, then run `messagestore recover`",
-    "restarted": "open when the machine went down: the next writer, or `messagestore recover`, checks what is left",
-    "broker": "by a broker that was killed: `messagestore recover` repairs it, or the broker itself",
-    "unknown": "open, and nothing says by whom: run `messagestore recover`",
+    "restarted": "open when the machine stopped: the next writer, or `messagestore recover`, checks it",
+    "broker": "by a broker that was killed: `messagestore recover`, or the broker itself, repairs it",
+    "unknown": "open, and no file says by whom: run `messagestore recover`",
 }
-"""What `left` means, and what to do about it."""
+"""What each value of `left` means, and what to do about it."""
 
 
 def _state_words(state: dict[str, Any]) -> str:
@@ -89,7 +91,7 @@ def _state_words(state: dict[str, Any]) -> str:
 
 
 def _queue_words(row: dict[str, Any]) -> str:
-    """`0: 0-12  1: 0-7`, and how many more there are."""
+    """The offsets of each queue, as in `0: 0-12  1: 0-7`, and the number of queues that are not shown."""
     parts = [f"{queue}: {q['minOffset']}-{q['maxOffset']}" for queue, q in row["queues"].items()]
     more = len(parts) - _MOST_QUEUES_SHOWN
     parts = parts[:_MOST_QUEUES_SHOWN] + ([f"and {more} more"] if more > 0 else [])

@@ -1,4 +1,4 @@
-"""How do the columns of a DataFrame become messages with queues?
+"""Turns the columns of a DataFrame into messages with queues.
 
 `prepare` checks the DataFrame's columns once, before a row is read. `Mapper` turns the Arrow batches of one task into
 `MessageColumns`: names and types are the store's or Kafka's, the store's own columns (a queue offset, a store time) are

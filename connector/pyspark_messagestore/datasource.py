@@ -1,6 +1,6 @@
-"""What does Spark see under the name `messagestore`?
+"""The data source `messagestore`: the class that Spark's discovery finds.
 
-The class that Spark's discovery finds. It checks what the user gave as early as it can, and hands on.
+It checks the user's options as early as it can, and passes the work on to `source` and `sink`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,67 @@ from pyspark_messagestore.source import BatchReader, StreamReader
 
 
 class MessageStoreDataSource(DataSource):
-    """A RocketMQ-format message store as a source and a sink of Spark.
+    """A message store in RocketMQ's file format, as a source and a sink of Spark.
 
-    Read a stream, and a batch:
+    Use it by its name, `format("messagestore")`, with `spark.read`, `spark.readStream`, `df.write` and
+    `df.writeStream`. connector/README.md lists all options and columns.
 
-        df = spark.readStream.format("messagestore").option("subscribe", "flights").load("/data/store")
-        df = spark.read.format("messagestore").option("subscribe", "flights").load("/data/store")
+    **Reading.** A DataFrame has the columns topic, queueId, queueOffset, body, tags, keys, properties, bornTimestamp,
+    storeTimestamp and msgId; a schema that names some of them reads only those. A stream gets each message once, in
+    order within its queue, also across restarts. A batch that is being written is not seen.
 
-    Write a stream, a stream through foreachBatch, and a batch:
+    **Writing.** The sink takes the columns body (or value), topic, tags, keys (or key), properties (or headers),
+    queueId (or partition), shardingKey, bornTimestamp and flag. It appends only. A micro-batch is in the store once and
+    completely, or not at all, whatever is killed and when. A batch write is so, too, with the options `txnAppId` and
+    `txnVersion`; without them it is written again if it is run again. Rows of one Spark partition that go to the same
+    queue keep their order.
 
-        (df.writeStream.format("messagestore").option("topic", "flights")
-           .option("checkpointLocation", "/data/ckpt").start("/data/store"))
-        (df.writeStream.foreachBatch(MessageStoreSink("/data/store", topic="flights", app_id="mine"))
-           .option("checkpointLocation", "/data/ckpt").start())
-        df.write.format("messagestore").mode("append").option("topic", "flights").save("/data/store")
+    Parameters
+    ----------
+    options : mapping of str to str
+        The user's options; Spark passes them in.
 
-    Columns read: topic, queueId, queueOffset, body, tags, keys, properties, bornTimestamp, storeTimestamp, msgId; a
-    schema with some of them reads only these. Columns written: body (value), topic, tags, keys (key), properties
-    (headers), queueId (partition), shardingKey, bornTimestamp, flag. Options: connector/README.md.
+    Raises
+    ------
+    ConfigError
+        An option is unknown, missing or wrong. The message says what is allowed.
 
-    A micro-batch is in the store once and whole, or not at all. Append only.
+    See Also
+    --------
+    MessageStoreSink : The sink for `foreachBatch`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pyspark.sql import SparkSession
+    >>> spark = SparkSession.builder.getOrCreate()
+    >>> folder = tempfile.mkdtemp()  # of your own; tasks and driver must see it
+    >>> gates = spark.createDataFrame([("B12", "UA"), ("C3", "AA")], "body string, tags string")
+    >>> gates.write.format("messagestore").mode("append").option("topic", "gates").save(f"{folder}/store")
+
+    Copy the topic to another one as a stream:
+
+    >>> stream = spark.readStream.format("messagestore").option("subscribe", "gates")
+    >>> query = (
+    ...     stream.option("startingOffsets", "earliest")
+    ...     .load(f"{folder}/store")
+    ...     .writeStream.format("messagestore")
+    ...     .option("topic", "gates-copy")
+    ...     .option("checkpointLocation", f"{folder}/checkpoint")
+    ...     .trigger(availableNow=True)
+    ...     .start(f"{folder}/store")
+    ... )
+    >>> query.awaitTermination()
+
+    Read the copy:
+
+    >>> copy = spark.read.format("messagestore").option("subscribe", "gates-copy").load(f"{folder}/store")
+    >>> copy.selectExpr("string(body) AS body", "tags").orderBy("body").collect()
+    [Row(body='B12', tags='UA'), Row(body='C3', tags='AA')]
     """
 
     stores: Stores = LOCAL_STORES
-    """Opens the stores that are read and written; another one is put here for stores that are elsewhere."""
+    """Opens the stores that are read and written. Replace it for stores that are elsewhere."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -57,16 +94,16 @@ class MessageStoreDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """The name of the format."""
         return "messagestore"
 
     def schema(self) -> StructType:
-        """The core columns. Asked for when reading without a schema."""
+        """The columns that a read without a schema has."""
         source_options(self.options)
         return core_schema()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """The reader for `spark.read`."""
         options = source_options(self.options)
         for name, value in (
             ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
@@ -74,20 +111,21 @@ class MessageStoreDataSource(DataSource):
         ):
             if value is not None:
                 raise ConfigError(
-                    f"option {name}: is for streams, and this is a batch read; leave it out", key=name, value=value
+                    f"option {name}: is for streams, but this is a batch read; leave it out", key=name, value=value
                 )
         return BatchReader(options, Projection.of(schema), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
-        """For `spark.readStream`."""
+        """The reader for `spark.readStream`."""
         return StreamReader(source_options(self.options), Projection.of(schema), self.stores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `df.write`."""
+        """The writer for `df.write`."""
         options = sink_options(self.options)
         if overwrite:
             raise ConfigError(
-                'mode overwrite: a message log only grows, nothing in it is replaced; use .mode("append")', key="mode"
+                'mode overwrite: a message log only grows, and nothing in it is replaced; use .mode("append")',
+                key="mode",
             )
         if options.txn_app_id is not None and options.txn_version is None:
             raise ConfigError(
@@ -97,18 +135,19 @@ class MessageStoreDataSource(DataSource):
         return BatchWriter(self._sink(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
-        """For `df.writeStream`."""
+        """The writer for `df.writeStream`."""
         options = sink_options(self.options)
         if overwrite:
             raise ConfigError(
-                'outputMode complete: a message log only grows, nothing in it is replaced; use outputMode "append", or '
-                "foreachBatch with MessageStoreSink",
+                "outputMode complete: a message log only grows, and nothing in it is replaced; use outputMode "
+                '"append", or foreachBatch with MessageStoreSink',
                 key="outputMode",
             )
         for name, value in (("txnVersion", options.txn_version), ("txnVersionSource", options.txn_version_source)):
             if value is not None:
                 raise ConfigError(
-                    f"option {name}: a stream's version is Spark's batch id; leave it out (txnAppId alone is allowed)",
+                    f"option {name}: a stream's version is Spark's batch id; leave the option out (txnAppId alone is "
+                    f"allowed)",
                     key=name,
                     value=value,
                 )

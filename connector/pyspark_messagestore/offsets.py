@@ -1,4 +1,4 @@
-"""How far has a stream read, how far does it read next, and in which pieces?
+"""The place of a stream: how far it has read, how far it reads next, and in which pieces.
 
 A stream offset is a dict that Spark keeps as JSON text and compares as text, so it is canonical: keys sorted, one form.
 

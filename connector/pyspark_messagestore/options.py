@@ -1,7 +1,8 @@
-"""Which options has the data source, what do they mean, and what did the user give?
+"""The options of the source and the sink: their names, their meaning, and how a user's values are parsed.
 
-One table, `OPTIONS`. Everything else follows from it: what is parsed, what is refused (with a did-you-mean), and the
-tables of connector/README.md (`make docs`). Names are case-insensitive, as everywhere in Spark.
+To add an option, add a row to the table `OPTIONS`. Everything else follows from it: what is parsed, what is refused
+(with a did-you-mean), and the tables of connector/README.md (`make docs`). Names are case-insensitive, as everywhere in
+Spark.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from messagestore.spi import duration_s, group_fault, put_topic_fault, stored_to
 SOURCE, SINK = "source", "sink"
 _DOING = {SOURCE: "reading", SINK: "writing"}
 LATEST, EARLIEST = -1, -2
-"""As queue offsets in `startingOffsets`: what Kafka's connector means by them."""
+"""Special queue offsets in `startingOffsets`, with the meaning that Kafka's connector gives them."""
 EVERY_QUEUE = -1
-"""As queue id in `startingOffsets`: all queues of the topic that are not listed (`"*"`)."""
+"""A special queue id in `startingOffsets` (`"*"`): all queues of the topic that are not listed."""
 
 _SPARK_KEYS = frozenset(
     {
@@ -39,7 +40,7 @@ _SPARK_KEYS = frozenset(
         "queryname",
     }
 )
-"""Keys that Spark itself puts among the options; all but `path` mean nothing to the store."""
+"""Keys that Spark itself adds to the options; only `path` has a meaning for the store."""
 _SPARK_PREFIXES = ("option.", "spark.", "__")
 
 
@@ -48,7 +49,7 @@ _SPARK_PREFIXES = ("option.", "spark.", "__")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value: how its text is read, and what is allowed, in words."""
+    """A kind of value: how its text is parsed, and what is allowed, in words."""
 
     parse: Callable[[str], Any]
     allowed: str
@@ -71,7 +72,9 @@ def _choice(*values: str) -> Kind:
 
 def _topics(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names or any(stored_topic_fault(name) for name in names):  # a broker's may be longer than users' own
+    if not names or any(
+        stored_topic_fault(name) for name in names
+    ):  # a broker's topics may have longer names than users' topics
         raise ValueError
     return names
 
@@ -83,7 +86,7 @@ def _topic(text: str) -> str:
 
 
 def _put_topic(text: str) -> str:
-    """A topic to write to; a legal name that is reserved is refused with the reason."""
+    """A topic to write to. A name that is legal but reserved is refused with the reason."""
     fault = put_topic_fault(_topic(text))
     if fault is not None:
         raise ConfigError(f"option topic: {fault}", key="topic", value=text)
@@ -159,14 +162,14 @@ class Option:
         "source" or "sink".
     name : str
     kind : Kind | None
-        None: API.md has it, this release does not; it is refused by name.
+        None: a later release may have this option; this one refuses it by name.
     default : str | None
-        As text, None: none.
+        The default as text, or None.
     meaning : str
         One sentence, for the documents.
     aliases : tuple of str
     shown : str
-        The default as the documents show it, where `default` does not say it.
+        How the documents show the default, if not as `default`.
     """
 
     side: str
@@ -196,7 +199,7 @@ OPTIONS: tuple[Option, ...] = (
         _OFFSETS,
         None,
         "Where a new query begins: `earliest`, `latest`, or JSON topic -> queue -> offset (-2 earliest, -1 latest; "
-        '`"*"`: the queues not listed). A restarted query goes on from its checkpoint.',
+        '`"*"`: the queues that are not listed). A restarted query continues from its checkpoint.',
         shown="`latest` (stream), `earliest` (batch)",
     ),
     Option(
@@ -204,68 +207,82 @@ OPTIONS: tuple[Option, ...] = (
         "maxOffsetsPerTrigger",
         _whole(1, _MOST),
         None,
-        "At most so many messages a micro-batch, exactly; shared among the queues in proportion to what they hold. "
+        "The largest number of messages in a micro-batch. The queues share it in proportion to what they hold. "
         "Streams only.",
     ),
     Option(
-        SOURCE, "minPartitions", _whole(1, 100_000), None, "At least so many Spark partitions, where there are rows."
+        SOURCE,
+        "minPartitions",
+        _whole(1, 100_000),
+        None,
+        "The smallest number of Spark partitions, as far as there are rows.",
     ),
     Option(
         SOURCE,
         "failOnDataLoss",
         _BOOLEAN,
         "true",
-        "`false`: messages that are gone (retention, a log that was cut) are skipped and counted, not an error.",
+        "`false`: messages that are gone (retention, a log that was cut) are skipped and counted. `true`: they are an "
+        "error.",
     ),
     Option(
         SOURCE,
         "failOnUnproven",
         _BOOLEAN,
         "false",
-        "After the machine was started again, and before a writer has opened the store, a reader shows what is proven "
-        "to be on the disk. `true`: when there is more, that is an error, not a warning.",
+        "After a reboot, and before a writer has opened the store, a reader shows only what is proven to be on the "
+        "disk. `true`: if there is more, that is an error instead of a warning.",
     ),
     Option(
         SOURCE,
         "consumerGroup",
         _GROUP,
         None,
-        "After each micro-batch, publish how far the query has read as this group's offsets in RocketMQ's "
-        "`config/consumerOffset.json` (`messagestore groups` shows them); a group for each query. Never used for "
-        "recovery. What cannot be published (a Java broker holds the store and keeps the file itself; a read-only "
-        "folder; a full disk) is a warning, and is tried again: the query goes on. Streams only.",
+        "After each micro-batch, the query publishes how far it has read as this group's offsets in RocketMQ's "
+        "`config/consumerOffset.json` (`messagestore groups` shows them). Give each query a group of its own. The "
+        "offsets are never used for recovery. If they cannot be published (a Java broker holds the store and keeps "
+        "the file itself; the folder is read-only; the disk is full), the query logs a warning, continues, and tries "
+        "again later. Streams only.",
         ("group",),
     ),
     Option(
         SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (), "required"
     ),
     Option(
-        SINK, "topic", _TOPIC, None, "The topic of all rows; it wins over a column `topic`. One of the two is needed."
+        SINK,
+        "topic",
+        _TOPIC,
+        None,
+        "The topic of all rows; it takes precedence over a column `topic`. One of the two is required.",
     ),
-    Option(SINK, "autoCreateTopic", _BOOLEAN, "true", "`false`: a topic that `config/topics.json` lacks is an error."),
-    Option(SINK, "writeQueueNums", _whole(1, 65536), "8", "Queues of a topic that is created."),
+    Option(
+        SINK, "autoCreateTopic", _BOOLEAN, "true", "`false`: a topic that is not in `config/topics.json` is an error."
+    ),
+    Option(SINK, "writeQueueNums", _whole(1, 65536), "8", "The number of queues of a topic that is created."),
     Option(
         SINK,
         "queueSelector",
         _choice("auto", "keys", "roundRobin"),
         "auto",
-        "`auto`: column `queueId`, else the hash of `shardingKey`, else of the first key, else in turn. `keys`: the "
-        "hash "
-        "of the first key, else in turn. `roundRobin`: in turn.",
+        "How rows without a queue are distributed. `auto`: by the column `queueId`; where it is null, by the hash of "
+        "`shardingKey`, then by the hash of the first key, then in turn. `keys`: by the hash of the first key, then in "
+        "turn. `roundRobin`: in turn.",
     ),
     Option(
         SINK,
         "flushDiskType",
         _choice(SYNC_FLUSH, ASYNC_FLUSH),
         SYNC_FLUSH,
-        "`ASYNC_FLUSH`: a commit does not wait for the disk; a power cut may take the last batches.",
+        "`SYNC_FLUSH`: a commit returns when the batch is on the disk. `ASYNC_FLUSH`: a commit does not wait for the "
+        "disk, and a power cut may take the last batches.",
     ),
     Option(
         SINK,
         "txnAppId",
         _TEXT,
         None,
-        "Whose batches these are. A stream has its query id; a batch write without it is not exactly-once.",
+        "The app that the batches belong to. A stream uses its query id. A batch write without this option is not "
+        "exactly-once.",
         shown="query id",
     ),
     Option(
@@ -273,8 +290,8 @@ OPTIONS: tuple[Option, ...] = (
         "txnVersion",
         _whole(0, _MOST),
         None,
-        "Number of the batch in its app, growing; with `txnAppId`, for batch writes only (`foreachBatch`: the batch "
-        "id).",
+        "The number of the batch within its app, which must grow. For batch writes with `txnAppId` only (in "
+        "`foreachBatch`, give the batch id).",
         shown="batch id",
     ),
     Option(
@@ -291,54 +308,64 @@ OPTIONS: tuple[Option, ...] = (
         "onNewQuery",
         _choice("fail", "continue"),
         "fail",
-        "The batches of this `txnAppId` in the store are of another query: `continue` gives the app to this one for "
-        "good. Its batches count from 0 again, and the query that it replaces is refused from then on, whatever its "
-        "options say.",
+        "What to do if the store's batches of this `txnAppId` come from another query. `continue` hands the app over "
+        "to this query for good: its batches count from 0 again, and the query that it replaces is refused from then "
+        "on, whatever its options say.",
     ),
     Option(
         SINK,
         "onReplayMismatch",
         _choice("fail", "skip"),
         "fail",
-        "A batch that is in the store comes again with other rows: `skip` drops the new ones. Rows for another topic "
-        "are an error with both values.",
+        "What to do if a batch that is in the store is sent again with other rows. `skip` drops the new rows. Rows for "
+        "another topic are an error with both values.",
     ),
     Option(
         SINK,
         "onVersionRegression",
         _choice("fail", "skip"),
         "fail",
-        "A batch that is not in the store, below one that is (an older checkpoint): `skip` drops its rows.",
+        "What to do if a batch is not in the store, but a later one is (an older checkpoint). `skip` drops its rows.",
     ),
     Option(
         SINK,
         "onLostBatches",
         _choice("fail", "continue"),
         "fail",
-        "Batches between the last in the store and this one are missing: `continue` goes on without them, at every "
-        "such gap; `messagestore batches start` does it once. A store without any batch of this `txnAppId` is an error "
-        "with both values, unless the batch is the stream's first one.",
+        "What to do if batches between the last one in the store and this one are missing. `continue` goes on without "
+        "them, at every such gap; `messagestore batches start` does so once. A store without any batch of this "
+        "`txnAppId` is an error with both values, unless the batch is the stream's first one.",
     ),
-    Option(SINK, "maxMessageSize", _whole(10, 1 << 30), "4194304", "Bytes of a body; a record may have 65 536 more."),
     Option(
-        SINK, "lockTimeout", _DURATION, "30s", "How long a commit waits for another writer; then an error names it."
+        SINK,
+        "maxMessageSize",
+        _whole(10, 1 << 30),
+        "4194304",
+        "The largest body in bytes. A record may have 65 536 more.",
+    ),
+    Option(
+        SINK,
+        "lockTimeout",
+        _DURATION,
+        "30s",
+        "How long a commit waits for another writer before it fails with that writer's name.",
     ),
     Option(
         SINK,
         "stagingTtl",
         _DURATION,
         "24h",
-        "Staging files that nobody wrote to for so long are deleted. "
-        "Those of a driver or task that is known to be dead, and those that failed attempts left of a committed batch, "
-        "are deleted at once.",
+        "The age at which staging files are deleted, counted from the last write. Files of a driver or task that is "
+        "known to be dead are deleted at once, and so are those that failed attempts left of a committed batch.",
     ),
     Option(
         SINK,
         "storeConfig",
         _TEXT,
         None,
-        "A `store.properties` file, or a broker's own `broker.conf`. For a store that is created by this write, or "
-        "that a broker made and put no messages in: file sizes, index on or off, index slots.",
+        "The path of a `store.properties` file, or of a broker's own `broker.conf`. File sizes, index slots, and "
+        "whether there is an index count only if this write creates the store, or if a broker created it and put no "
+        "messages into it.",
     ),
     *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
     *_later(
@@ -377,7 +404,7 @@ class SourceOptions:
     consumer_group: str | None
 
     def config(self) -> StoreConfig:
-        """The settings the store is read with."""
+        """The settings with which the store is read."""
         return StoreConfig(fail_on_unproven=self.fail_on_unproven)
 
 
@@ -404,12 +431,12 @@ class SinkOptions:
     store_config: str | None
 
     def config(self) -> StoreConfig:
-        """The settings the store is written with: those of `storeConfig`, and over them the options.
+        """The settings with which the store is written: those of `storeConfig`, overridden by the options.
 
         Raises
         ------
         ConfigError
-            When the file cannot be read, or has a setting that is not known.
+            The file cannot be read, or has an unknown setting.
         """
         base = StoreConfig()
         if self.store_config is not None:
@@ -418,8 +445,7 @@ class SinkOptions:
             except OSError as error:
                 raise ConfigError(
                     f"option storeConfig: found {self.store_config!r}, which cannot be read ({error.strerror}); "
-                    f"allowed is a "
-                    "store.properties file that the driver sees",
+                    f"allowed is a store.properties file that the driver can read",
                     key="storeConfig",
                     value=self.store_config,
                 ) from None
@@ -431,12 +457,12 @@ class SinkOptions:
 
 
 def check_names(options: Iterable[str]) -> None:
-    """Refuse a name that is no option of either side.
+    """Refuse names that are options of neither the source nor the sink.
 
     Raises
     ------
     ConfigError
-        With a did-you-mean.
+        For the first such name. The message suggests a similar option.
     """
     for key in options:
         if not _is_sparks(key) and all(key.lower() not in names for names in _NAMES.values()):
@@ -444,23 +470,23 @@ def check_names(options: Iterable[str]) -> None:
 
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
-    """The source's options.
+    """Parse the options of the source.
 
     Raises
     ------
     ConfigError
-        For the first that is missing, unknown, not built yet or wrong.
+        For the first option that is missing, unknown, not built yet or wrong.
     """
     return SourceOptions(**_parsed(SOURCE, options))
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """The sink's options.
+    """Parse the options of the sink.
 
     Raises
     ------
     ConfigError
-        For the first that is missing, unknown, not built yet or wrong.
+        For the first option that is missing, unknown, not built yet or wrong.
     """
     parsed = SinkOptions(**_parsed(SINK, options))
     if parsed.txn_version is not None and parsed.txn_app_id is None:
@@ -485,7 +511,7 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
             continue
         if option.kind is None:
             raise ConfigError(
-                f"option {option.name}: is not built yet in this release; leave it out", key=option.name, value=value
+                f"option {option.name}: this release does not have it yet; leave it out", key=option.name, value=value
             )
         if option.name in given and given[option.name][1] != value:
             raise ConfigError(
@@ -495,7 +521,7 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
             )
         given[option.name] = (key, value)
     for key, value in options.items():
-        if key.lower() == "location":  # where Spark's SQL puts the path of a table
+        if key.lower() == "location":  # Spark's SQL passes the path of a table under this name
             given.setdefault("path", (key, value))
     values: dict[str, Any] = {}
     for option in OPTIONS:
@@ -516,15 +542,15 @@ def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> 
         return kind.parse(text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError) and error.key == option.name:
-            raise  # it says more than what is allowed
+            raise  # its message says more than the one below
         raise ConfigError(
             f"option {option.name}: found {text!r}; allowed is {kind.allowed}", key=option.name, value=text
         ) from None
 
 
 _NO_TABLE = (
-    ". Spark does not hand on what a CREATE TABLE says: give it with each use, as in SELECT * FROM t WITH ('path' = "
-    "'/data/store', 'subscribe' = 'flights'), or make a TEMPORARY VIEW"
+    ". Spark does not pass on the options of a CREATE TABLE: give them with each use, as in SELECT * FROM t WITH "
+    "('path' = '/data/store', 'subscribe' = 'flights'), or create a TEMPORARY VIEW"
 )
 _REQUIRED = {
     "path": 'give the store\'s root folder, as in .load("/data/store") or .start("/data/store")',
@@ -540,7 +566,7 @@ def _misplaced(side: str, key: str) -> ConfigError:
     other = SINK if side == SOURCE else SOURCE
     if key.lower() in _NAMES[other]:
         return ConfigError(
-            f"option {key}: is for {_DOING[other]}, and this is {_DOING[side]}; leave it out", key=key, value=None
+            f"option {key}: is for {_DOING[other]}, but this is {_DOING[side]}; leave it out", key=key, value=None
         )
     return _unknown(key, [option.name for option in OPTIONS if option.kind is not None and option.side == side])
 
@@ -548,7 +574,7 @@ def _misplaced(side: str, key: str) -> ConfigError:
 def _unknown(key: str, names: list[str]) -> ConfigError:
     by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(key.lower(), list(by_lower), 1)
-    hint = f"did you mean {by_lower[near[0]]}?" if near else f"known are {', '.join(sorted(by_lower.values()))}"
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"the options are {', '.join(sorted(by_lower.values()))}"
     return ConfigError(f"option {key}: no such option; {hint}", key=key, value=None)
 
 

@@ -1,4 +1,4 @@
-"""How do others see how far a query has read?
+"""Publishes how far a query has read as a consumer group's offsets.
 
 With the option `consumerGroup` each finished micro-batch is published as the offsets of a RocketMQ consumer group.
 It is information: nothing is recovered from it, and what cannot be published is told once and tried again, while the

@@ -1,4 +1,4 @@
-"""Which columns does the source give, and which of them were asked for?
+"""The columns of the source, and those that a read asks for.
 
 One table, `COLUMNS`: the name users see, Spark's type, and the column of the store it is made of. Spark's schema and
 Arrow's are both derived from it, so that they cannot differ.

@@ -1,15 +1,15 @@
-"""How does a micro-batch of Spark get into the store, once and whole?
+"""The sink: brings each micro-batch of Spark into the store, once and completely.
 
-    tasks    Arrow batches -> messages with queues -> records -> one staging file each attempt; its name travels to
-    driver   commit: files in the order of the partitions -> one append of the store -> files deleted
-             abort:  files deleted, once the writer lock is held; what is in the log is never touched
+    tasks    Arrow batches -> messages with queues -> records -> one staging file per attempt; its name travels to the
+    driver   commit: files in the order of the partitions -> one append to the store -> files deleted
+             abort:  files deleted, once the writer lock is held; the log is never touched
 
-Whether a batch is there already is the store's business (its journal); nothing here is remembered between batches. What
-a killed task left in staging is swept after `stagingTtl`.
+The store itself recognises a batch that it holds already, by its journal; the sink remembers nothing between batches.
+Files that a killed task left in staging are deleted after `stagingTtl`.
 
-The commit of the first batch makes the store. Until then nothing but the staging folder is made, and that only for a
-batch that an empty store accepts. A later batch is refused by its tasks and leaves the folder as it was: most often the
-disk is not mounted.
+The commit of the first batch creates the store. Until then only the staging folder is created, and only for a batch
+that an empty store accepts. The tasks of a later batch refuse it and leave the folder as it was: usually the disk is
+not mounted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CHUNK_ROWS = 65_536
 CHUNK_SIZE = 16 * 1024 * 1024
 
 _written_to: dict[tuple[str, str], str] = {}
-"""(path, app id) -> the store this process wrote a batch to; only for the words of an error."""
+"""(path, app id) -> the store that this process wrote a batch to. It only serves the text of an error."""
 
 
 @dataclass
@@ -427,25 +427,53 @@ class BatchWriter(DataSourceArrowWriter):
 
 @dataclass
 class MessageStoreSink:
-    """The sink for `foreachBatch`: exactly once, on classic Spark and on Connect.
+    """The sink for `foreachBatch`. It is exactly once, on classic Spark and on Spark Connect.
 
-        sink = MessageStoreSink("/data/store", topic="late-flights", app_id="late")
-        df.writeStream.foreachBatch(sink).option("checkpointLocation", "/data/late-checkpoint").start()
-
-    A function that calls it must do so for every batch, an empty one, too: a batch that is missing is an error. Give
-    `txnVersionSource="user"` where batches may be left out.
+    Pass it to `foreachBatch`, or call it from a function of your own. Such a function must call it for every batch,
+    including empty ones, because a missing batch is an error. If your function leaves batches out, give
+    `txnVersionSource="user"`. Always set a checkpoint location: without one, the next run is another query.
 
     Parameters
     ----------
-    path : str
-        The store's root folder.
+    path : path
+        The store's root folder. The first batch creates it.
     topic : str | None
-        Of all rows; None: the DataFrame has a column `topic`.
+        The topic of all rows; None: the DataFrame has a column `topic`.
     app_id : str
-        Whose batches these are (`txnAppId`): one for each query and target, kept over restarts. A second topic, or
-        another query (a new checkpoint), under a known app id is an error.
+        The app that the batches belong to (`txnAppId`). Use one app id for each query and topic, and keep it over
+        restarts. A second topic, or another query (a new checkpoint), under a known app id is an error.
     options : dict
-        Other options of the sink, by keyword: `flushDiskType="ASYNC_FLUSH"` or `flush_disk_type=...`.
+        Other options of the sink, as keywords: `flushDiskType="ASYNC_FLUSH"` or `flush_disk_type="ASYNC_FLUSH"`.
+
+    Raises
+    ------
+    ConfigError
+        `app_id` is empty.
+    BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
+        When it is called: the store holds this batch with other rows, the app belongs to another query, or batches are
+        missing. Nothing was written. Spark wraps the error in its own.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pyspark.sql import SparkSession
+    >>> from pyspark_messagestore import MessageStoreSink
+    >>> spark = SparkSession.builder.getOrCreate()
+    >>> folder = tempfile.mkdtemp()  # of your own; tasks and driver must see it
+    >>> gates = spark.createDataFrame([("B12",), ("C3",)], "body string")
+    >>> gates.write.format("messagestore").mode("append").option("topic", "gates").save(f"{folder}/store")
+    >>> stream = spark.readStream.format("messagestore").option("subscribe", "gates")
+    >>> query = (
+    ...     stream.option("startingOffsets", "earliest")
+    ...     .load(f"{folder}/store")
+    ...     .writeStream.foreachBatch(MessageStoreSink(f"{folder}/store", topic="gates-copy", app_id="gates-copy"))
+    ...     .option("checkpointLocation", f"{folder}/checkpoint")
+    ...     .trigger(availableNow=True)
+    ...     .start()
+    ... )
+    >>> query.awaitTermination()
+    >>> spark.read.format("messagestore").option("subscribe", "gates-copy").load(f"{folder}/store").count()
+    2
     """
 
     path: str
@@ -455,12 +483,12 @@ class MessageStoreSink:
 
     def __init__(self, path: str | os.PathLike[str], *, app_id: str, topic: str | None = None, **options: Any) -> None:
         if not app_id:
-            raise ConfigError("app_id: found an empty one; give a name that stays the same over restarts", key="app_id")
+            raise ConfigError("app_id: found empty text; give a name that stays the same over restarts", key="app_id")
         self.path, self.topic, self.app_id = os.fspath(path), topic, app_id
         self.options = {_camel(name): _as_text(value) for name, value in options.items()}
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch."""
+        """Write one micro-batch. Spark calls this with the rows and the number of the batch."""
         given = {"txnVersionSource": SOURCE_SPARK, **self.options}
         writer = df.write.format("messagestore").mode("append").options(**given)
         if self.topic is not None:

@@ -1,4 +1,4 @@
-"""How does Spark read a store: which offsets, which ranges, which rows?
+"""The source: plans which offsets and ranges Spark reads, and reads their rows.
 
     driver     StreamReader: latestOffset (ninety times a second, so microseconds when idle), partitions(start, end)
     tasks      read(partition): ranges of queues -> record batches with the columns that were asked for

@@ -155,11 +155,11 @@ def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
         (["get", "ROOT", "t", "7"], "has no queue 7; its queues are 0, 1"),
         (["get", "ROOT", "t", "--offset", "soon"], "allowed is a number, earliest or latest"),
         (["tail", "ROOT", "other"], "topic 'other' is not in the store"),
-        (["dump", "ROOT", "--from", "5"], "at 5 no record begins"),
+        (["dump", "ROOT", "--from", "5"], "no record begins at 5"),
         (["put", "ROOT", "a topic", "x"], "found 'a topic'"),
-        (["put", "ROOT", "t"], "give one of BODY, --file FILE and --lines"),
-        (["put", "ROOT", "t", "x", "--lines"], "give one of BODY, --file FILE and --lines"),
-        (["put", "ROOT", "t", "--lines", "--count", "3"], "--count repeats one message"),
+        (["put", "ROOT", "t"], "give exactly one of BODY, --file FILE and --lines"),
+        (["put", "ROOT", "t", "x", "--lines"], "give exactly one of BODY, --file FILE and --lines"),
+        (["put", "ROOT", "t", "--lines", "--count", "3"], "--count repeats a single message"),
         (["put", "ROOT", "t", "x", "--property", "a"], "allowed is NAME=VALUE"),
         (["put", "ROOT", "t", "x", "--property", "TAGS=b"], "TAGS"),
         (["put", "ROOT", "t", "x", "--key", "a b"], "a b"),
@@ -214,7 +214,7 @@ def test_what_is_put_is_got(tmp_path: Path, config: Path) -> None:
         "--property", "from=EWR", "--property", "note=a=b", "--store-config", config,
     )  # fmt: skip
     assert lines(result)[0].startswith("PUT_OK  flights/3 @0  at 0, ")
-    assert f"made a new store in {root}" in result.stderr
+    assert f"created a new store in {root}" in result.stderr
     assert json.loads((root / "spark" / "store.json").read_text())["mappedFileSizeCommitLog"] == 16384
     (line,) = lines(run("get", root, "flights", 3))
     assert line.startswith("flights/3 @0  2")
@@ -560,7 +560,7 @@ def test_status_never_takes_a_writer_at_work_for_a_dead_one(root: Path, monkeypa
         ({"in_flight": 1000}, "killed", "by a writer that was killed in the middle of a write"),
         ({"flags": STATE_POISONED}, "poisoned", "check the disk"),
         ({"flags": STATE_RECOVERING, "in_flight": 0}, "recovering", "by a recovery that was killed"),
-        ({"boot_hash": 1}, "restarted", "open when the machine went down"),
+        ({"boot_hash": 1}, "restarted", "open when the machine stopped"),
     ],
 )
 def test_status_says_what_was_under_way(root: Path, change: dict[str, int], left: str, words: str) -> None:
@@ -602,7 +602,7 @@ def test_status_of_a_broker_store(root: Path) -> None:
                 os.close(fd)
     text = run("status", root).stdout
     assert "by a broker that was killed" in text
-    assert "none: this project has not written it" in text
+    assert "none: this project has never written to it" in text
 
 
 def test_status_shows_what_it_can(root: Path) -> None:
@@ -841,7 +841,7 @@ def test_tail_follows_a_topic_that_is_not_there_yet(root: Path) -> None:
     """It says so, and shows the first message when it comes."""
     process = start("tail", root, "later", "--follow", "--count", 2)
     assert process.stderr is not None
-    assert process.stderr.readline() == "not there yet: later\n"
+    assert process.stderr.readline() == "these topics do not exist yet: later\n"
     run("put", root, "t", "not this")
     run("put", root, "later", "--lines", given="first\nsecond\n")
     stdout, _ = finish(process)
@@ -1003,8 +1003,8 @@ def test_an_app_is_told_where_to_go_on(tmp_path: Path) -> None:
     """`batches start`, as the error of a refused batch names it: once; a second call changes nothing, a lower one fails."""
     root = tmp_path / "new"
     made = run("batches", "start", root, "late", 7)
-    assert made.stdout == "app late goes on with version 7\n"
-    assert "made a new store in" in made.stderr
+    assert made.stdout == "app late continues with version 7\n"
+    assert "created a new store in" in made.stderr
     assert run("batches", "start", root, "late", 7).stdout == "nothing to do: the next version of app late is 7\n"
     assert "found start version 3, but the store has its batches up to version 6" in error(
         "batches", "start", root, "late", 3, code=2

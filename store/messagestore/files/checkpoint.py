@@ -1,4 +1,4 @@
-"""Up to which store time is a RocketMQ store known to be synced?
+"""The store checkpoint: the store times up to which a RocketMQ store is known to be synced.
 
 The file `<root>/checkpoint`, RocketMQ's own (`StoreCheckpoint.java`): a broker that crashed starts its recovery at the
 segment that is older than the smaller of the first two times. A time that is newer than what is on the disk makes it

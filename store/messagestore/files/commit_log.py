@@ -1,4 +1,4 @@
-"""Where do records go, and how are they found again?
+"""The CommitLog: appends records to segments, reads them, and scans them.
 
 The CommitLog is one long file cut into segments of equal size. A record of L bytes fits where L + 8 bytes are left in
 its segment; else a BLANK record fills the segment and the record opens the next one.

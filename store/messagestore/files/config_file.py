@@ -1,4 +1,4 @@
-"""How are the broker's small files in `config/` read and written?
+"""Reads and writes the broker's small JSON files in `config/`.
 
 RocketMQ writes them with fastjson: tabs, no blanks, and numbers as keys without quotes (`{0:250}`), which is no JSON.
 They are read so, written so, and what this project does not know in them is kept. A file is replaced as a whole; the

@@ -1,4 +1,4 @@
-"""Where in the log is message n of a queue?
+"""ConsumeQueues: where in the log message n of a queue is.
 
 A ConsumeQueue is an array on disk: unit n, 20 bytes, lies at byte n * 20 of the queue's files.
 

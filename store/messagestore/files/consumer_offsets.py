@@ -1,4 +1,4 @@
-"""How far have consumer groups read?
+"""`config/consumerOffset.json`: how far consumer groups have read.
 
 `config/consumerOffset.json` is the broker's own file (`ConsumerOffsetManager.java`): for each topic and group the next
 offset to consume of each queue. A broker that lives rewrites it from memory, every 5 s and when it ends, and has read

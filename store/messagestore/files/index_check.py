@@ -1,4 +1,4 @@
-"""Does the index lead to every record that has a key?
+"""Checks that the index leads to every record that has a key.
 
 Three questions, each with an answer that costs one pass over the entries. `missing`: is there an entry for each key of
 these records? Entries are in log order, so those of a stretch of the log lie side by side. `wrong_times`: do header and

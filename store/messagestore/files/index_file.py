@@ -1,4 +1,4 @@
-"""Which records have this key?
+"""The index: finds records by key.
 
 The index is a row of files in `<root>/index`, named by the local time they were made at. Only the newest is written to;
 a full one is followed by the next. Each file is a hash table (`index_table`). A search compares 31 bits of hash: the
@@ -90,7 +90,7 @@ class IndexService:
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
-                continue  # deleted by retention just now
+                continue  # retention has just deleted it
             if size == 0:
                 continue  # just created by a broker, or left by one that crashed: not a file yet
             if size != file.size:

@@ -1,4 +1,4 @@
-"""What of an index file was put before this place in the log?
+"""Takes an index file back to what it held before a place in the log.
 
 After a crash a file holds all that was put before, whole, and any part of what was put later: each sector of the disk
 is as it was at some time since the last sync. `count_below` finds the last entry to keep, `keep` makes the file as if

@@ -1,4 +1,4 @@
-"""How is a key found in one index file?
+"""One index file as arrays: its header, its slots and its entries.
 
 An index file is a hash table on disk, of a size that never changes:
 

@@ -1,4 +1,4 @@
-"""How do bytes reach the disk, and come back?
+"""One file as bytes, and `Disk`: every system call that the store makes on files.
 
 `Disk` is the one seam: every file operation of the store goes through one of its methods, so that a test can record,
 fail or cut off any of them. Writes are `pwrite` (a full disk is an error, never a SIGBUS), reads are `pread` into

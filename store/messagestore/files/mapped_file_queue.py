@@ -1,4 +1,4 @@
-"""Which file of a queue of equal files holds an offset?
+"""A row of files of equal size, each named by the offset of its first byte.
 
 Files are named by the offset of their first byte, 20 digits, and all have one size (RocketMQ `MappedFileQueue.java`).
 A new file is made in the store's `spark` folder with its first bytes in it and renamed into place: RocketMQ's folders
@@ -72,7 +72,7 @@ class MappedFileQueue:
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
-                continue  # deleted by retention just now
+                continue  # retention has just deleted it
             if FILE_NAME.fullmatch(name) is None or int(name) > MAX_OFFSET - size:
                 raise CorruptionError(
                     path,

@@ -1,4 +1,4 @@
-"""Whose is a staging file, and when may it go?
+"""Staging files: who a file belongs to, and when it may be deleted.
 
 A name says which process wrote the file, which driver will commit it, and for which write it is:
 

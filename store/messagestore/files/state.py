@@ -1,4 +1,4 @@
-"""Up to where may a reader read, and what must the next writer look at?
+"""`spark/state`: how far readers may see, and what the next writer must examine.
 
 `spark/state` is 4 096 bytes with two slots, 512 bytes apart so that no torn sector hits both. A change is one pwrite of
 one slot; a slot counts when its CRC agrees, and of two the one with the higher counter. So a torn write leaves the

@@ -1,4 +1,4 @@
-"""Which topics does the store know, and how many queues have they?
+"""`config/topics.json`: the topics of a store and their queues.
 
 `config/topics.json` is the broker's own file (`TopicConfigManager.java`).
 

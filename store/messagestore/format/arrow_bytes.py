@@ -1,4 +1,4 @@
-"""Where are the bytes of an Arrow array, and how do many ranges of a buffer become one?
+"""The bytes of Arrow arrays, and how many ranges of a buffer become one array.
 
 Arrow hands out buffers, numpy computes on them; nothing here copies unless it says so. A *plain* array is a string,
 binary, large_string or large_binary array: one buffer of offsets, one of bytes.

@@ -1,4 +1,4 @@
-"""How is a host written in a record, and in a message id?
+"""Hosts: how a record and a message id hold an address and a port.
 
 A host is 4 or 16 address bytes in network order and a 4-byte port: 8 bytes for IPv4, 20 for IPv6. The offset message id
 is a store host followed by the record's physical offset, in upper-case hex: 32 or 56 characters.

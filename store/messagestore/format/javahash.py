@@ -1,4 +1,4 @@
-"""What does Java's `String.hashCode` give for many texts at once?
+"""Java's `String.hashCode` of many texts at once, and the hashes made from it.
 
 The hash of c[0] .. c[n-1] (UTF-16 code units) is the sum of c[i] * 31**(n-1-i) mod 2**32. 31 is odd, so it has an
 inverse mod 2**32, and one running sum S of c[i] * 31**-i over a whole buffer holds the hash of each range of it:

@@ -1,4 +1,4 @@
-"""Where is every byte?
+"""The layouts of all structures on disk: where every byte is.
 
 Each structure on disk is a table of rows (offset, name, type, meaning). Building a layout checks the table: a gap, an
 overlap or a wrong total raises. From a layout come a numpy dtype for arrays of it, and FORMAT.md's tables

@@ -1,4 +1,4 @@
-"""Is every row of a batch legal?
+"""Checks that every row of a batch is legal.
 
 Each check looks at a whole column and yields the rows it refuses; `first_fault` is the error of the first such row. A
 batch with one bad row is refused whole, before anything is written.

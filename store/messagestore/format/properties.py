@@ -1,4 +1,4 @@
-"""What is in a record's property string, and which properties are a user's own?
+"""The property string of a record, and which properties are the user's own.
 
     name 0x01 value 0x02 name 0x01 value 0x02 ...
 

@@ -1,4 +1,4 @@
-"""What are the bytes of one record, and where does a chain of records end?
+"""One record: its bytes, and where a chain of records ends.
 
     TOTALSIZE MAGIC BODYCRC ... BODYLEN | body | TOPICLEN topic | PROPLEN properties [__CRC32# 0x01 digits 0x02]
     `------------ head, 88 bytes ------'  (12 more for each IPv6 host; the layout is in layout.py)

@@ -1,4 +1,4 @@
-"""How do Arrow columns become records, and records columns?
+"""Turns Arrow columns into records, and records into columns.
 
 One name for both directions: `encode` and `stamp` write (record_encode.py), `decode` reads (record_decode.py), and
 `row_hashes` tells whether a batch that comes again is the same (row_digest.py).

@@ -1,4 +1,4 @@
-"""How do records become columns?
+"""Decodes many records into Arrow columns.
 
 Records lie anywhere in a buffer. Heads are gathered into one structured array, bodies and property strings by one
 memcpy each; nothing that was not asked for is decoded. Every record is checked: sizes and magic, that its lengths add

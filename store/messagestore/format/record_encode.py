@@ -1,4 +1,4 @@
-"""How do columns become records?
+"""Encodes columns of messages as records.
 
     head | body | TOPICLEN topic | PROPLEN | KEYS.. UNIQ_KEY.. TAGS.. the user's.. [__CRC32#..]
 

@@ -1,4 +1,4 @@
-"""Which properties does each of many records have?
+"""The properties of many records as columns.
 
 The property strings of all rows are gathered into one buffer. Where every row reads name 0x01 value 0x02 ... with
 names and values that are not empty, the places of the separators alone say where each name and value is, for all rows

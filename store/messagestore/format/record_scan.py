@@ -1,4 +1,4 @@
-"""Where do the records lie in a stretch of the log, which of them are whole, and why does the chain end?
+"""Scans a stretch of the log: where its records are, which are whole, and why the chain ends.
 
 Nothing is believed: a record counts when its place, magic, sizes, length sum and CRCs agree. Heads are found with array
 operations (every magic is a candidate), then the chain start + TOTALSIZE == next start is followed; each check is one

@@ -1,4 +1,4 @@
-"""Has a batch that comes again the same rows?
+"""The digest of a batch, which tells whether a batch that is sent again has the same rows.
 
 The digest "rowsum-1" of a batch is its row count and the sum, mod 2**64, of a hash of each row: order and partitioning
 do not matter. It is made of the user's columns before any default, routing or encoding, so that a correct replay

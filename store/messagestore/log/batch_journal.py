@@ -1,4 +1,4 @@
-"""Which batches does the store already hold?
+"""The journal: which batches the store already holds.
 
 `spark/journal` is a cache of the BATCH records in the log. An entry counts only if its BATCH record is read back at its
 place, or if that place lies below the first segment. The file is written whenever the clean end moves; what came after

@@ -1,4 +1,4 @@
-"""What does a BATCH record say?
+"""BATCH records: what they say, and how they are written and read.
 
 Each Spark batch begins with one ordinary record in topic `rmq_sys_spark_sink`, queue 0. Its body is JSON that tells
 where the batch ends, what is in it and how to prove that it is whole. The record's size is known before anything of the

@@ -1,4 +1,4 @@
-"""Where in the log are BATCH records, and is one that a reader does not find really gone?
+"""Finds BATCH records in the log, and proves whether a missing one is really gone.
 
 Two ways lead to the BATCH records: the units of their queue, and the log itself. A unit or a record that cannot be read
 is damage. It never counts as "no batch": the batch would be appended a second time when Spark sends it again.

@@ -1,4 +1,4 @@
-"""How do records get into ConsumeQueues and the index?
+"""Dispatch: writes the units and index entries of records.
 
 Both are derived from the log. Dispatch takes arrays in log order, writes each queue's units in one go, then the index
 entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue / BuildIndex). Nothing

@@ -1,4 +1,4 @@
-"""Which units and index entries do records give?
+"""The units and index entries that records give.
 
 A `DispatchRequest` has, as arrays in log order, what ConsumeQueues and index need of each record: it is made from
 columns by who appends a batch, and by `request_of` from records that are read back (RocketMQ: DispatchRequest,

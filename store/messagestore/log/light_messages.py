@@ -1,4 +1,4 @@
-"""Does a log hold messages of light queues (a broker's enableLmq with enableMultiDispatch)?
+"""Finds messages of light queues in a log (a broker's enableLmq with enableMultiDispatch).
 
 Such a message lies in its own topic, and units for it in light queues, which have no records of their own. Where the
 folder of all queues is gone, or the broker was killed before it had made the light queues, only the properties that the

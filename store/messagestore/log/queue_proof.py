@@ -1,4 +1,4 @@
-"""Where does a queue end, as the log proves it?
+"""Proves from the log where a queue ends.
 
 A crashed broker leaves units behind its queues' ends; a live one may show a unit half written. A unit counts when the
 record it points to is one of its queue, with its number or at least behind the record of the unit before: a broker

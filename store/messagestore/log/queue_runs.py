@@ -1,4 +1,4 @@
-"""Which record of the log is which message of its queue?
+"""Decides which record of the log is which message of its queue.
 
 In a log that only this project wrote, QUEUEOFFSET tells: a queue's numbers follow one another. A broker's log is not so
 plain. A topic that was deleted and made again numbers from 0 a second time; a crash leaves records of which a later one

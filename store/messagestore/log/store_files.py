@@ -1,4 +1,4 @@
-"""Which files make up a store, and which store is it?
+"""The files that make up a store, and its identity.
 
 RocketMQ's folders hold RocketMQ's files and nothing else; ours are in `<root>/spark/`. `store.json` is made once: the
 store's id and what must never change (file sizes, index slots).

@@ -1,4 +1,4 @@
-"""Which store is this, when a writer takes it over?
+"""Establishes the identity of a store that a writer takes over.
 
 `spark/store.json` says so. Where it is missing, the id is taken from what proves it: the journal has a copy of the
 whole identity, and `abort` has the id. Where all of `spark/` is missing the folder is a copy (a RocketMQ slave after a

@@ -1,4 +1,4 @@
-"""What of a log is on the disk for certain after the machine was started again, and before a writer has recovered?
+"""Proves which part of a log is on the disk after a reboot, before a writer has recovered the store.
 
 Up to the clean end C everything is. Above it only the log was synced, and only as far as SYNC_FLUSH asked for it: the
 head of a SYNC_FLUSH batch is written after everything below its end E is on the disk. So a reader follows the records

@@ -1,4 +1,4 @@
-"""How is a message found: by queue offset, by place, by key, by time?
+"""Finds messages by queue offset, by physical offset, by key and by time.
 
 RocketMQ's answers to the same questions (DefaultMessageStore.getMessage, lookMessageByOffset, queryMessage,
 getOffsetInQueueByTime), over a `StoreView`.

@@ -1,4 +1,4 @@
-"""How far do the queues of some topics reach, while the store grows?
+"""The ends of the queues of some topics, while the store grows.
 
 A stream over thousands of queues asks this many times a second, and mostly one or two of them have grown. Where a
 writer of ours says how far the log is visible, the queues that grew are found in the log: from the last record that is

@@ -1,4 +1,4 @@
-"""What may a reader see?
+"""The view of a reader: what it may see, and how it reads it.
 
 `abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped
 to units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the

@@ -1,4 +1,4 @@
-"""What lies behind the place where the chain of records ends?
+"""Examines what lies behind the log's end.
 
 Nothing there is believed, and whoever sent a message chose most of its bytes: each look takes time in proportion to the
 bytes, whatever they are. Heads are found by their magic and must say their own place; what costs more than a glance is

@@ -1,4 +1,4 @@
-"""What state is a store in when a writer takes it over?
+"""Recovery: decides where the log ends, and repairs everything that depends on it.
 
 Runs under both locks. Twice in a row, or after a crash inside it, it leaves the same bytes. `abort` says whose rules
 hold:

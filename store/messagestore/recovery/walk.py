@@ -1,4 +1,4 @@
-"""Which records of the log count, and where does the log end?
+"""The walk over the records of the log: which of them count, and where the log ends.
 
 The walk goes from a start point to the first thing that does not count. As in RocketMQ's own recovery a record counts
 if its framing, its position and its CRCs agree (`record_scan.scan`); neither its number in its queue nor its store time

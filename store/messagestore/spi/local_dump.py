@@ -44,7 +44,7 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
     position = log.min_offset if start is None else start
     if start is not None and (end is None or start < end) and not view.healed(lambda: _begins(log, start)):
         raise ConfigError(
-            f"--from: at {start} no record begins, or it is damaged; the log has {log.min_offset} to "
+            f"--from: no record begins at {start}, or it is damaged; the log holds {log.min_offset} to "
             f"{end if end is not None else log.files.max_offset}",
             key="--from",
             value=start,
@@ -64,25 +64,25 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
 
 
 def _begins(log: CommitLog, position: int) -> bool:
-    """Whether a record begins there, or a BLANK."""
+    """Whether a record or a BLANK begins at a position."""
     return log.head(position) is not None or _is_blank(log, position)
 
 
 def _behind_deleted(view: StoreView, position: int, error: FileNotFoundError, tell: Callable[[str], None]) -> int:
-    """Where to go on when the segment at a position was deleted (retention): at the first one that is there.
+    """Where to continue if retention has deleted the segment at a position: at the first segment that is left.
 
     Raises
     ------
     CorruptionError
-        There are segments before it: somebody else has deleted it.
+        There are segments before it, so retention did not delete it.
     """
     view.refresh()
     first = view.files.commit_log.min_offset
     if first <= position:
         raise CorruptionError(str(error.filename), 0, "this file", "none") from error
     tell(
-        f"{first - position} bytes of the log from {position} on are gone: their segments were deleted (retention); "
-        f"going on at {first}"
+        f"{first - position} bytes of the log from {position} on are gone: retention has deleted their segments; "
+        f"continuing at {first}"
     )
     return first
 
@@ -102,7 +102,7 @@ def _check_end(view: StoreView, end: int | None, tell: Callable[[str], None]) ->
     if at < least or (torn and end is None and view.files.read_abort() is None):
         raise CorruptionError(log.files.path(log.segment_of(at)), at, stop.expected or "a record", stop.found)
     if torn and end is None:
-        tell(f"a broker is at work, or was killed: the log ends at {at}: expected {stop.expected}, found {stop.found}")
+        tell(f"a broker is at work or was killed: the log ends at {at}: expected {stop.expected}, found {stop.found}")
 
 
 def _is_blank(log: CommitLog, position: int) -> bool:

@@ -22,7 +22,7 @@ _TRIES = 100
 
 
 def status_of(view: StoreView) -> dict[str, Any]:
-    """Everything that is shown, for JSON. `faults` lists what could not be read, in words."""
+    """Everything that `status` shows, for JSON. `faults` lists what could not be read, in words."""
     files, paths = view.files, view.files.paths
     faults: list[str] = []
     standing = _standing(view)
@@ -52,10 +52,10 @@ def status_of(view: StoreView) -> dict[str, Any]:
 
 
 def _standing(view: StoreView) -> dict[str, Any]:
-    """Who holds the store and how it was left: `abort`, `state` and the locks as they were at one moment.
+    """Who holds the store and how it was left: `abort`, `state` and the locks, all at one moment.
 
-    A writer changes `state` before its first byte and after its last, both under the writer lock. So when neither
-    `abort` nor `state` has changed while the locks were looked at, they belong together.
+    A writer changes `state` before its first byte and after its last, both under the writer lock. So if neither `abort`
+    nor `state` has changed while the locks were examined, all three belong together.
     """
     for _ in range(_TRIES):
         before = view.files.read_abort(), view.files.state_file.read() if view.store_id else None
@@ -121,7 +121,7 @@ def _state(state: State | None) -> dict[str, Any] | None:
 
 
 def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
-    """(topic, queue id) -> min offset, max offset, and the physical offset behind its last message."""
+    """(topic, queue id) -> minimum offset, maximum offset, and the physical offset behind the last message."""
     found: dict[tuple[str, int], tuple[int, int, int]] = {}
     for topic, ids in sorted(view.topics().items()):
         for queue_id in ids:
@@ -154,7 +154,7 @@ def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] 
     try:
         if view.tail is None:
             batches = list(batches_from(view.files, end - 1, end)) if end else []
-        else:  # the queue's own units were not synced
+        else:  # the queue's own units were never synced
             units = view.units(BATCH_TOPIC, 0, max(0, end - 1), end)
             found = read_batch(view.files.commit_log, int(units["physical_offset"][0])) if len(units) else None
             batches = [] if found is None else [found]
@@ -173,7 +173,7 @@ def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] 
 
 
 def _unproven(view: StoreView) -> dict[str, Any] | None:
-    """What a reader does not show of a store that no writer has recovered since the machine was started."""
+    """What a reader does not show, because no writer has recovered the store since the machine was started."""
     tail = view.tail
     if tail is None or tail.complete:
         return None
@@ -181,14 +181,14 @@ def _unproven(view: StoreView) -> dict[str, Any] | None:
 
 
 def _disk_size(folder: str) -> int:
-    """Bytes that the files of a folder take on the disk; sparse files take less than their size."""
+    """The bytes that the files of a folder occupy on the disk; sparse files occupy less than their size."""
     total = 0
     for where, _, names in os.walk(folder):
         for name in names:
             try:
                 total += os.stat(os.path.join(where, name), follow_symlinks=False).st_blocks * 512
             except FileNotFoundError:
-                continue  # deleted by retention just now
+                continue  # retention has just deleted it
     return total
 
 
@@ -196,10 +196,11 @@ def _disk_size(folder: str) -> int:
 
 
 def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
-    """A row for each queue of the topics that groups have read, and what could not be read, in words.
+    """One row for each queue of the topics that groups have read, and what could not be read, in words.
 
-    A queue without an offset was never read by the group: all that is in it is lag. As in mqadmin consumerProgress lag
-    is below 0 where a group was further than the queue is now (it was made again, or the log was cut).
+    If a queue has no committed offset, the group never read it, and all of its messages are lag. As in mqadmin
+    consumerProgress, the lag is below 0 if the group was further than the queue is now, because the queue was created
+    anew or the log was cut.
     """
     offsets = ConsumerOffsets(view.files.disk, view.files.paths.root)
     offsets.load()
@@ -235,7 +236,7 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def apps_of(view: StoreView) -> list[dict[str, Any]]:
-    """A row for each app, for JSON: its query, the versions that are known, and what comes next."""
+    """One row for each app, for JSON: its query, the versions that the store knows, and the next version."""
     journal = journal_of(view.files, view.max_offset(BATCH_TOPIC, 0))
     rows = []
     for app_id in journal.app_ids():

@@ -1,4 +1,4 @@
-"""Do ConsumeQueues and index say what the log says?
+"""Checks that ConsumeQueues and index say what the log says.
 
 Records come in log order, as dispatch requests; units and entries are read and compared, nothing is written. What only
 a Java broker does is no fault: a topic that was deleted leaves records without a queue, one that was made again starts

@@ -1,4 +1,4 @@
-"""How does the store stand, and do its small files say the same as its log?
+"""Checks a store's small files against its log.
 
 How far the log must be whole is decided at the start of a check, by the rules of recovery:
 

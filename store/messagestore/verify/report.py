@@ -1,4 +1,4 @@
-"""What did a check of a store find?"""
+"""The report of a check: its findings and its counts."""
 
 from __future__ import annotations
 

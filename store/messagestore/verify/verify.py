@@ -1,4 +1,4 @@
-"""Is everything in the store as it must be?
+"""The check of a whole store (`messagestore verify`).
 
 `verify` reads the whole store and writes nothing; it works on a live store and on a dead one. Every fault is a
 `Finding` with file, offset, what is expected and what was found:

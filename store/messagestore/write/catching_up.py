@@ -1,4 +1,4 @@
-"""What did others append while this process stayed attached?
+"""Catching up: takes in what other processes appended while this one stayed attached.
 
 A writer that was attached without a break, and finds a newer counter in `state`, follows record heads from its cached
 end to V; a BATCH record gives its E: jump. Anything odd on the way, and recovery decides instead.

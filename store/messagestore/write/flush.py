@@ -1,4 +1,4 @@
-"""When do plain puts become durable and visible?
+"""The flush thread, which makes plain puts durable and visible.
 
 One thread per writer, from its first put or ASYNC_FLUSH batch on: who only opens a store, or commits SYNC_FLUSH
 batches, needs none. SYNC_FLUSH: callers wait, the thread syncs once for all of them (RocketMQ's GroupCommitService),

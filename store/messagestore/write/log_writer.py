@@ -1,4 +1,4 @@
-"""What may a writer do to the log, and in which order?
+"""The writer of the log: the one place that appends and publishes.
 
 `LogWriter` is the one place that appends, publishes and moves the clean end. Order is everything:
 

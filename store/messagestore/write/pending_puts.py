@@ -1,4 +1,4 @@
-"""What was put, and is not dispatched yet?
+"""Puts that are not dispatched yet.
 
 Single puts gather until the flush thread dispatches them together, as arrays.
 """

@@ -1,4 +1,4 @@
-"""How do encoded records get from Spark's tasks to the one writer?
+"""Staging: brings encoded records from Spark's tasks to the one writer.
 
 Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
 length and CRC-32. The file has one row per chunk; the columns are those of `EncodedRecords` (FORMAT.md). Nothing is

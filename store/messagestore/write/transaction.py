@@ -1,4 +1,4 @@
-"""How does a whole batch get into the log once, or not at all?
+"""Appends a whole batch to the log once, or not at all.
 
     S                          E
     | BATCH record | data .... |     the first eight bytes of the BATCH record are written last

@@ -60,7 +60,7 @@ def wrong_option(spark, root):
     write(spark.range(1).selectExpr("'x' body"), root, flushDiskType="FAST")
 
 
-@case(r"ConfigError: option readUpTo: is not built yet in this release; leave it out")
+@case(r"ConfigError: option readUpTo: this release does not have it yet; leave it out")
 def option_to_come(spark, root):
     read(spark, root, readUpTo="flushed").count()
 

@@ -113,7 +113,7 @@ def sql(spark, folder: Path) -> None:
         given = spark.sql("SELECT 'DL 9' body, 'DL' tags")
         given.writeTo("late").options(path=root, topic="late").append()
         assert bodies(root, "late") == {"UA 1545": 1, "DL 9": 1}
-        with pytest.raises(Exception, match="Spark does not hand on what a CREATE TABLE says"):
+        with pytest.raises(Exception, match="Spark does not pass on the options of a CREATE TABLE"):
             spark.sql("SELECT * FROM log").collect()
         for statement in ("DROP VIEW flights", "DROP TABLE late", "DROP TABLE log"):
             spark.sql(statement)

@@ -142,7 +142,7 @@ def test_status_says_what_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFix
         assert (found["messages"], found["batches"], found["lastBatch"]["version"]) == (6, 1, 0)
         assert found["unproven"]["records"] == 7
         status_lines(found)
-        assert f"7 records behind {found['unproven']['begin']}, not proven to stay" in capsys.readouterr().out
+        assert f"7 records behind {found['unproven']['begin']}, not proven to be durable" in capsys.readouterr().out
 
 
 def test_no_more_than_the_limit_is_looked_at(fifty: Path, caplog: pytest.LogCaptureFixture) -> None:
