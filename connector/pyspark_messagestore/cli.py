@@ -295,12 +295,14 @@ def recover(
     store_config: ConfigFile = None,
     wait: Wait = None,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="If the end of the log is lost, continue without the messages that were there.")
+        bool,
+        typer.Option(
+            "--accept-loss", help="If the end of the log is lost, continue without the messages that were there."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
-
     The exit code is 4 if bytes behind the log's end were cut off; one line then says how many messages they held. It is
     also 4 if a broker has replaced messages that were acknowledged, and if --accept-loss went on without messages.
     """

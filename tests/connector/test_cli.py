@@ -144,8 +144,8 @@ def test_a_missing_store_is_one_line(tmp_path: Path, command: list[str]) -> None
 def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
     """file: is taken, anything else refused."""
     assert len(lines(run("get", root.as_uri(), "t"))) == 10
-    assert "a store is a folder of this machine" in error("get", "s3://bucket/store", "t", code=2)
-    assert "a store is a folder of this machine" in error("put", "dbfs:/store", "t", "x", code=2)
+    assert "allowed is the path of a folder on this machine" in error("get", "s3://bucket/store", "t", code=2)
+    assert "allowed is the path of a folder on this machine" in error("put", "dbfs:/store", "t", "x", code=2)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_root_may_be_a_file_url(tmp_path: Path) -> None:
     """As Spark gives paths; another scheme is an error."""
     run("put", f"file://{tmp_path}/a%20store", "t", "x")
     assert "1 in 1 topic" in run("status", tmp_path / "a store").stdout
-    assert "a store is a folder of this machine" in error("status", "s3://bucket/store", code=2)
+    assert "allowed is the path of a folder on this machine" in error("status", "s3://bucket/store", code=2)
 
 
 def test_a_folder_with_something_else_stays_as_it_is(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_dump_says_what_retention_took_meanwhile(tmp_path: Path, monkeypatch: py
     assert shown == [place for place in places if place < 16384 or place >= 32768]
     before = max(place for place in places if place < 16384)
     gone = 32768 - (before + int(lines(result)[shown.index(before)].split()[1]))
-    assert f"{gone} bytes of the log from {32768 - gone} on are gone: their segments were deleted" in result.stderr
+    assert f"{gone} bytes of the log from {32768 - gone} on are gone: retention has deleted their segments" in result.stderr
     assert "going on at 32768" in result.stderr
 
 
@@ -511,7 +511,7 @@ def test_status_after_a_spark_job_does_not_say_killed(root: Path) -> None:
     assert (found["left"], found["heldBy"]["attached"], found["abort"]["ours"]) == ("idle", False, True)
     text = run("status", root).stdout
     assert "left      idle, nothing in flight: " in text
-    assert "before a broker starts run `messagestore recover`" in text
+    assert "run `messagestore recover` before you start a broker" in text
     assert "killed" not in text
     assert "no fault found" in run("verify", root).stdout
     assert "found        not closed, nothing in flight" in run("recover", root).stdout
