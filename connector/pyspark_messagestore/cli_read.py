@@ -44,7 +44,9 @@ def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator
             return
         except OffsetOutOfRangeError as error:
             first = min(error.min, end)
-            out.note(f"{topic}/{queue_id}: {first - start} messages from {start} on are gone: retention has deleted them")
+            out.note(
+                f"{topic}/{queue_id}: {first - start} messages from {start} on are gone: retention has deleted them"
+            )
             start = first
         except StoreWentBackwardsError:
             there = store.ends([topic]).queues.get(queue, 0)

@@ -102,7 +102,9 @@ def test_options_of_the_other_side() -> None:
 def test_what_is_not_built_is_refused_by_name(option) -> None:
     """Ignored, it would be a promise that is not kept."""
     parse, options = (source_options, READ) if option.side == SOURCE else (sink_options, WRITE)
-    assert f"option {option.name}: this release does not have it yet" in refused(parse, {**options, option.name.lower(): "1"})
+    assert f"option {option.name}: this release does not have it yet" in refused(
+        parse, {**options, option.name.lower(): "1"}
+    )
 
 
 @pytest.mark.parametrize(
