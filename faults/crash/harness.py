@@ -40,7 +40,7 @@ from messagestore import (
 )
 from messagestore import session as attached_store
 from messagestore.files.mapped_file import Disk
-from messagestore.format.record_columns import EncodedRecords, encode
+from messagestore.format.record_columns import Rows, encode
 from messagestore.verify.verify import verify
 from messagestore.write.staging import StagedChunks, StagingWriter
 from messagestore.write.transaction import Chunks, append_batch
@@ -217,7 +217,7 @@ def append_encoded(store: MessageStore, app: str, version: int, row_count: int, 
 
 
 @lru_cache(1024)
-def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: bytes) -> EncodedRecords:
+def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: bytes) -> Rows:
     """The records of a batch, as a task stages them."""
     columns = batch_columns(app, version, row_count)
     return encode(columns, limits=config, store_host=host, born_host=host)

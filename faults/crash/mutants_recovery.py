@@ -20,7 +20,7 @@ from messagestore import Message, MessageStore, StoreError, StorePoisonedError
 from messagestore.format import record, record_scan
 from messagestore.format.message import BATCH_TOPIC, topic_fault
 from messagestore.format.record_scan import leading
-from messagestore.log import batch_record, dispatch_request
+from messagestore.log import batch_record, read_back
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.recovery import log_tail
 from messagestore.recovery import recover as recovery
@@ -115,16 +115,15 @@ def torn_forgery(ground: Ground) -> Iterator[Verdict]:
 def numbers_decide(whole: Any) -> Any:
     """A record counts only if it has the next number of its queue."""
 
-    def until_a_number_does_not_follow(walker: Walker, run: Any, request: Any) -> int:
-        count = int(whole(walker, run, request))
+    def until_a_number_does_not_follow(walker: Walker, run: Any, rows: Any) -> int:
+        count = int(whole(walker, run, rows))
         following: dict[tuple[str, int], int] = walker.__dict__.setdefault("following", {})
-        keys = np.repeat(np.arange(len(request.run_topics)), request.run_counts)
-        for row in range(count):
-            key = (request.run_topics[keys[row]], int(request.run_queue_ids[keys[row]]))
-            number = int(request.queue_offsets[row])
-            if following.get(key, number) != number:
-                return row
-            following[key] = number + 1
+        for topic, queue_id, start, stop in rows.runs():
+            for row in range(start, min(stop, count)):
+                number = int(rows.queue_offsets[row])
+                if following.get((topic, queue_id), number) != number:
+                    return row
+                following[(topic, queue_id)] = number + 1
         return count
 
     return until_a_number_does_not_follow
@@ -133,8 +132,8 @@ def numbers_decide(whole: Any) -> Any:
 def zeros_are_torn(whole: Any) -> Any:
     """A sector of zeros in the properties counts as a lost one."""
 
-    def until_a_sector_of_zeros(walker: Walker, run: Any, request: Any) -> int:
-        count = int(whole(walker, run, request))
+    def until_a_sector_of_zeros(walker: Walker, run: Any, rows: Any) -> int:
+        count = int(whole(walker, run, rows))
         _, where = record_scan.parts(run.data, run.starts, run.heads)
         bad = [
             bytes(512) in run.data[start:end].tobytes()
@@ -190,7 +189,7 @@ MUTANTS = (
     ),
     Mutant(
         "PREPARED and ROLLBACK get a unit when queues are made again",
-        patched(dispatch_request, "_without_unit", lambda _: lambda run: np.zeros(len(run.starts), np.bool_)),
+        patched(read_back, "_without_unit", lambda _: lambda run: np.zeros(len(run.starts), np.bool_)),
         _BROKER,
         logs_of_a_broker("transactions"),
     ),

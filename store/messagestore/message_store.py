@@ -47,7 +47,8 @@ from messagestore.format.message import (
     check_topic,
 )
 from messagestore.format.properties import check_keys, check_properties, check_tags
-from messagestore.format.record_columns import EncodedRecords, MessageColumns
+from messagestore.format.record_columns import MessageColumns
+from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_record import SOURCE_SPARK
 from messagestore.log.store_files import check_simple_topic
 from messagestore.read import query
@@ -55,7 +56,6 @@ from messagestore.read.view import StoreView
 from messagestore.recovery.recover import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.log_writer import LogWriter
-from messagestore.write.pending_puts import Put, PutBatch
 from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, append_batch
 
 DEFAULT_QUEUE_NUMS = 8
@@ -796,7 +796,7 @@ class MessageStore(ReadOnlyStore):
             raise MessageIllegalError("batch: found several topics or queues; use append_batch", field="batch")
         topic, queue_id = check_topic(chunk.run_topics[0]), int(chunk.run_queue_ids[0])
         self._check_queue(topic, queue_id)
-        size = int(chunk.starts[-1])
+        size = chunk.end
         if size > config.max_message_size:
             raise MessageIllegalError(
                 f"batch: found {size} bytes of records; allowed are {config.max_message_size} (maxMessageSize); use "
@@ -806,20 +806,18 @@ class MessageStore(ReadOnlyStore):
                 limit=config.max_message_size,
             )
         self._check_fits(size)
-        put = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
-        status = self._await_flush(put, wait=True)
-        ids = ",".join(
-            offset_message_id(writer.files.store_host, put.physical_offset + s) for s in chunk.starts[:-1].tolist()
-        )
+        rows = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
+        status = self._await_flush(rows, wait=True)
+        ids = ",".join(offset_message_id(writer.files.store_host, at) for at in rows.physical_offsets.tolist())
         return PutMessageResult(
             status=status,
             append_status=AppendMessageStatus.PUT_OK,
-            physical_offset=put.physical_offset,
+            physical_offset=rows.physical_offset,
             size=size,
-            queue_offset=put.queue_offset,
+            queue_offset=int(rows.queue_offsets[0]),
             message_id=ids,
-            message_count=chunk.row_count,
-            store_timestamp_ms=put.store_timestamp_ms,
+            message_count=rows.row_count,
+            store_timestamp_ms=int(rows.store_timestamps_ms[0]),
             queue_id=queue_id,
         )
 
@@ -911,7 +909,7 @@ class MessageStore(ReadOnlyStore):
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
         first_rows = itertools.accumulate((piece.row_count for piece in pieces), initial=0)
 
-        def encode(piece: MessageColumns, first_row: int) -> EncodedRecords:
+        def encode(piece: MessageColumns, first_row: int) -> Rows:
             hosts = {"store_host": writer.files.store_host, "born_host": self._born_host()}
             return record_columns.encode(piece, limits=config, first_row=first_row, **hosts)
 
@@ -933,9 +931,9 @@ class MessageStore(ReadOnlyStore):
         self._await(self.writer.end.physical_offset, 3600.0)
         self.writer.check_dispatched()
 
-    def _await_flush(self, put: Put | PutBatch, *, wait: bool) -> PutMessageStatus:
+    def _await_flush(self, put: Row | Rows, *, wait: bool) -> PutMessageStatus:
         try:
-            return self._flushed(put.physical_offset + put.size, wait=wait)
+            return self._flushed(put.end, wait=wait)
         except StorePoisonedError as error:
             raise _in_doubt(error, put.physical_offset) from error
 

@@ -31,7 +31,7 @@ from messagestore import (
 from messagestore.files import writer_lock
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import State, StateFile
-from messagestore.format.record_columns import EncodedRecords, encode
+from messagestore.format.record_columns import Rows, encode
 from messagestore.session import attached_store
 from messagestore.verify.verify import verify
 from messagestore.write.transaction import Chunks, append_batch
@@ -326,7 +326,7 @@ def test_a_broker_that_comes_amid_a_batch_waits_for_its_end(tmp_path: Path) -> N
     with contextlib.ExitStack() as stack:
 
         class Slow(Chunks):
-            def read(self, index: int, *, with_data: bool) -> EncodedRecords:
+            def read(self, index: int, *, with_data: bool) -> Rows:
                 if with_data and next(chances, False):
                     java = stack.enter_context(starting_broker(root))
                     assert java.word(0.5) == "waits"

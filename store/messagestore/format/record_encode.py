@@ -10,7 +10,6 @@ queues.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,49 +59,7 @@ from messagestore.format.record_scan import (
     property_crc_digits,
 )
 from messagestore.format.row_digest import hashes_of
-
-
-@dataclass
-class EncodedRecords:
-    """Records of one batch, back to back, grouped by (topic, queue); n records in r runs.
-
-    Parameters
-    ----------
-    data : uint8[m]
-        The records; writable, owned by this object. QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP are 0: see `stamp`.
-    starts : int64[n+1]
-        Where each record begins in `data`; the last one is m.
-    store_timestamp_position : int
-        Of STORETIMESTAMP in each record.
-    run_topics, run_queue_ids, run_counts : list of str, int32[r], int32[r]
-        Topic, queue and number of records of each run; no two runs are of the same queue.
-    tags_codes : int64[n]
-    key_hashes : int32[k]
-        Index hashes: of each record its UNIQ_KEY's, then its KEYS'.
-    key_counts : int32[n]
-        How many of them each record has.
-    row_hash_sum : int
-        Sum of the rows' hashes, mod 2**64 (row_digest.py).
-    property_crc : bool
-        Whether each record ends in `__CRC32#`.
-    """
-
-    data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    store_timestamp_position: int
-    run_topics: list[str]
-    run_queue_ids: NDArray[np.int32]
-    run_counts: NDArray[np.int32]
-    tags_codes: NDArray[np.int64]
-    key_hashes: NDArray[np.int32]
-    key_counts: NDArray[np.int32]
-    row_hash_sum: int
-    property_crc: bool
-
-    @property
-    def row_count(self) -> int:
-        """Records."""
-        return len(self.starts) - 1
+from messagestore.format.rows import Rows
 
 
 def encode(
@@ -112,8 +69,11 @@ def encode(
     store_host: bytes,
     born_host: bytes,
     first_row: int = 0,
-) -> EncodedRecords:
-    """The records of a batch.
+) -> Rows:
+    """The records of a batch, back to back and grouped by (topic, queue): no two runs are of the same queue.
+
+    They have no place yet: QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP are 0 (see `stamp`). The index hashes of each
+    record are its UNIQ_KEY's, then its KEYS'.
 
     Parameters
     ----------
@@ -158,9 +118,9 @@ def encode(
     key_hashes, key_counts = _key_hashes(texts, order)
     codes = texts.topic_codes[run_firsts].tolist()
     assert columns.queue_id is not None
-    return EncodedRecords(
+    return Rows.unplaced(
+        offsets_of(records).astype(np.int64),
         data=data_of(records)[: int(offsets_of(records)[-1])],
-        starts=offsets_of(records).astype(np.int64),
         store_timestamp_position=store_timestamp_position(host_flags(born_host, store_host)),
         run_topics=[texts.topic_names[code] for code in codes],
         run_queue_ids=columns.queue_id[run_firsts].astype(np.int32),

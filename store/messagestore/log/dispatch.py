@@ -17,11 +17,10 @@ from messagestore.errors import CorruptionError
 from messagestore.files.commit_log import CommitLog, Scanned
 from messagestore.files.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
 from messagestore.files.index_file import IndexFileReplaced
-from messagestore.log.dispatch_request import DispatchRequest, request_of
+from messagestore.format.rows import Rows
 from messagestore.log.queue_runs import QueueRuns
+from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
-
-__all__ = ["DispatchRequest", "Dispatcher", "request_of", "whole_scan"]
 
 _KEYS_AT_ONCE = 1_000_000
 
@@ -43,33 +42,30 @@ class Dispatcher:
     def __init__(self, files: StoreFiles) -> None:
         self.files = files
 
-    def dispatch(self, requests: Iterable[DispatchRequest]) -> None:
+    def dispatch(self, pieces: Iterable[Rows]) -> None:
         """ConsumeQueues first, then the index, as RocketMQ does.
 
-        Index entries of many requests are put together: each put reads and writes the slots it touches, and a large one
+        Index entries of many pieces are put together: each put reads and writes the slots it touches, and a large one
         costs hardly more than a small one.
         """
-        waiting: list[DispatchRequest] = []
+        waiting: list[Rows] = []
         key_count = 0
-        for request in requests:
-            self.dispatch_queues(request)
-            waiting.append(request)
-            key_count += len(request.key_hashes)
+        for rows in pieces:
+            self.dispatch_queues(rows)
+            waiting.append(rows)
+            key_count += len(rows.key_hashes)
             if key_count >= _KEYS_AT_ONCE:
                 self._put_index(waiting)
                 waiting, key_count = [], 0
         self._put_index(waiting)
 
-    def dispatch_queues(self, request: DispatchRequest, keys: Container[tuple[str, int]] | None = None) -> None:
-        """Append each run's units, of some queues or of all; runs of one queue are written together."""
-        units = np.empty(len(request.sizes), UNIT_DTYPE)
-        units["physical_offset"] = request.physical_offsets
-        units["size"] = request.sizes
-        units["tags_code"] = request.tags_codes
-        for (topic, queue_id), rows in request.rows_by_queue().items():
+    def dispatch_queues(self, rows: Rows, keys: Container[tuple[str, int]] | None = None) -> None:
+        """Append the units of some queues, or of all; runs of one queue are written together."""
+        units = units_of(rows)
+        for (topic, queue_id), numbers in rows.by_queue().items():
             if keys is not None and (topic, queue_id) not in keys:
                 continue
-            for first, part in _runs(request.queue_offsets[rows], units[rows]):
+            for first, part in _runs(rows.queue_offsets[numbers], units[numbers]):
                 self._append(topic, queue_id, first, part)
 
     def _append(self, topic: str, queue_id: int, first: int, units: NDArray[np.void]) -> None:
@@ -83,21 +79,12 @@ class Dispatcher:
             self.rebuild_queue(topic, queue_id, int(units["physical_offset"][0]))
             queue.append(first, units)
 
-    def _put_index(self, requests: list[DispatchRequest]) -> None:
+    def _put_index(self, pieces: list[Rows]) -> None:
         index = self.files.index
-        if index is None or not requests:
+        if index is None or not pieces:
             return
-        if len(requests) == 1:
-            one = requests[0]
-            index.put(one.physical_offsets, one.store_timestamps_ms, one.key_hashes, one.key_counts)
-            return
-        times = [np.broadcast_to(r.store_timestamps_ms, r.physical_offsets.shape) for r in requests]
-        index.put(
-            np.concatenate([r.physical_offsets for r in requests]),
-            np.concatenate(times),
-            np.concatenate([r.key_hashes for r in requests]),
-            np.concatenate([r.key_counts for r in requests]),
-        )
+        columns = ("physical_offsets", "store_timestamps_ms", "key_hashes", "key_counts")
+        index.put(*(np.concatenate([getattr(rows, name) for rows in pieces]) for name in columns))
 
     def check_files(self) -> None:
         """Whether every queue and index file that was written is still the file at its path.
@@ -130,7 +117,7 @@ class Dispatcher:
             index.load()
             index.unlink_all()
             for run in log.scan(log.min_offset, end, verify_body_crc=False):
-                self._put_index([request_of(run)])
+                self._put_index([rows_of(run)])
 
     def _store_time(self, physical_offset: int) -> int | None:
         head = self.files.commit_log.head(physical_offset)
@@ -155,7 +142,7 @@ class Dispatcher:
         log, wanted = self.files.commit_log, _Wanted(frozenset(queues), frozenset(topics))
         runs = QueueRuns(self.files, log.min_offset, units=False)
         for run in whole_scan(log, log.min_offset, end):
-            runs.take(request_of(run), wanted)
+            runs.take(rows_of(run), wanted)
         begun = {key for key in runs.next_offsets if key[0] in wanted.topics}
         for topic, queue_id in sorted(runs.remade | begun):
             queue = self.files.queue(topic, queue_id)
@@ -187,11 +174,11 @@ class Dispatcher:
         """
         log = self.files.commit_log
         for run in whole_scan(log, log.min_offset, end):
-            request = runs.apply(request_of(run))
+            rows = runs.apply(rows_of(run))
             if queues:
-                self.dispatch_queues(request, keys)
+                self.dispatch_queues(rows, keys)
             if index:
-                self._put_index([request])
+                self._put_index([rows])
 
 
 def whole_scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned]:
@@ -209,6 +196,15 @@ def whole_scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned]:
         stop, at = log.scan_end, log.scan_offset
         path = log.files.path(log.segment_of(at))
         raise CorruptionError(path, at, f"{stop.expected or 'a record'} (the log goes on to {end})", stop.found)
+
+
+def units_of(rows: Rows) -> Units:
+    """The ConsumeQueue unit of each row."""
+    units: Units = np.empty(rows.row_count, UNIT_DTYPE)
+    units["physical_offset"] = rows.physical_offsets
+    units["size"] = rows.sizes
+    units["tags_code"] = rows.tags_codes
+    return units
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:

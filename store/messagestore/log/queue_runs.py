@@ -15,18 +15,19 @@ ConsumeQueue.putMessagePositionInfo):
 | less | it repeats a number, and has no unit |
 | more | it has the next unit all the same |
 
-The first pass over the log (`take`) finds out; a second one (`apply`) marks the requests before they are dispatched.
+The first pass over the log (`take`) finds out; a second one (`apply`) marks the rows before they are dispatched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
-from messagestore.log.dispatch_request import DispatchRequest
+from messagestore.format.rows import Rows
 from messagestore.log.store_files import StoreFiles
 
 Key = tuple[str, int]
@@ -85,7 +86,7 @@ class QueueRuns:
         self._begins: dict[Key, int] = {}  # physical offset of the first record of the run that counts
         self._changed: dict[int, int] = {}  # physical offset -> number, where QUEUEOFFSET is another one
 
-    def take(self, request: DispatchRequest, keys: Container[Key] | None = None) -> None:
+    def take(self, rows: Rows, keys: Container[Key] | None = None) -> None:
         """Look at the next records of the log; with `keys`, at those of some queues only.
 
         Raises
@@ -93,16 +94,15 @@ class QueueRuns:
         CorruptionError
             In a log of this project's own, for a number that does not follow.
         """
-        for key, rows in request.rows_by_queue().items():
+        for key, numbers in rows.by_queue().items():
             if keys is not None and key not in keys:
                 continue
-            offsets = request.queue_offsets[rows]
-            expected = self._expected(key, int(offsets[0]), int(request.physical_offsets[rows[0]]))
+            offsets = rows.queue_offsets[numbers]
+            expected = self._expected(key, int(offsets[0]), int(rows.physical_offsets[numbers[0]]))
             if int(offsets[0]) == expected and (np.diff(offsets) == 1).all():
-                self.next_offsets[key] = expected + len(rows)
+                self.next_offsets[key] = expected + len(numbers)
                 continue
-            times = np.broadcast_to(np.asarray(request.store_timestamps_ms, np.int64), request.sizes.shape)
-            self._take_odd(key, expected, offsets, request.physical_offsets[rows], times[rows])
+            self._take_odd(key, expected, offsets, rows.physical_offsets[numbers], rows.store_timestamps_ms[numbers])
 
     def _expected(self, key: Key, first: int, at: int) -> int:
         expected = self.next_offsets.get(key, self.known.get(key))
@@ -210,27 +210,17 @@ class QueueRuns:
 
     # ---- the second pass
 
-    def apply(self, request: DispatchRequest) -> DispatchRequest:
-        """A request with the numbers and units that were found out."""
-        if self._changed:
-            self._change(request)
-        if self._begins:
-            has_unit = np.ones(len(request.sizes), np.bool_) if request.has_unit is None else request.has_unit
-            for key, rows in request.rows_by_queue().items():
-                begin = self._begins.get(key)
-                if begin is not None:
-                    has_unit[rows[request.physical_offsets[rows] < begin]] = False
-            request.has_unit = has_unit
-        return request
-
-    def _change(self, request: DispatchRequest) -> None:
-        places = np.fromiter(self._changed, np.int64, len(self._changed))
-        rows = np.flatnonzero(np.isin(request.physical_offsets, places))
-        if not len(rows):
-            return
-        numbers = np.array([self._changed[at] for at in request.physical_offsets[rows].tolist()], np.int64)
-        request.queue_offsets = request.queue_offsets.copy()
-        request.queue_offsets[rows] = np.maximum(numbers, 0)
-        has_unit = np.ones(len(request.sizes), np.bool_) if request.has_unit is None else request.has_unit
-        has_unit[rows[numbers == _NO_UNIT]] = False
-        request.has_unit = has_unit
+    def apply(self, rows: Rows) -> Rows:
+        """Rows with the numbers and units that were found out."""
+        changed = np.fromiter(self._changed, np.int64, len(self._changed))
+        odd = np.flatnonzero(np.isin(rows.physical_offsets, changed)) if len(changed) else changed
+        if not len(odd) and not self._begins:
+            return rows
+        queue_offsets = rows.queue_offsets.copy()
+        has_unit = np.ones(rows.row_count, np.bool_) if rows.has_unit is None else rows.has_unit.copy()
+        numbers = np.array([self._changed[at] for at in rows.physical_offsets[odd].tolist()], np.int64)
+        queue_offsets[odd] = np.maximum(numbers, 0)
+        has_unit[odd[numbers == _NO_UNIT]] = False
+        for key, of_queue in rows.by_queue().items():
+            has_unit[of_queue[rows.physical_offsets[of_queue] < self._begins.get(key, 0)]] = False
+        return replace(rows, queue_offsets=queue_offsets, has_unit=has_unit)

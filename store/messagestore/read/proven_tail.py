@@ -20,14 +20,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from messagestore.files.commit_log import Scanned
-from messagestore.files.consume_queue import UNIT_DTYPE, Units
+from messagestore.files.consume_queue import Units
 from messagestore.files.state import State
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.layout import IPV6_EXTRA_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.rows import Rows
 from messagestore.log.batch_record import BODY_BEGIN, CHUNK_SIZE, BatchRecord, read_batch
-from messagestore.log.dispatch import request_of
+from messagestore.log.dispatch import units_of
 from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
 
 Key = tuple[str, int]
@@ -177,7 +179,7 @@ class _Chain:
             return None
         taken = 0
         for run in self.log.scan(batch.physical_offset, batch.end, verify_body_crc=False):
-            if not self._note(run, len(run.starts)):
+            if not self._note(rows_of(run)):
                 return None
             taken = run.end
         if taken < batch.data_offset or self.log.scan_offset < batch.end:
@@ -199,39 +201,20 @@ class _Chain:
         """Single records, up to the next BATCH record; one of these that cannot be read ends the log."""
         if run.physical_offset != position:
             return None
-        count = len(run.starts)
-        request = request_of(run)
-        row = 0
-        for topic, run_count in zip(request.run_topics, request.run_counts.tolist(), strict=True):
-            if topic == BATCH_TOPIC:
-                end = int(request.physical_offsets[row])
-                count = int((run.physical_offset + run.starts < end).sum())
-                break
-            row += run_count
-        if not count or not self._note(run, count):
-            return None
-        last = count - 1
-        return run.physical_offset + int(run.starts[last]) + int(run.heads["total_size"][last])
+        rows = rows_of(run)
+        rows = rows.slice(0, next(rows.of_topic(BATCH_TOPIC), rows.row_count))
+        return rows.end if rows.row_count and self._note(rows) else None
 
-    def _note(self, run: Scanned, count: int) -> bool:
-        """Remember the units of the first records of a run; False when a queue does not go on with them."""
-        part = Scanned(run.physical_offset, run.data, run.starts[:count], run.heads[:count])
-        request = request_of(part)
-        units: Units = np.empty(len(request.sizes), UNIT_DTYPE)
-        units["physical_offset"], units["size"] = request.physical_offsets, request.sizes
-        units["tags_code"] = request.tags_codes
-        row = 0
-        for topic, queue_id, run_count in zip(
-            request.run_topics, request.run_queue_ids.tolist(), request.run_counts.tolist(), strict=True
-        ):
-            key, offsets = (topic, queue_id), request.queue_offsets[row : row + run_count]
-            first = int(offsets[0])
-            if int(offsets[-1]) - first != run_count - 1 or not self._continues(key, first):
+    def _note(self, rows: Rows) -> bool:
+        """Remember the units of rows; False when a queue does not go on with them."""
+        units = units_of(rows)
+        for topic, queue_id, start, stop in rows.runs():
+            key, first, last = (topic, queue_id), int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
+            if last - first != stop - 1 - start or not self._continues(key, first):
                 return False
-            self._waiting.append((key, first, units[row : row + run_count]))
-            self._next[key] = first + run_count
-            row += run_count
-        self._waiting_count += count
+            self._waiting.append((key, first, units[start:stop]))
+            self._next[key] = last + 1
+        self._waiting_count += rows.row_count
         return True
 
     def _continues(self, key: Key, first: int) -> bool:

@@ -20,7 +20,7 @@ from messagestore.files.commit_log import Scanned
 from messagestore.format.layout import FILLER_UNIT_SIZE, IPV6_EXTRA_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
-from messagestore.log.dispatch import request_of
+from messagestore.log.read_back import rows_of
 from messagestore.read.view import StoreView
 
 Ends = dict[tuple[str, int], int]
@@ -211,26 +211,16 @@ class _Walk:
         return None
 
     def _take_run(self, run: Scanned) -> int | None:
-        request = request_of(run)
-        row, end = 0, run.end
-        last = int(run.starts[-1]), int(run.heads["total_size"][-1])
-        for topic, queue_id, count in zip(
-            request.run_topics, request.run_queue_ids.tolist(), request.run_counts.tolist(), strict=True
-        ):
-            first_place = int(request.physical_offsets[row])
-            if topic == BATCH_TOPIC and first_place > run.physical_offset:
-                end = first_place  # a batch begins there: its record says what is in it
-                before = int((run.physical_offset + run.starts < end).sum()) - 1
-                last = int(run.starts[before]), int(run.heads["total_size"][before])
-                break
+        rows = rows_of(run)
+        batches = (row for row in rows.of_topic(BATCH_TOPIC) if row)
+        rows = rows.slice(0, next(batches, rows.row_count))  # of a batch its own record says what is in it
+        for topic, queue_id, start, stop in rows.runs():
             if topic in self.topics:
-                offsets = request.queue_offsets[row : row + count]
-                first = int(offsets[0])
-                if int(offsets[-1]) - first != count - 1 or not self._take(topic, queue_id, first, count):
+                first, last = int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
+                if last - first != stop - 1 - start or not self._take(topic, queue_id, first, stop - start):
                     return None
-            row += count
-        self.last = run.physical_offset + last[0], last[1]
-        return end
+        self.last = int(rows.physical_offsets[-1]), int(rows.sizes[-1])
+        return rows.end
 
     def _take(self, topic: str, queue_id: int, first: int, count: int) -> bool:
         """Messages `first` to `first + count - 1` of a queue; False when some before them are not known.

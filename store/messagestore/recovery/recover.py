@@ -40,10 +40,11 @@ from messagestore.format.message import BATCH_TOPIC, put_topic_fault
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
 from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours
-from messagestore.log.dispatch import Dispatcher, request_of, whole_scan
+from messagestore.log.dispatch import Dispatcher, whole_scan
 from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_behind
 from messagestore.log.queue_proof import is_settled, proven_queue_end
 from messagestore.log.queue_runs import QueueRuns
+from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles, with_property_crc
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.walk import Walk, Walker, bad_chunk
@@ -374,7 +375,7 @@ class _Recovery:
             return
         self.below = QueueRuns(self.files, self.log.min_offset, units=False)
         for run in whole_scan(self.log, self.log.min_offset, start):
-            self.below.take(request_of(run), None if self.all_queues else doubtful)
+            self.below.take(rows_of(run), None if self.all_queues else doubtful)
         self.below.doubtful = doubtful
 
     def _rebuild_begun(self, what: bytes = b"") -> bool:
@@ -621,8 +622,8 @@ class _Recovery:
         self.report.notes += [
             f"{t}/{q}: units were missing: rebuilt from the log" for t, q in sorted(self.below.doubtful - self.lost)
         ]
-        rest = map(request_of, self.log.scan(walk.requests_end, walk.end.physical_offset, verify_body_crc=False))
-        dispatcher.dispatch(map(runs.apply, itertools.chain(walk.requests, rest)))
+        rest = map(rows_of, self.log.scan(walk.kept_end, walk.end.physical_offset, verify_body_crc=False))
+        dispatcher.dispatch(map(runs.apply, itertools.chain(walk.kept, rest)))
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()
         for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
             queue = files.queue(topic, queue_id)

@@ -8,7 +8,7 @@ things more tell a record that was torn: its last byte, and a topic that nobody 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_fault, topic_fault
 from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
+from messagestore.format.rows import Rows
 from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, is_sealed_batch, read_batch
-from messagestore.log.dispatch_request import DispatchRequest, request_of
 from messagestore.log.queue_runs import QueueRuns
+from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.log_writer import LogEnd
 
@@ -47,10 +48,10 @@ class Walk:
         It stopped at a BATCH whose data do not hold (ASYNC_FLUSH): these bytes are in a replay.
     batches : list of BatchRecord
     record_count : int
-    requests : list of DispatchRequest
-        Of the records from `start` up to `requests_end`, all that were met or the first 1,000,000: what is dispatched
-        after the walk need not be decoded again.
-    requests_end : int
+    kept : list of Rows
+        The records from `start` up to `kept_end`, all that were met or the first 1,000,000: what is dispatched after
+        the walk need not be decoded again.
+    kept_end : int
     """
 
     start: int
@@ -60,11 +61,11 @@ class Walk:
     in_batch: bool = False
     batches: list[BatchRecord] = field(default_factory=list)
     record_count: int = 0
-    requests: list[DispatchRequest] = field(default_factory=list)
-    requests_end: int = field(init=False)
+    kept: list[Rows] = field(default_factory=list)
+    kept_end: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.requests_end = self.start
+        self.kept_end = self.start
 
 
 class Walker:
@@ -120,23 +121,20 @@ class Walker:
 
     def _take(self, run: Scanned) -> bool:
         """Take in the records of a run that count; False when one does not."""
-        walk, request = self.walk, request_of(run)
-        whole = self._whole(run, request)
-        count = self._check_batches(request, whole)
-        all_count = count == len(run.starts)
+        walk, rows = self.walk, rows_of(run)
+        count = self._check_batches(rows, self._whole(run, rows))
+        all_count = count == rows.row_count
         if not all_count:
-            torn = run.physical_offset + int(run.starts[count])
-            run = replace(run, starts=run.starts[:count], heads=run.heads[:count])
-            request = request_of(run)
-        walk.queues.take(request)
+            torn = int(rows.physical_offsets[count])
+            rows = rows.slice(0, count)
+        walk.queues.take(rows)
         if count:
-            last = count - 1
-            position, size = run.physical_offset + int(run.starts[last]), int(run.heads["total_size"][last])
-            walk.end = LogEnd(position + size, position, size, int(run.heads["store_timestamp_ms"][last]))
+            end, last, size = rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1])
+            walk.end = LogEnd(end, last, size, int(rows.store_timestamps_ms[-1]))
             walk.record_count += count
-            if walk.record_count <= _KEPT_RECORDS and walk.requests_end == run.physical_offset + int(run.starts[0]):
-                walk.requests.append(request)
-                walk.requests_end = walk.end.physical_offset
+            if walk.record_count <= _KEPT_RECORDS and walk.kept_end == rows.physical_offset:
+                walk.kept.append(rows)
+                walk.kept_end = end
         if all_count:
             return True
         walk.end = walk.end._replace(physical_offset=torn)
@@ -145,7 +143,7 @@ class Walker:
             self._check_sealed_batch(torn)
         return False
 
-    def _whole(self, run: Scanned, request: DispatchRequest) -> int:
+    def _whole(self, run: Scanned, rows: Rows) -> int:
         """How many records of a run are not torn where no CRC covers them: behind the body.
 
         What this project writes has a legal topic, and properties that end with a separator: a record that was not
@@ -164,11 +162,11 @@ class Walker:
             [
                 (topic_fault(topic) if self.own else stored_topic_fault(topic)) is not None
                 or not 0 <= queue_id <= (MAX_QUEUE_ID if self.own else queue_id)
-                for topic, queue_id in zip(request.run_topics, request.run_queue_ids.tolist(), strict=True)
+                for topic, queue_id, _, _ in rows.runs()
             ],
             np.bool_,
         )
-        bad = np.repeat(bad_runs, request.run_counts)
+        bad = np.repeat(bad_runs, rows.run_counts)
         if self.own:
             _, where = record_scan.parts(run.data, run.starts, run.heads)
             sizes = where.ends - where.property_starts
@@ -177,8 +175,8 @@ class Walker:
             row, number = int(bad.argmax()), int(bad_runs.argmax())
             if self._torn_in_topic(run, row):
                 return row
-            at = run.physical_offset + int(run.starts[row])
-            found = f"topic {request.run_topics[number][:80]!r}, queue {int(request.run_queue_ids[number])}"
+            at = int(rows.physical_offsets[row])
+            found = f"topic {rows.run_topics[number][:80]!r}, queue {int(rows.run_queue_ids[number])}"
             path = self.log.files.path(self.log.segment_of(at))
             raise CorruptionError(path, at, "a topic and a queue id that can have a queue", found)
         return record_scan.leading(~bad)
@@ -200,19 +198,13 @@ class Walker:
             return False
         return not self.log.nonzero_ranges(run.physical_offset + int(where.ends[0]))
 
-    def _check_batches(self, request: DispatchRequest, count: int) -> int:
+    def _check_batches(self, rows: Rows, count: int) -> int:
         """Rows up to the first BATCH whose data do not hold."""
-        if BATCH_TOPIC not in request.run_topics:
-            return count
-        ends = np.cumsum(request.run_counts)
-        for topic, run_count, end in zip(request.run_topics, request.run_counts.tolist(), ends.tolist(), strict=True):
-            if topic != BATCH_TOPIC:
-                continue
-            for row in range(end - run_count, min(end, count)):
-                if not self._batch_holds(int(request.physical_offsets[row])):
-                    self.walk.in_batch = True
-                    self.walk.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
-                    return row
+        for row in rows.of_topic(BATCH_TOPIC):
+            if row < count and not self._batch_holds(int(rows.physical_offsets[row])):
+                self.walk.in_batch = True
+                self.walk.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
+                return row
         return count
 
     def _batch_holds(self, physical_offset: int) -> bool:

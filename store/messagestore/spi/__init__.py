@@ -18,7 +18,7 @@ from messagestore.format.message import (
     topic_fault,
 )
 from messagestore.format.message_columns import ColumnTexts
-from messagestore.format.record_columns import COLUMNS, EncodedRecords, encode
+from messagestore.format.record_columns import COLUMNS, encode
 from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER
 from messagestore.log.store_files import store_host_of
 from messagestore.spi.interface import (
@@ -52,7 +52,6 @@ __all__ = [
     "ColumnTexts",
     "Committed",
     "Description",
-    "EncodedRecords",
     "Ends",
     "Gathered",
     "LastRecord",

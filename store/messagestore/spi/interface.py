@@ -28,7 +28,7 @@ from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
 from messagestore.format.message import MessageExt
 from messagestore.format.record import decode_message
-from messagestore.format.record_columns import EncodedRecords, Expected, decode
+from messagestore.format.record_columns import Expected, Rows, decode
 from messagestore.write.staging import StagedFile
 from messagestore.write.transaction import BatchRequest, BatchResult
 
@@ -357,7 +357,7 @@ class StoreReader(Protocol):
 class Staging(Protocol):
     """One staged file while a task writes it. A file that is not finished goes when the block ends."""
 
-    def write(self, chunk: EncodedRecords) -> None:
+    def write(self, chunk: Rows) -> None:
         """Append encoded records."""
         ...
 

@@ -1,6 +1,6 @@
 """Checks that ConsumeQueues and index say what the log says.
 
-Records come in log order, as dispatch requests; units and entries are read and compared, nothing is written. What only
+Records come in log order, as rows; units and entries are read and compared, nothing is written. What only
 a Java broker does is no fault: a topic that was deleted leaves records without a queue, one that was made again starts
 its numbers anew, one that a crash of the broker brought back has units with other numbers than its records, and after
 such a crash stretches of the log are in no index file.
@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import StoreError
-from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, UNIT_DTYPE, ConsumeQueue, list_queues
+from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, ConsumeQueue, list_queues
 from messagestore.format.layout import UNIT
 from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, stored_topic_fault
-from messagestore.log.dispatch import DispatchRequest
+from messagestore.format.rows import Rows
+from messagestore.log.dispatch import units_of
 from messagestore.log.store_files import StoreFiles
 from messagestore.verify.report import Finding, VerifyReport
 
@@ -120,13 +121,14 @@ class QueueCheck:
 
     # ---- records
 
-    def take(self, request: DispatchRequest) -> None:
+    def take(self, rows: Rows) -> None:
         """Each record has its unit, with the next number of its queue."""
-        for (topic, queue_id), rows in request.rows_by_queue().items():
-            self._take_queue(topic, queue_id, request, rows)
+        units = units_of(rows)
+        for (topic, queue_id), numbers in rows.by_queue().items():
+            self._take_queue(topic, queue_id, rows.queue_offsets[numbers], units[numbers])
 
-    def _take_queue(self, topic: str, queue_id: int, request: DispatchRequest, rows: NDArray[np.int64]) -> None:
-        at = int(request.physical_offsets[rows[0]])
+    def _take_queue(self, topic: str, queue_id: int, said: NDArray[np.int64], units: Units) -> None:
+        at = int(units["physical_offset"][0])
         if stored_topic_fault(topic) is not None or queue_id < 0:
             found = f"topic {topic[:80]!r}, queue {queue_id}"
             self.report.find(self._log_path(at), at, "a legal topic and queue id", found)
@@ -134,17 +136,12 @@ class QueueCheck:
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)
         if queue is None:
             return
-        self.report.unit_count += len(rows)
-        units = np.empty(len(rows), UNIT_DTYPE)
-        units["physical_offset"] = request.physical_offsets[rows]
-        units["size"] = request.sizes[rows]
-        units["tags_code"] = request.tags_codes[rows]
-        said = request.queue_offsets[rows]
+        self.report.unit_count += len(units)
         numbers, has_unit = (said, None) if self.own else self._numbers(queue, said, units["physical_offset"])
         breaks = np.diff(numbers) != 1
         if has_unit is not None:
             breaks |= np.diff(has_unit)
-        starts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(rows)]]).tolist()
+        starts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(units)]]).tolist()
         for start, end in itertools.pairwise(starts):  # one, unless the numbers of the queue jump
             without_unit = has_unit is not None and not has_unit[start]
             self._take_part(topic, queue_id, queue, int(numbers[start]), units[start:end], without_unit)
@@ -382,12 +379,12 @@ class IndexCheck:
         self.begins = np.array([begin for begin, _ in ranges], np.int64)
         self.ends = np.array([end for _, end in ranges], np.int64)
 
-    def take(self, request: DispatchRequest) -> None:
+    def take(self, rows: Rows) -> None:
         """Each key of these records has an entry in the file that covers it."""
-        self.report.key_count += len(request.key_hashes)
-        if self.index is None or not len(request.key_hashes):
+        self.report.key_count += len(rows.key_hashes)
+        if self.index is None or not len(rows.key_hashes):
             return
-        offsets = np.repeat(request.physical_offsets, request.key_counts)
+        offsets = np.repeat(rows.physical_offsets, rows.key_counts)
         after = np.searchsorted(self.begins, offsets, side="right")  # files that begin at or before the record
         covered = np.zeros(len(offsets), np.bool_)
         some = after > 0
@@ -400,10 +397,9 @@ class IndexCheck:
         if between.any():
             self.uncovered_from = int(offsets[between][0]) if self.uncovered_from < 0 else self.uncovered_from
             self.uncovered_count += int(between.sum())
-        for at in self.index.missing(request.key_hashes[covered], offsets[covered]).tolist():
+        for at in self.index.missing(rows.key_hashes[covered], offsets[covered]).tolist():
             self.report.find(self.path, 0, f"an entry for each key of the record at {at}", "none")
-        times = np.broadcast_to(np.asarray(request.store_timestamps_ms, np.int64), request.physical_offsets.shape)
-        for path, position, expected, found in self.index.wrong_times(request.physical_offsets, times):
+        for path, position, expected, found in self.index.wrong_times(rows.physical_offsets, rows.store_timestamps_ms):
             self.report.find(path, position, expected, found)
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ from messagestore.format.layout import BLANK, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
-from messagestore.log.dispatch import DispatchRequest, request_of
+from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store, refuse_rocksdb
 from messagestore.recovery.walk import bad_chunk
 from messagestore.verify.derived import IndexCheck, QueueCheck
@@ -232,26 +232,20 @@ class _Verifier:
         if len(without) and not self.report.without_property_crc:
             self.report.first_without_property_crc = run.physical_offset + int(run.starts[without[0]])
         self.report.without_property_crc += len(without)
-        request = request_of(run)
-        if not len(request.sizes):
-            return
-        self.queues.take(request)
-        self.index.take(request)
-        if BATCH_TOPIC in request.run_topics:
-            self._check_batches(request)
+        rows = rows_of(run)
+        self.queues.take(rows)
+        self.index.take(rows)
+        for row in rows.of_topic(BATCH_TOPIC):
+            self._check_batch_at(int(rows.physical_offsets[row]))
 
-    def _check_batches(self, request: DispatchRequest) -> None:
-        ends = np.cumsum(request.run_counts)
-        for topic, count, end in zip(request.run_topics, request.run_counts.tolist(), ends.tolist(), strict=True):
-            for row in range(end - count, end) if topic == BATCH_TOPIC else ():
-                at = int(request.physical_offsets[row])
-                batch = read_batch(self.log, at)
-                if batch is None and self._is_foreign(at):
-                    self.report.note(f"topic {BATCH_TOPIC} holds messages of other producers; they are no batches")
-                elif batch is None:
-                    self.report.find(self._log_path(at), at, "a BATCH record that can be read", "one that cannot")
-                else:
-                    self._check_batch(batch)
+    def _check_batch_at(self, at: int) -> None:
+        batch = read_batch(self.log, at)
+        if batch is None and self._is_foreign(at):
+            self.report.note(f"topic {BATCH_TOPIC} holds messages of other producers; they are no batches")
+        elif batch is None:
+            self.report.find(self._log_path(at), at, "a BATCH record that can be read", "one that cannot")
+        else:
+            self._check_batch(batch)
 
     def _is_foreign(self, physical_offset: int) -> bool:
         """Whether a whole record in the topic of batches is somebody else's message."""
@@ -302,12 +296,10 @@ class _Verifier:
     def _walk_behind(self) -> None:
         """A closed store: a record behind the last one with a unit was forgotten, or is a broker's stale tail."""
         for run in self.log.scan(self.report.end):
-            request = request_of(run)
-            if not len(request.sizes):
-                continue
-            topic, queue_id, at = request.run_topics[0], int(request.run_queue_ids[0]), int(request.physical_offsets[0])
-            follows = int(request.queue_offsets[0]) == (self.queues.next_offset(topic, queue_id) or 0)
-            if follows and int(run.heads["store_timestamp_ms"].min()) >= self.last_time_ms:
+            rows = rows_of(run)
+            (topic, queue_id, _, _), at = next(rows.runs()), rows.physical_offset
+            follows = int(rows.queue_offsets[0]) == (self.queues.next_offset(topic, queue_id) or 0)
+            if follows and int(rows.store_timestamps_ms.min()) >= self.last_time_ms:
                 self.report.find(self._log_path(at), at, f"a unit of {topic}/{queue_id} for this record", "none")
             return  # one is enough: recovery takes in all that follow
 

@@ -1,7 +1,7 @@
 """The plan of a batch: where everything of it goes in the log.
 
 A plan is made before the first byte is written: the topics and queues it touches, the queue offsets its rows get, S,
-the pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps sums of each chunk, not its
+the pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps the size of each chunk, not its
 rows.
 """
 
@@ -19,7 +19,7 @@ from messagestore.errors import ConfigError, MessageIllegalError
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
-from messagestore.format.record_columns import EncodedRecords
+from messagestore.format.record_columns import Rows
 from messagestore.log import batch_record
 from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id
 from messagestore.log.store_files import check_simple_topic
@@ -31,15 +31,15 @@ class ChunkSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int, *, with_data: bool) -> EncodedRecords:
+    def read(self, index: int, *, with_data: bool) -> Rows:
         """Chunk `index`; `data` may be empty without `with_data`, and is written to with it."""
         ...
 
 
-class Chunks(list[EncodedRecords]):
+class Chunks(list[Rows]):
     """Chunks in memory."""
 
-    def read(self, index: int, *, with_data: bool) -> EncodedRecords:  # noqa: ARG002 - as in the protocol
+    def read(self, index: int, *, with_data: bool) -> Rows:  # noqa: ARG002 - as in the protocol
         """Chunk `index`."""
         return self[index]
 
@@ -147,12 +147,9 @@ class Piece:
 
 
 @dataclass(slots=True)
-class _Summary:
+class _ChunkSize:
     size: int
     row_count: int
-    run_topics: list[str]
-    run_queue_ids: list[int]
-    run_counts: list[int]
 
 
 class BatchPlan:
@@ -174,7 +171,7 @@ class BatchPlan:
         self.source = source
         self.row_count = 0
         self.digest = 0
-        self.summaries: list[_Summary] = []
+        self.chunk_sizes: list[_ChunkSize] = []
         self.first_offsets: dict[tuple[str, int], int] = {}
         self.counts: dict[tuple[str, int], int] = {}
         for index in range(len(source)):
@@ -201,13 +198,12 @@ class BatchPlan:
         )
         self._place()
 
-    def _take(self, chunk: EncodedRecords) -> None:
-        queue_ids, counts = chunk.run_queue_ids.tolist(), chunk.run_counts.tolist()
-        for key, count in zip(zip(chunk.run_topics, queue_ids, strict=True), counts, strict=True):
-            self.counts[key] = self.counts.get(key, 0) + count
+    def _take(self, chunk: Rows) -> None:
+        for topic, queue_id, start, stop in chunk.runs():
+            self.counts[(topic, queue_id)] = self.counts.get((topic, queue_id), 0) + stop - start
         self.row_count += chunk.row_count
         self.digest = (self.digest + chunk.row_hash_sum) % (1 << 64)
-        self.summaries.append(_Summary(int(chunk.starts[-1]), chunk.row_count, chunk.run_topics, queue_ids, counts))
+        self.chunk_sizes.append(_ChunkSize(chunk.end, chunk.row_count))
 
     def _check_topics(self, request: BatchRequest) -> None:
         topics = self.writer.files.topics
@@ -246,7 +242,7 @@ class BatchPlan:
         """
         writer, log, config = self.writer, self.writer.log, self.writer.files.config
         log_end = writer.end.physical_offset
-        most = sum(s.size for s in self.summaries)
+        most = sum(chunk.size for chunk in self.chunk_sizes)
         while True:
             self.body_size = batch_record.widest_body_size(self.batch, most)
             widest = batch_record.encode(self.batch, self.body_size, config, writer.files.store_host, 0)
@@ -274,17 +270,18 @@ class BatchPlan:
         """Rows in order; a unit (one topic and queue, at most maxMessageSize) never crosses a segment's end."""
         log = self.writer.log
         pieces: list[Piece] = []
-        for index, summary in enumerate(self.summaries):
-            if not summary.row_count:
+        for index, chunk in enumerate(self.chunk_sizes):
+            if not chunk.row_count:
                 continue
-            if not log.blank_needed(position, summary.size):
-                pieces.append(Piece(index, 0, summary.row_count, position))
-                position += summary.size
+            if not log.blank_needed(position, chunk.size):
+                pieces.append(Piece(index, 0, chunk.row_count, position))
+                position += chunk.size
                 continue
-            starts = self.source.read(index, with_data=False).starts
-            unit_ends = self._unit_ends(summary, starts)
+            rows = self.source.read(index, with_data=False)
+            starts = rows.starts
+            unit_ends = self._unit_ends(rows, starts)
             row = 0
-            while row < summary.row_count:
+            while row < chunk.row_count:
                 room = log.left(position) - BLANK.size
                 fitting = int(np.searchsorted(starts[unit_ends], starts[row] + room, side="right"))
                 last = int(unit_ends[fitting - 1]) if fitting else 0
@@ -292,20 +289,19 @@ class BatchPlan:
                     pieces.append(Piece(index, row, last - row, position))
                     position += int(starts[last] - starts[row])
                     row = last
-                if row < summary.row_count:
+                if row < chunk.row_count:
                     position += log.left(position)
         return pieces, position
 
-    def _unit_ends(self, summary: _Summary, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _unit_ends(self, rows: Rows, starts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Row numbers behind each unit of a chunk, ascending."""
         limit = min(self.writer.files.config.max_message_size, self.writer.log.segment_size - BLANK.size)
         ends: list[int] = []
-        row = 0
-        for count in summary.run_counts:
-            run_end = row + count
-            while row < run_end:
+        for run in rows.runs():
+            row = run.start
+            while row < run.stop:
                 last = int(np.searchsorted(starts, starts[row] + limit, side="right")) - 1
-                row = min(max(last, row + 1), run_end)
+                row = min(max(last, row + 1), run.stop)
                 ends.append(row)
         sizes = np.diff(np.concatenate([[0], starts[ends]]))
         room = self.writer.log.segment_size - BLANK.size
@@ -318,22 +314,12 @@ class BatchPlan:
             )
         return np.array(ends, np.int64)
 
-    def rows(self) -> Iterator[tuple[Piece, NDArray[np.int64]]]:
-        """Each piece with the queue offsets of its chunk's rows."""
+    def rows(self, timestamp_ms: int, *, with_data: bool) -> Iterator[Rows]:
+        """The rows of each piece with their numbers, their place and their store time; the source is read anew."""
         next_offsets = dict(self.first_offsets)
-        chunk, offsets = -1, np.empty(0, np.int64)
+        index, chunk = -1, None
         for piece in self.pieces:
-            if piece.chunk != chunk:
-                chunk = piece.chunk
-                offsets = self._queue_offsets(self.summaries[chunk], next_offsets)
-            yield piece, offsets
-
-    @staticmethod
-    def _queue_offsets(summary: _Summary, next_offsets: dict[tuple[str, int], int]) -> NDArray[np.int64]:
-        bases = []
-        for topic, queue_id, count in zip(summary.run_topics, summary.run_queue_ids, summary.run_counts, strict=True):
-            bases.append(next_offsets[(topic, queue_id)])
-            next_offsets[(topic, queue_id)] += count
-        counts = np.array(summary.run_counts, np.int64)
-        within = np.arange(summary.row_count) - np.repeat(np.cumsum(counts) - counts, counts)
-        return np.repeat(np.array(bases, np.int64), counts) + within
+            if chunk is None or piece.chunk != index:
+                index, chunk = piece.chunk, self.source.read(piece.chunk, with_data=with_data).numbered(next_offsets)
+            rows = chunk.slice(piece.first_row, piece.first_row + piece.row_count)
+            yield rows.at(piece.physical_offset, timestamp_ms)

@@ -13,16 +13,15 @@ Threads: `mutex` is held from the first byte of an append to its end; a Spark ba
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from messagestore.errors import (
     CorruptionError,
@@ -42,12 +41,11 @@ from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
-from messagestore.format.record_columns import EncodedRecords
+from messagestore.format.rows import NO_DATA, Row, Rows
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.dispatch import Dispatcher, DispatchRequest
+from messagestore.log.dispatch import Dispatcher
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import Paths, StoreFiles
-from messagestore.write.pending_puts import Put, PutBatch, requests_of
 
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
@@ -109,6 +107,13 @@ class _Unbroken:
             raise self._writer.poison(f"{self._what} ({error})") from error
 
 
+def _columns_of(puts: list[Row | Rows]) -> Iterator[Rows]:
+    """What was put, in the order of the log; single puts that follow one another go together."""
+    for kind, same in itertools.groupby(puts, type):
+        found: list[Any] = list(same)
+        yield from [Rows.of(found)] if kind is Row else found
+
+
 class LogWriter:
     """Appends to one store; made by recovery, used while the writer lock is held.
 
@@ -148,7 +153,7 @@ class LogWriter:
         self.synced_end = end.physical_offset
         self.poison_reason: str | None = None
         self.next_offsets: dict[tuple[str, int], int] = {}
-        self.pending: list[Put | PutBatch] = []
+        self.pending: list[Row | Rows] = []
         self.clean_moved_s = time.monotonic()
         self._clean_again_s: float | None = None
         """When the clean end is tried again, after the disk had no room for it; None: nothing has failed."""
@@ -365,7 +370,7 @@ class LogWriter:
         property_crc: bool,
         flush_disk_type: str,
         half: bool = False,
-    ) -> Put:
+    ) -> Row:
         """Append one encoded record; it is not dispatched, synced or visible yet.
 
         `half`: it is PREPARED or ROLLBACK; it gets queue offset 0 and no unit, and its queue does not advance.
@@ -396,14 +401,14 @@ class LogWriter:
                 property_crc=property_crc,
             )
             self.write_or_undo(physical_offset, data)
-            put = Put(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
-            self.pending.append(put)
+            row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
+            self.pending.append(row)
             if not half:
                 self.next_offsets[(topic, queue_id)] = queue_offset + 1
             self.end = LogEnd(physical_offset + size, physical_offset, size, now)
-            return put
+            return row
 
-    def append_side_by_side(self, chunk: EncodedRecords, topic: str, queue_id: int, flush_disk_type: str) -> PutBatch:
+    def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> Rows:
         """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time.
 
         The first eight bytes are written last, so a kill leaves all of it or nothing.
@@ -419,41 +424,16 @@ class LogWriter:
                 flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
             ):
                 self.begin(self.end.physical_offset, flush_disk_type)
-            size, count = int(chunk.starts[-1]), chunk.row_count
             now = self.now_ms()
-            physical_offset = self.open_space(size)
-            queue_offsets = np.arange(queue_offset, queue_offset + count, dtype=np.int64)
-            physical_offsets = physical_offset + chunk.starts[:-1]
-            record_columns.stamp(
-                chunk.data,
-                chunk.starts[:-1],
-                queue_offsets,
-                physical_offsets,
-                now,
-                chunk.store_timestamp_position,
-                chunk.property_crc,
-            )
-            data = chunk.data.data
-            self.write_or_undo(physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
-            self.write_or_undo(physical_offset, data[:HEAD_SEAL_SIZE])
-            request = DispatchRequest(
-                run_topics=[topic],
-                run_queue_ids=np.array([queue_id], np.int32),
-                run_counts=np.array([count], np.int32),
-                queue_offsets=queue_offsets,
-                physical_offsets=physical_offsets,
-                sizes=np.diff(chunk.starts).astype(np.int32),
-                tags_codes=chunk.tags_codes,
-                store_timestamps_ms=now,
-                key_hashes=chunk.key_hashes,
-                key_counts=chunk.key_counts,
-            )
-            put = PutBatch(physical_offset, size, queue_offset, now, request)
-            self.pending.append(put)
-            self.next_offsets[(topic, queue_id)] = queue_offset + count
-            last = int(chunk.starts[-2])
-            self.end = LogEnd(physical_offset + size, physical_offset + last, size - last, now)
-            return put
+            rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now)
+            record_columns.stamp_rows(rows)
+            data = rows.data.data
+            self.write_or_undo(rows.physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
+            self.write_or_undo(rows.physical_offset, data[:HEAD_SEAL_SIZE])
+            self.pending.append(replace(rows, data=NO_DATA))
+            self.next_offsets[(topic, queue_id)] = queue_offset + rows.row_count
+            self.end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
+            return rows
 
     def open_space(self, size: int) -> int:
         """Where `size` bytes can go: at the end, or behind a BLANK at the start of the next segment."""
@@ -560,20 +540,18 @@ class LogWriter:
             return False
         count = len(self.pending)
         if end is not None and self.pending[-1].physical_offset >= end:
-            count = sum(p.physical_offset < end for p in self.pending)
+            count = sum(put.physical_offset < end for put in self.pending)
         if not count:
             return False
         puts = self.pending[:count]
-        visible = puts[-1].physical_offset + puts[-1].size
+        visible = puts[-1].end
         with self.unbroken("records are in the log, but could not be published", failures=True):
             full = self._publish_puts(puts, self.pending[count:], visible)
         if full is not None:
             raise full
         return True
 
-    def _publish_puts(
-        self, puts: list[Put | PutBatch], others: list[Put | PutBatch], visible: int
-    ) -> StoreFullError | None:
+    def _publish_puts(self, puts: list[Row | Rows], others: list[Row | Rows], visible: int) -> StoreFullError | None:
         """Dispatch the first of what is pending; the error when there is no room for it, and all is pending still."""
         self.pending = others
         self.check_locks(often=True)
@@ -582,7 +560,7 @@ class LogWriter:
         try:
             if self.half_dispatched:
                 self.dispatcher.repair(start)
-            self.dispatch_or_poison(lambda: requests_of(puts), start)
+            self.dispatch_or_poison(lambda: _columns_of(puts), start)
             self.write_state(visible_end=visible, in_flight=visible)
         except StoreFullError as error:
             self.pending, self.half_dispatched = puts + others, True
@@ -625,13 +603,13 @@ class LogWriter:
                 f"{replaced} was deleted or replaced while it was written (a broker started on this store?)"
             )
 
-    def dispatch_or_poison(self, requests: Callable[[], Iterable[DispatchRequest]], physical_offset: int) -> None:
+    def dispatch_or_poison(self, rows: Callable[[], Iterable[Rows]], physical_offset: int) -> None:
         """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon.
 
         Parameters
         ----------
-        requests : callable
-            Gives the requests, each time from the first one on.
+        rows : callable
+            Gives the rows, each time from the first one on.
         physical_offset : int
             Of the first record.
 
@@ -642,14 +620,14 @@ class LogWriter:
         """
         failures = (OSError, StoreError, QueueFileReplaced, IndexFileReplaced)
         try:
-            self.dispatcher.dispatch(requests())
+            self.dispatcher.dispatch(rows())
             self.dispatcher.check_files()
         except SyncFailedError as error:
             raise self.poison(f"{error}") from error
         except failures as first_error:
             try:
                 self.dispatcher.repair(physical_offset)
-                self.dispatcher.dispatch(requests())
+                self.dispatcher.dispatch(rows())
                 self.dispatcher.check_files()
             except StoreFullError:
                 raise

@@ -1,9 +1,8 @@
 """Staging: brings encoded records from Spark's tasks to the one writer.
 
 Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
-length and CRC-32. The file has one row per chunk; the columns are those of `EncodedRecords` (FORMAT.md). Nothing is
-synced:
-a replay writes the files again, and what counts is what the writer copies into the log.
+length and CRC-32. The file has one row per chunk; FORMAT.md names its columns. Nothing is synced: a replay
+writes the files again, and what counts is what the writer copies into the log.
 
 The CRC is checked over the whole file before anything of a batch is written; chunks are then read one at a time.
 """
@@ -24,7 +23,7 @@ from messagestore.files.mapped_file import Disk, File
 from messagestore.files.staging_files import Write, finished, no_write, remove
 from messagestore.format import record
 from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
-from messagestore.format.record_columns import EncodedRecords
+from messagestore.format.record_columns import Rows
 
 FORMAT = "messagestore-staging-1"
 _READ_SIZE = 4 * 1024 * 1024
@@ -124,9 +123,8 @@ class StagingWriter:
         self._row_count = 0
         self._finished = False
 
-    def write(self, chunk: EncodedRecords) -> None:
+    def write(self, chunk: Rows) -> None:
         """Append one chunk."""
-        n = len(chunk.starts) - 1
         arrays: list[pa.Array] = [
             _one_binary(chunk.data),
             _one_list(chunk.starts, pa.int64()),
@@ -141,7 +139,7 @@ class StagingWriter:
         ]
         arrays += [list_array([chunk.row_hash_sum], pa.uint64())]
         self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
-        self._row_count += n
+        self._row_count += chunk.row_count
 
     def finish(self) -> StagedFile:
         """Close the file; it is complete."""
@@ -209,7 +207,7 @@ class StagedChunks:
     def __len__(self) -> int:
         return len(self._places)
 
-    def read(self, index: int, *, with_data: bool) -> EncodedRecords:
+    def read(self, index: int, *, with_data: bool) -> Rows:
         """Chunk `index`; its data may be written to, and are the caller's until the next chunk is read with data."""
         path, number = self._places[index]
         row = self._reader(path, with_data).get_batch(number)
@@ -221,9 +219,9 @@ class StagedChunks:
                 self._scratch = np.empty(int(end - begin), np.uint8)  # one for all chunks: new memory costs page faults
             data = self._scratch[: end - begin]
             data[:] = np.frombuffer(values, np.uint8)[begin:end]  # Arrow's buffer is not ours to stamp
-        return EncodedRecords(
+        return Rows.unplaced(
+            _values(row, "starts"),
             data=data,
-            starts=_values(row, "starts"),
             store_timestamp_position=row.column("store_timestamp_position")[0].as_py(),
             run_topics=row.column("run_topics")[0].as_py(),
             run_queue_ids=_values(row, "run_queue_ids"),

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from messagestore.errors import (
     StoreFullError,
     StorePoisonedError,
@@ -26,11 +24,11 @@ from messagestore.format import javahash, record, record_columns
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE
 from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.rows import Row, Rows
 from messagestore.log import batch_record
 from messagestore.log.batch_journal import PARTIAL, JournalEntry
 from messagestore.log.batch_record import CHUNK_SIZE, known_batch, read_batch
 from messagestore.log.batch_search import is_gone, not_ours
-from messagestore.log.dispatch import DispatchRequest
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
 from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
@@ -193,42 +191,26 @@ def _write(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> tuple[b
         log.write(log_end, log.blank(log_end))
     timestamp_ms = writer.now_ms()
     position, crc = batch.physical_offset + plan.size, _LogCrc()
-    chunk_index, chunk = -1, None
-    for piece, queue_offsets in plan.rows():
-        if piece.physical_offset != position:
+    for rows in plan.rows(timestamp_ms, with_data=True):
+        if rows.physical_offset != position:
             position = _blank(writer, position, crc)
-        if piece.chunk != chunk_index or chunk is None:
-            chunk_index, chunk = piece.chunk, plan.source.read(piece.chunk, with_data=True)
-        rows = slice(piece.first_row, piece.first_row + piece.row_count)
-        begin, end = int(chunk.starts[rows.start]), int(chunk.starts[rows.stop])
-        record_columns.stamp(
-            chunk.data[begin:end],
-            chunk.starts[rows] - begin,
-            queue_offsets[rows],
-            piece.physical_offset + chunk.starts[rows] - begin,
-            timestamp_ms,
-            chunk.store_timestamp_position,
-            chunk.property_crc,
-        )
-        rows_data = chunk.data[begin:end].data
-        crc.add(rows_data)
-        log.write(piece.physical_offset, rows_data)
-        if request.flush_disk_type == SYNC_FLUSH and len(rows_data) >= _WRITEBACK_SIZE:
-            log.start_writeback(
-                piece.physical_offset, len(rows_data)
-            )  # the disk writes while the next rows are stamped
-        position += end - begin
-        size = int(chunk.starts[rows.stop] - chunk.starts[rows.stop - 1])
-        plan.last_record = (position - size, size)
+        record_columns.stamp_rows(rows)
+        data = rows.data.data
+        crc.add(data)
+        log.write(position, data)
+        if request.flush_disk_type == SYNC_FLUSH and len(data) >= _WRITEBACK_SIZE:
+            log.start_writeback(position, len(data))  # the disk writes while the next rows are stamped
+        position = rows.end
+        plan.last_record = (int(rows.physical_offsets[-1]), int(rows.sizes[-1]))
     if position != batch.end:
         raise AssertionError(f"planned end {batch.end}, reached {position}")
     crc.finish()
     plan.batch = replace(batch, crcs=tuple(crc.crcs))
-    data = batch_record.encode(plan.batch, plan.body_size, writer.files.config, writer.files.store_host, timestamp_ms)
-    if len(data) != plan.size:
-        raise AssertionError(f"planned {plan.size} bytes for the BATCH record, got {len(data)}")
-    log.write(batch.physical_offset + HEAD_SEAL_SIZE, memoryview(data)[HEAD_SEAL_SIZE:])
-    return bytes(data[:HEAD_SEAL_SIZE]), timestamp_ms
+    own = batch_record.encode(plan.batch, plan.body_size, writer.files.config, writer.files.store_host, timestamp_ms)
+    if len(own) != plan.size:
+        raise AssertionError(f"planned {plan.size} bytes for the BATCH record, got {len(own)}")
+    log.write(batch.physical_offset + HEAD_SEAL_SIZE, memoryview(own)[HEAD_SEAL_SIZE:])
+    return bytes(own[:HEAD_SEAL_SIZE]), timestamp_ms
 
 
 def _blank(writer: LogWriter, position: int, crc: _LogCrc) -> int:
@@ -261,7 +243,7 @@ def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
     recovery.
     """
     batch = plan.batch
-    writer.dispatch_or_poison(lambda: _requests(plan, timestamp_ms), batch.physical_offset)
+    writer.dispatch_or_poison(lambda: _rows(plan, timestamp_ms), batch.physical_offset)
     writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
     for key, count in plan.counts.items():
         writer.next_offsets[key] = plan.first_offsets[key] + count
@@ -271,41 +253,10 @@ def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
     writer.maybe_move_clean()
 
 
-def _requests(plan: BatchPlan, timestamp_ms: int) -> Iterator[DispatchRequest]:
+def _rows(plan: BatchPlan, timestamp_ms: int) -> Iterator[Rows]:
+    """The BATCH record, then the rows of the batch."""
     batch = plan.batch
-    one = np.ones(1, np.int32)
-    yield DispatchRequest(
-        run_topics=[BATCH_TOPIC],
-        run_queue_ids=np.zeros(1, np.int32),
-        run_counts=one,
-        queue_offsets=np.array([batch.queue_offset], np.int64),
-        physical_offsets=np.array([batch.physical_offset], np.int64),
-        sizes=np.array([plan.size], np.int32),
-        tags_codes=np.zeros(1, np.int64),
-        store_timestamps_ms=timestamp_ms,
-        key_hashes=np.array([javahash.index_hash(BATCH_TOPIC, batch.app_id)], np.int32),
-        key_counts=one,
-    )
-    chunk_index, chunk = -1, None
-    for piece, queue_offsets in plan.rows():
-        if piece.chunk != chunk_index or chunk is None:
-            chunk_index, chunk = piece.chunk, plan.source.read(piece.chunk, with_data=False)
-            key_ends = np.cumsum(chunk.key_counts)
-        rows = slice(piece.first_row, piece.first_row + piece.row_count)
-        run_ends = np.cumsum(chunk.run_counts)
-        counts = np.clip(np.minimum(run_ends, rows.stop) - np.maximum(run_ends - chunk.run_counts, rows.start), 0, None)
-        runs = np.flatnonzero(counts)
-        first_key = int(key_ends[rows.start - 1]) if rows.start else 0
-        last_key = int(key_ends[rows.stop - 1])
-        yield DispatchRequest(
-            run_topics=[chunk.run_topics[i] for i in runs],
-            run_queue_ids=chunk.run_queue_ids[runs],
-            run_counts=counts[runs].astype(np.int32),
-            queue_offsets=queue_offsets[rows],
-            physical_offsets=piece.physical_offset + chunk.starts[rows] - chunk.starts[rows.start],
-            sizes=np.diff(chunk.starts[rows.start : rows.stop + 1]).astype(np.int32),
-            tags_codes=chunk.tags_codes[rows],
-            store_timestamps_ms=timestamp_ms,
-            key_hashes=chunk.key_hashes[first_key:last_key],
-            key_counts=chunk.key_counts[rows],
-        )
+    key_hash = javahash.index_hash(BATCH_TOPIC, batch.app_id)
+    place = (batch.queue_offset, batch.physical_offset, plan.size)
+    yield Rows.of([Row(BATCH_TOPIC, 0, *place, 0, timestamp_ms, [key_hash])])
+    yield from plan.rows(timestamp_ms, with_data=False)

@@ -15,13 +15,14 @@ def test_what_other_modules_use() -> None:
     wanted = {
         "COLUMNS",
         "DIGEST_NAME",
-        "EncodedRecords",
         "Expected",
         "MessageColumns",
+        "Rows",
         "decode",
         "encode",
         "row_hashes",
         "stamp",
+        "stamp_rows",
     }
     assert wanted <= set(record_columns.__all__)
     assert all(hasattr(record_columns, name) for name in record_columns.__all__)
@@ -45,7 +46,7 @@ def test_what_was_read_can_be_written_again() -> None:
     )
     host = pack_host("10.1.2.3:10911")
 
-    def written(columns: pa.Table | pa.RecordBatch) -> record_columns.EncodedRecords:
+    def written(columns: pa.Table | pa.RecordBatch) -> record_columns.Rows:
         messages = record_columns.MessageColumns.from_arrow(columns)
         return record_columns.encode(messages, limits=StoreConfig(), store_host=host, born_host=host)
 

@@ -14,22 +14,21 @@ from messagestore.format import record, record_encode
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
 from messagestore.format.message_columns import MessageColumns
-from messagestore.format.record_encode import EncodedRecords, encode, stamp
+from messagestore.format.record_encode import encode, stamp
 from messagestore.format.row_digest import row_hashes
+from messagestore.format.rows import Rows
 
 V4, V6 = "10.1.2.3:10911", "[2001:db8::2]:10911"
 TEXT_MAP = pa.map_(pa.string(), pa.string())
 LONG = "%RETRY%" + "t" * 150
 
 
-def encoded(
-    columns: MessageColumns, *, crc: bool = False, store: str = V4, born: str = V4, **more: int
-) -> EncodedRecords:
+def encoded(columns: MessageColumns, *, crc: bool = False, store: str = V4, born: str = V4, **more: int) -> Rows:
     limits = StoreConfig(enabled_append_prop_crc=crc)
     return encode(columns, limits=limits, store_host=pack_host(store), born_host=pack_host(born), **more)
 
 
-def records_of(batch: EncodedRecords) -> list[bytes]:
+def records_of(batch: Rows) -> list[bytes]:
     return [batch.data[a:b].tobytes() for a, b in itertools.pairwise(batch.starts.tolist())]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,9 @@ from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import SCHEDULE_TOPIC
-from messagestore.log import dispatch_request
-from messagestore.log.dispatch import DispatchRequest, request_of
+from messagestore.format.rows import Rows
+from messagestore.log import read_back
+from messagestore.log.read_back import rows_of
 from small import SMALL, bodies, columns, filled, read_all
 
 
@@ -30,19 +32,15 @@ def test_what_is_read_back_is_what_was_dispatched(tmp_path: Path) -> None:
         store.append_batch(columns(bodies(20), queues=3), BatchRequest("app", 0))
         store.put_message(Message("u", b"x", queue_id=1, keys=["a", "ü"], tags="中文"))
         for run in store.writer.log.scan(0):
-            request = request_of(run)
-            row = 0
-            for topic, queue_id, count in zip(
-                request.run_topics, request.run_queue_ids, request.run_counts, strict=True
-            ):
-                units = store.writer.files.queue(topic, int(queue_id)).read(int(request.queue_offsets[row]), int(count))
-                assert np.array_equal(units["physical_offset"], request.physical_offsets[row : row + count])
-                assert np.array_equal(units["size"], request.sizes[row : row + count])
-                assert np.array_equal(units["tags_code"], request.tags_codes[row : row + count])
-                row += count
-        assert request.key_hashes[-2:].tolist() == [index_hash("u", "a"), index_hash("u", "ü")]
-        assert request.tags_codes[-1] == java_hash("中文")
-        assert request.key_counts.tolist() == [1] + [1] * 20 + [2]
+            rows = rows_of(run)
+            for topic, queue_id, start, stop in rows.runs():
+                units = store.writer.files.queue(topic, queue_id).read(int(rows.queue_offsets[start]), stop - start)
+                assert np.array_equal(units["physical_offset"], rows.physical_offsets[start:stop])
+                assert np.array_equal(units["size"], rows.sizes[start:stop])
+                assert np.array_equal(units["tags_code"], rows.tags_codes[start:stop])
+        assert rows.key_hashes[-2:].tolist() == [index_hash("u", "a"), index_hash("u", "ü")]
+        assert rows.tags_codes[-1] == java_hash("中文")
+        assert rows.key_counts.tolist() == [1] + [1] * 20 + [2]
 
 
 def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
@@ -53,7 +51,7 @@ def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         dispatcher = store.writer.dispatcher
         dispatcher.rewind_index(0)
-        dispatcher.dispatch(request_of(run) for run in store.writer.log.scan(0))
+        dispatcher.dispatch(rows_of(run) for run in store.writer.log.scan(0))
     index = {p.name for p in before if p.parent.name == "index"}
     after = {p: data for p, data in files().items() if p.parent.name != "index"}
     assert after == {p: data for p, data in before.items() if p.parent.name != "index"}
@@ -87,7 +85,7 @@ def test_a_deleted_segment_poisons(tmp_path: Path) -> None:
     store.close()
 
 
-def scanned(tmp_path: Path, messages: list[tuple[Message, int]], numbers: list[int] | None = None) -> DispatchRequest:
+def scanned(tmp_path: Path, messages: list[tuple[Message, int]], numbers: list[int] | None = None) -> Rows:
     """Records of messages, as read back from a log."""
     host = pack_host("127.0.0.1:10911")
     with MessageStore.open(tmp_path / "s", SMALL) as store:
@@ -107,7 +105,7 @@ def scanned(tmp_path: Path, messages: list[tuple[Message, int]], numbers: list[i
             position += len(data)
         run = next(iter(store.writer.log.scan(0)))
         store.writer.log.undo(0, position)
-        return request_of(run)
+        return rows_of(run)
 
 
 def test_delayed_messages_carry_their_due_time(tmp_path: Path) -> None:
@@ -115,8 +113,8 @@ def test_delayed_messages_carry_their_due_time(tmp_path: Path) -> None:
     as in RocketMQ's own units."""
     levels = {"3": 10_000, "1": 1_000, "18": 7_200_000, "99": 7_200_000}
     messages = [(Message(SCHEDULE_TOPIC, b"x", properties={"DELAY": level}), 0) for level in levels]
-    request = scanned(tmp_path, messages)
-    assert request.tags_codes.tolist() == [1_000_000 + delay for delay in levels.values()]
+    rows = scanned(tmp_path, messages)
+    assert rows.tags_codes.tolist() == [1_000_000 + delay for delay in levels.values()]
 
 
 def test_half_messages_get_no_unit(tmp_path: Path) -> None:
@@ -128,11 +126,11 @@ def test_half_messages_get_no_unit(tmp_path: Path) -> None:
     old = scanned(tmp_path, messages)
     assert old.has_unit is None
     assert old.key_counts.tolist() == [1, 1, 1, 1]
-    request = scanned(tmp_path, messages, [0, 0, 0, 1])
-    assert request.has_unit.tolist() == [True, False, False, True]
-    assert request.key_counts.tolist() == [1, 1, 0, 1]
-    assert request.rows_by_queue()[("t", 0)].tolist() == [0, 3]
-    assert len(request.key_hashes) == 3
+    rows = scanned(tmp_path, messages, [0, 0, 0, 1])
+    assert rows.has_unit.tolist() == [True, False, False, True]
+    assert rows.key_counts.tolist() == [1, 1, 0, 1]
+    assert rows.by_queue()[("t", 0)].tolist() == [0, 3]
+    assert len(rows.key_hashes) == 3
 
 
 def foreign_record(topic: str, queue_id: int, properties: bytes, number: int) -> bytes:
@@ -162,13 +160,13 @@ def foreign_record(topic: str, queue_id: int, properties: bytes, number: int) ->
     )
 )
 def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int, bytes]]) -> None:
-    """One by one or as arrays: the same request, whatever the properties are."""
+    """One by one or as arrays: the same rows, whatever the properties are."""
     records = [foreign_record(*one, number) for number, one in enumerate(found)]
     data = np.frombuffer(b"".join(records), np.uint8)
     starts = np.cumsum([0, *map(len, records[:-1])])
     run = Scanned(4096, data, starts, record_scan.heads(data, starts))
-    few, many = request_of(run), dispatch_request._request_of_many(run)
-    for name, value in vars(few).items():
-        other = getattr(many, name)
+    few, many = rows_of(run), read_back._many(run)
+    for name in (field.name for field in fields(Rows)):
+        value, other = getattr(few, name), getattr(many, name)
         assert np.array_equal(value, other), name
         assert not isinstance(value, np.ndarray) or value.dtype == other.dtype, name

@@ -24,7 +24,7 @@ from messagestore.files.staging_files import (
     sweep_write,
 )
 from messagestore.format.hosts import pack_host
-from messagestore.format.record_columns import EncodedRecords, encode
+from messagestore.format.record_columns import Rows, encode
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.write.transaction import Chunks, append_batch
 from small import SMALL, bodies, columns, read_all
@@ -32,18 +32,18 @@ from small import SMALL, bodies, columns, read_all
 HOST = pack_host("127.0.0.1:10911")
 
 
-def chunk(count: int = 20, start: int = 0) -> EncodedRecords:
+def chunk(count: int = 20, start: int = 0) -> Rows:
     return encode(columns(bodies(count, start=start)), limits=StoreConfig(), store_host=HOST, born_host=HOST)
 
 
-def staged(folder: Path, *chunks: EncodedRecords) -> StagedFile:
+def staged(folder: Path, *chunks: Rows) -> StagedFile:
     with StagingWriter(str(folder)) as writer:
         for one in chunks:
             writer.write(one)
         return writer.finish()
 
 
-def same(left: EncodedRecords, right: EncodedRecords, *, with_data: bool) -> bool:
+def same(left: Rows, right: Rows, *, with_data: bool) -> bool:
     names = ["starts", "run_queue_ids", "run_counts", "tags_codes", "key_hashes", "key_counts"]
     names += ["data"] if with_data else []
     scalars = ["run_topics", "store_timestamp_position", "row_hash_sum", "row_count", "property_crc"]

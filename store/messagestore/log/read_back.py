@@ -1,14 +1,12 @@
-"""The units and index entries that records give.
+"""Rows of records that are read back from the log: what ConsumeQueues and index need of each.
 
-A `DispatchRequest` has, as arrays in log order, what ConsumeQueues and index need of each record: it is made from
-columns by who appends a batch, and by `request_of` from records that are read back (RocketMQ: DispatchRequest,
-CommitLog.checkMessageAndReturnSize).
+Recovery, catching up, readers and `verify` make them with `rows_of`; who appends has them from the encoder (RocketMQ:
+CommitLog.checkMessageAndReturnSize, which makes a DispatchRequest).
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -23,59 +21,11 @@ from messagestore.format.layout import (
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
 from messagestore.format.message import SCHEDULE_TOPIC, MessageExt
+from messagestore.format.rows import Row, Rows
 
 _FEW = 32  # less than 45, where both ways take as long
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's messageDelayLevel, levels 1 to 18."""
-
-
-@dataclass
-class DispatchRequest:
-    """Records to dispatch, in log order; n records in r runs of one (topic, queue id) each.
-
-    Parameters
-    ----------
-    run_topics, run_queue_ids, run_counts : list of str, int[r], int[r]
-    queue_offsets, physical_offsets : int64[n]
-    sizes : int32[n]
-        Bytes of each record.
-    tags_codes : int64[n]
-    store_timestamps_ms : int64[n] or int
-    key_hashes, key_counts : int32[k], int32[n]
-        Index hashes; record i has the next `key_counts[i]` of them.
-    has_unit : bool[n] or None
-        Which records get a unit; None: all. PREPARED and ROLLBACK have none, and a PREPARED one is indexed all the
-        same.
-    """
-
-    run_topics: list[str]
-    run_queue_ids: NDArray[np.int32]
-    run_counts: NDArray[np.int32]
-    queue_offsets: NDArray[np.int64]
-    physical_offsets: NDArray[np.int64]
-    sizes: NDArray[np.int32]
-    tags_codes: NDArray[np.int64]
-    store_timestamps_ms: NDArray[np.int64] | int
-    key_hashes: NDArray[np.int32]
-    key_counts: NDArray[np.int32]
-    has_unit: NDArray[np.bool_] | None = None
-
-    def rows_by_queue(self) -> dict[tuple[str, int], NDArray[np.int64]]:
-        """The rows that get a unit, of each queue, in log order."""
-        pieces: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        ends = np.cumsum(self.run_counts).tolist()
-        for topic, queue_id, count, end in zip(
-            self.run_topics, self.run_queue_ids.tolist(), self.run_counts.tolist(), ends, strict=True
-        ):
-            pieces.setdefault((topic, queue_id), []).append((end - count, end))
-        found: dict[tuple[str, int], NDArray[np.int64]] = {}
-        for key, spans in pieces.items():
-            rows = np.arange(*spans[0]) if len(spans) == 1 else np.concatenate([np.arange(*span) for span in spans])
-            if self.has_unit is not None:
-                rows = rows[self.has_unit[rows]]
-            if len(rows):
-                found[key] = rows
-        return found
 
 
 def _without_unit(run: Scanned) -> NDArray[np.bool_]:
@@ -91,41 +41,35 @@ def _without_unit(run: Scanned) -> NDArray[np.bool_]:
     return half
 
 
-def request_of(run: Scanned) -> DispatchRequest:
-    """What to dispatch for records read back from the log (recovery, catching up, plain puts)."""
-    request = _request_of_few(run) if len(run.starts) <= _FEW else _request_of_many(run)
+def rows_of(run: Scanned) -> Rows:
+    """The rows of a run of records."""
+    rows = _few(run) if len(run.starts) <= _FEW else _many(run)
     without = _without_unit(run)
-    if without.any():  # only such logs pay for it
-        request.has_unit = ~without
-        rolled_back = run.heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
-        indexed = ~(without & rolled_back)  # as RocketMQ: PREPARED is indexed, ROLLBACK is not
-        request.key_hashes = request.key_hashes[np.repeat(indexed, request.key_counts)]
-        request.key_counts = np.where(indexed, request.key_counts, 0).astype(np.int32)
-    return request
-
-
-def _request_of_few(run: Scanned) -> DispatchRequest:
-    """One by one: for a few dozen records that takes a fraction of what the many steps of `_request_of_many` cost."""
-    starts = run.starts
-    messages = [record.decode_message(run.data.data, start, verify=False) for start in starts.tolist()]
-    runs = [(key, len(list(same))) for key, same in itertools.groupby(messages, lambda m: (m.topic, m.queue_id))]
-    keys = [m.keys if m.unique_key is None else (m.unique_key, *m.keys) for m in messages]
-    hashes = [javahash.index_hash(m.topic, key) for m, some in zip(messages, keys, strict=True) for key in some]
-    return DispatchRequest(
-        run_topics=[topic for (topic, _), _ in runs],
-        run_queue_ids=np.array([queue_id for (_, queue_id), _ in runs], np.int32),
-        run_counts=np.array([count for _, count in runs], np.int32),
-        queue_offsets=np.array([m.queue_offset for m in messages], np.int64),
-        physical_offsets=run.physical_offset + starts,
-        sizes=np.array([m.size for m in messages], np.int32),
-        tags_codes=np.array([_tags_code(m) for m in messages], np.int64),
-        store_timestamps_ms=np.array([m.store_timestamp_ms for m in messages], np.int64),
-        key_hashes=np.array(hashes, np.int32),
-        key_counts=np.array([len(some) for some in keys], np.int32),
+    if not without.any():  # only logs with half messages pay for what follows
+        return rows
+    rolled_back = run.heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
+    indexed = ~(without & rolled_back)  # as RocketMQ: PREPARED is indexed, ROLLBACK is not
+    return replace(
+        rows,
+        key_hashes=rows.key_hashes[np.repeat(indexed, rows.key_counts)],
+        key_counts=np.where(indexed, rows.key_counts, 0).astype(np.int32),
+        has_unit=~without,
     )
 
 
-def _request_of_many(run: Scanned) -> DispatchRequest:
+def _few(run: Scanned) -> Rows:
+    """One by one: for a few dozen records that takes a fraction of what the many steps of `_many` cost."""
+    found = []
+    for start in run.starts.tolist():
+        m = record.decode_message(run.data.data, start, verify=False)
+        keys = m.keys if m.unique_key is None else (m.unique_key, *m.keys)
+        hashes = [javahash.index_hash(m.topic, key) for key in keys]
+        place = (m.queue_offset, run.physical_offset + start, m.size)
+        found.append(Row(m.topic, m.queue_id, *place, _tags_code(m), m.store_timestamp_ms, hashes))
+    return Rows.of(found)
+
+
+def _many(run: Scanned) -> Rows:
     starts, heads = run.starts, run.heads
     columns = record_columns.decode(
         run.data,
@@ -145,7 +89,7 @@ def _request_of_many(run: Scanned) -> DispatchRequest:
     if SCHEDULE_TOPIC in names:
         for row in np.flatnonzero(codes == names.index(SCHEDULE_TOPIC)).tolist():  # only a broker's own topic
             tags_codes[row] = _tags_code(record.decode_message(run.data.data, int(starts[row]), verify=False))
-    return DispatchRequest(
+    return Rows(
         run_topics=[names[codes[i]] for i in run_starts],
         run_queue_ids=queue_ids[run_starts].astype(np.int32),
         run_counts=np.diff(np.append(run_starts, len(starts))).astype(np.int32),

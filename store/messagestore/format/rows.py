@@ -1,0 +1,229 @@
+"""Records as columns: one value for rows that are encoded, appended, dispatched or read back.
+
+    run_topics      | orders                  | audit   |     r runs, each of one (topic, queue id)
+    run_counts      | 3                       | 1       |
+                    +-------+--------+--------+---------+
+    queue_offsets   | 7     | 8      | 9      | 40      |     n rows, in the order of the log
+    sizes, ...      | 220   | 201    | 240    | 180     |
+                    +-------+--------+--------+---------+
+    key_counts      | 1     | 0      | 2      | 1       |
+    key_hashes      | 1cf3  | 77a0 02be  | 5121         |     k keys, each row's behind those of the row before
+
+The encoder makes rows that have no place yet (`Rows.unplaced`). The writer numbers them (`numbered`), takes what fits
+into a segment (`slice`), and gives it a place and a store time (`at`). Rows that are read back from the log have all of
+these. The arrays of rows never change once they are made, except that stamping writes to `data`; slices and placed rows
+share the arrays they were made of.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_DATA: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+class Run(NamedTuple):
+    """Rows `start` to `stop - 1`, which follow one another and are all of one queue."""
+
+    topic: str
+    queue_id: int
+    start: int
+    stop: int
+
+
+class Row(NamedTuple):
+    """One record by itself; `Rows.of` makes columns of several. The fields are those of `Rows`."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    store_timestamp_ms: int
+    key_hashes: Sequence[int]
+    has_unit: bool = True
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the record."""
+        return self.physical_offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records in the order of the log; n rows in r runs of one (topic, queue id) each.
+
+    Parameters
+    ----------
+    run_topics, run_queue_ids, run_counts : list of str, int32[r], int32[r]
+        Topic, queue and number of rows of each run.
+    queue_offsets : int64[n]
+        0 until `numbered`.
+    physical_offsets : int64[n]
+        Counted from 0 until `at`.
+    sizes : int32[n]
+        Bytes of each record.
+    tags_codes : int64[n]
+    store_timestamps_ms : int64[n]
+        0 until `at`.
+    key_hashes, key_counts : int32[k], int32[n]
+        Index hashes; row i has the next `key_counts[i]` of them.
+    has_unit : bool[n] or None
+        Which rows get a ConsumeQueue unit; None: all. PREPARED and ROLLBACK have none; a PREPARED one is indexed all
+        the same.
+    data : uint8[m]
+        The records, back to back; writable, owned by whoever encoded or read them. Empty where nobody needs the bytes.
+    store_timestamp_position : int
+        Of STORETIMESTAMP in each record of `data`.
+    property_crc : bool
+        Whether each record of `data` ends in `__CRC32#`.
+    row_hash_sum : int
+        Sum of the hashes of all rows that were encoded together, mod 2**64 (row_digest.py).
+    """
+
+    run_topics: list[str]
+    run_queue_ids: NDArray[np.int32]
+    run_counts: NDArray[np.int32]
+    queue_offsets: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    tags_codes: NDArray[np.int64]
+    store_timestamps_ms: NDArray[np.int64]
+    key_hashes: NDArray[np.int32]
+    key_counts: NDArray[np.int32]
+    has_unit: NDArray[np.bool_] | None = None
+    data: NDArray[np.uint8] = field(default_factory=lambda: NO_DATA)
+    store_timestamp_position: int = 0
+    property_crc: bool = False
+    row_hash_sum: int = 0
+
+    @classmethod
+    def unplaced(cls, starts: NDArray[np.int64], **columns: Any) -> Rows:
+        """Encoded records without a place, a store time and numbers; `starts`, int64[n+1], is where each begins in the
+        data, and where the last one ends.
+        """
+        zeros = np.zeros(len(starts) - 1, np.int64)
+        sizes = np.diff(starts).astype(np.int32)
+        return cls(queue_offsets=zeros, physical_offsets=starts[:-1], sizes=sizes, store_timestamps_ms=zeros, **columns)
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Rows:
+        """Single records as columns, in the order given."""
+        columns: Any = zip(*rows, strict=True) if rows else ((),) * len(Row._fields)
+        topics, queue_ids, queue_offsets, physical_offsets, sizes, tags_codes, times, key_hashes, has_unit = columns
+        runs = [(key, len(list(same))) for key, same in itertools.groupby(zip(topics, queue_ids, strict=True))]
+        return cls(
+            run_topics=[topic for (topic, _), _ in runs],
+            run_queue_ids=np.array([queue_id for (_, queue_id), _ in runs], np.int32),
+            run_counts=np.array([count for _, count in runs], np.int32),
+            queue_offsets=np.array(queue_offsets, np.int64),
+            physical_offsets=np.array(physical_offsets, np.int64),
+            sizes=np.array(sizes, np.int32),
+            tags_codes=np.array(tags_codes, np.int64),
+            store_timestamps_ms=np.array(times, np.int64),
+            key_hashes=np.array([key_hash for some in key_hashes for key_hash in some], np.int32),
+            key_counts=np.array([len(some) for some in key_hashes], np.int32),
+            has_unit=None if all(has_unit) else np.array(has_unit, np.bool_),
+        )
+
+    @property
+    def row_count(self) -> int:
+        """How many records."""
+        return len(self.sizes)
+
+    @property
+    def physical_offset(self) -> int:
+        """Where the first record begins; 0 without rows."""
+        return int(self.physical_offsets[0]) if len(self.physical_offsets) else 0
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last record; 0 without rows."""
+        return int(self.physical_offsets[-1]) + int(self.sizes[-1]) if len(self.sizes) else 0
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each record begins in `data`, and where the last one ends: int64[n+1]."""
+        return np.append(self.physical_offsets, self.end) - self.physical_offset
+
+    def runs(self) -> Iterator[Run]:
+        """The runs, in the order of the log."""
+        start = 0
+        counts = self.run_counts.tolist()
+        for topic, queue_id, count in zip(self.run_topics, self.run_queue_ids.tolist(), counts, strict=True):
+            yield Run(topic, queue_id, start, start + count)
+            start += count
+
+    def of_topic(self, topic: str) -> Iterator[int]:
+        """Numbers of the rows of a topic."""
+        if topic in self.run_topics:
+            for run in self.runs():
+                if run.topic == topic:
+                    yield from range(run.start, run.stop)
+
+    def by_queue(self) -> dict[tuple[str, int], NDArray[np.int64]]:
+        """Numbers of the rows that get a unit, of each queue that has some, in the order of the log."""
+        pieces: dict[tuple[str, int], list[NDArray[np.int64]]] = {}
+        for topic, queue_id, start, stop in self.runs():
+            pieces.setdefault((topic, queue_id), []).append(np.arange(start, stop))
+        found: dict[tuple[str, int], NDArray[np.int64]] = {}
+        for key, parts in pieces.items():
+            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            if self.has_unit is not None:
+                rows = rows[self.has_unit[rows]]
+            if len(rows):
+                found[key] = rows
+        return found
+
+    def numbered(self, next_offsets: dict[tuple[str, int], int]) -> Rows:
+        """The rows with the next queue offsets of their queues, which are counted up in `next_offsets`."""
+        offsets = np.arange(self.row_count)
+        for topic, queue_id, start, stop in self.runs():
+            first = next_offsets[(topic, queue_id)]
+            offsets[start:stop] += first - start
+            next_offsets[(topic, queue_id)] = first + stop - start
+        return replace(self, queue_offsets=offsets)
+
+    def at(self, physical_offset: int, store_timestamp_ms: int) -> Rows:
+        """The rows with their place in the log, where the first one begins at `physical_offset`, and one store time.
+
+        The bytes in `data` say so only when they are stamped.
+        """
+        return replace(
+            self,
+            physical_offsets=self.physical_offsets + (physical_offset - self.physical_offset),
+            store_timestamps_ms=np.full(self.row_count, store_timestamp_ms, np.int64),
+        )
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Rows `start` to `stop - 1`, with their runs, keys and bytes; nothing is copied but the runs."""
+        if start <= 0 and stop >= self.row_count:
+            return self
+        run_ends = np.cumsum(self.run_counts)
+        counts = np.clip(np.minimum(run_ends, stop) - np.maximum(run_ends - self.run_counts, start), 0, None)
+        some = np.flatnonzero(counts)
+        first_key = int(self.key_counts[:start].sum())
+        last_key = first_key + int(self.key_counts[start:stop].sum())
+        starts, rows = self.starts, slice(start, stop)
+        return replace(
+            self,
+            run_topics=[self.run_topics[i] for i in some],
+            run_queue_ids=self.run_queue_ids[some],
+            run_counts=counts[some].astype(np.int32),
+            queue_offsets=self.queue_offsets[rows],
+            physical_offsets=self.physical_offsets[rows],
+            sizes=self.sizes[rows],
+            tags_codes=self.tags_codes[rows],
+            store_timestamps_ms=self.store_timestamps_ms[rows],
+            key_hashes=self.key_hashes[first_key:last_key],
+            key_counts=self.key_counts[rows],
+            has_unit=None if self.has_unit is None else self.has_unit[rows],
+            data=self.data[starts[start] : starts[stop]],
+        )
