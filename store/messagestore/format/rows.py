@@ -170,17 +170,20 @@ class Rows:
 
     def by_queue(self) -> dict[tuple[str, int], NDArray[np.int64]]:
         """Numbers of the rows that get a unit, of each queue that has some, in the order of the log."""
-        pieces: dict[tuple[str, int], list[NDArray[np.int64]]] = {}
-        for topic, queue_id, start, stop in self.runs():
-            pieces.setdefault((topic, queue_id), []).append(np.arange(start, stop))
-        found: dict[tuple[str, int], NDArray[np.int64]] = {}
-        for key, parts in pieces.items():
-            rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            if self.has_unit is not None:
-                rows = rows[self.has_unit[rows]]
-            if len(rows):
-                found[key] = rows
-        return found
+        queues: dict[tuple[str, int], int] = {}
+        keys = zip(self.run_topics, self.run_queue_ids.tolist(), strict=True)
+        of_runs = [queues.setdefault(key, len(queues)) for key in keys]
+        if len(queues) == len(of_runs):
+            found = {(topic, queue_id): np.arange(start, stop) for topic, queue_id, start, stop in self.runs()}
+        else:
+            of_rows = np.repeat(np.array(of_runs, np.uint16 if len(queues) <= 1 << 16 else np.int64), self.run_counts)
+            order = np.argsort(of_rows, kind="stable")  # 16 bits are sorted by radix
+            ends = np.cumsum(np.bincount(of_rows)).tolist()
+            found = {key: order[start:end] for key, start, end in zip(queues, [0, *ends], ends, strict=False)}
+        if self.has_unit is None:
+            return found
+        with_unit = {key: rows[self.has_unit[rows]] for key, rows in found.items()}
+        return {key: rows for key, rows in with_unit.items() if len(rows)}
 
     def numbered(self, next_offsets: dict[tuple[str, int], int]) -> Rows:
         """The rows with the next queue offsets of their queues, which are counted up in `next_offsets`."""

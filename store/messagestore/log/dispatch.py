@@ -83,8 +83,8 @@ class Dispatcher:
         index = self.files.index
         if index is None or not pieces:
             return
-        columns = ("physical_offsets", "store_timestamps_ms", "key_hashes", "key_counts")
-        index.put(*(np.concatenate([getattr(rows, name) for rows in pieces]) for name in columns))
+        columns = [(one.physical_offsets, one.store_timestamps_ms, one.key_hashes, one.key_counts) for one in pieces]
+        index.put(*(columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))))
 
     def check_files(self) -> None:
         """Whether every queue and index file that was written is still the file at its path.
