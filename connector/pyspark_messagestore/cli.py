@@ -1,7 +1,8 @@
 """The command line `messagestore`: show a store, put and get messages, check and repair a store. It needs no Spark.
 
 Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be done; one line
-on standard error says why. 3: somebody else holds the store. 4: `recover` did its work and cut bytes off the log.
+on standard error says why. 3: somebody else holds the store. 4: `recover` did its work and cut bytes off the log, or
+made queues again.
 
 Commands that only read take no lock and write nothing. They work beside any writer, including a Java broker.
 """
@@ -87,7 +88,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Show a message store, put and get messages, and check or repair a store.",
     epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
-    "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log.",
+    "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log, or "
+    "made queues again.",
 )
 
 
@@ -304,13 +306,16 @@ def recover(
 ) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
     The exit code is 4 if bytes behind the log's end were cut off; one line then says how many messages they held. It is
-    also 4 if a broker has replaced messages that were acknowledged, and if --accept-loss went on without messages.
+    also 4 if a broker has replaced messages that were acknowledged, if --accept-loss went on without messages,
+    and if ConsumeQueues were damaged or missing and had to be made again from the log.
     """
     path = _check_exists(root)
     config = _config(store_config, lock_timeout=wait)
     with _quiet(), MessageStore.open(path, config, accept_loss=accept_loss) as store:
         report = store.report
-    assert report is not None
+        assert report is not None
+        lines = [report.rebuilt, store.check_queues()]
+        report.rebuilt = "; ".join(line for line in lines if line) or None
     left = local_operator.is_open(path)
     if as_json:
         out.json_line({**report.to_dict(), "cut": report.cut, "closed": not left})
@@ -324,12 +329,14 @@ def recover(
             rows.append(("lost", report.lost))
         if report.changed is not None:
             rows.append(("changed", report.changed))
-        out.facts([*rows, *(("note", text) for text in report.notes)])
+        if report.rebuilt is not None:
+            rows.append(("rebuilt", report.rebuilt))
+        out.facts([*rows, *(("note", text) for text in report.notes if text not in (report.rebuilt or ""))])
         if left:
             out.line("another writer is attached: `abort` stays until it has closed; do not start a broker yet")
         else:
             out.line("closed cleanly: a Java broker can take over")
-    if report.cut is not None or report.lost is not None or report.changed is not None:
+    if any(each is not None for each in (report.cut, report.lost, report.changed, report.rebuilt)):
         raise typer.Exit(CUT)
 
 

@@ -22,16 +22,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import reference
-from crash.checker_records import BATCH_TOPIC, Record, Slot, broken, digest_holds, journal_of, parse, slot_of
+from crash.checker_records import BATCH_TOPIC, Record, Slot, broken, digest_holds, ends_of, journal_of, parse, slot_of
 
 CHUNK_SIZE = 16 * 1024 * 1024
 _DIGITS = re.compile(r"[0-9]{20}")
 _TOP = {"commitlog/", "consumequeue/", "index/", "config/", "spark/", "abort", "checkpoint", "lock"}
-_OURS = {"state", "store.json", "journal", "writer.lock", "staging/", "cut/"}
+_OURS = {"state", "store.json", "journal", "ends", "writer.lock", "staging/", "cut/"}
 _OURS |= {"consumer-offsets.lock", "consumer-offsets.json"}
 _CONFIG = {"", *(name + end for name in ("topics.json", "consumerOffset.json") for end in ("", ".bak"))}
 # What a killed writer was making: each has one name, and the next one that makes it takes it away first.
-_OURS |= {f"new-{name}" for name in ("store.json", "state", "journal", "topics.json", "checkpoint", "abort", "cut")}
+_OURS |= {
+    f"new-{name}" for name in ("store.json", "state", "journal", "ends", "topics.json", "checkpoint", "abort", "cut")
+}
 _CLEAN, _RECOVERING, _OWN, _KNOWN_FLAGS = 4, 8, 16, 31
 
 
@@ -124,6 +126,7 @@ class _Check:
         if self.store.get("messageIndexEnable", True) and not self._recovering:
             self._index()
         self._journal()
+        self._ends()
         if self.settled:
             self._zeros(limit)
         return found
@@ -389,6 +392,22 @@ class _Check:
         listed = {(t, q) for t, ranges in journal["queues"].items() for a, b in ranges for q in range(a, b + 1)}
         if closed and not queues <= listed:
             found.find(path, 0, f"queues {sorted(queues)}", sorted(listed))
+
+    def _ends(self) -> None:
+        """Each seal is the last unit that its queue had at the clean end; at a clean end that is written, of each queue."""
+        data, slot, path = self.tree.get("spark/ends"), self.slot, "spark/ends"
+        if data is None or slot is None:
+            return
+        ends = ends_of(data, slot.clean_end)
+        last: dict[tuple[str, int], tuple[int, int, int]] = {}
+        for record in self.found.records:
+            if record.physical_offset + record.size <= ends["end"]:
+                last[record.topic, record.queue_id] = record.queue_offset + 1, record.physical_offset, record.size
+        for key, seal in ends["queues"].items():
+            if last.get(key) != seal[:3]:
+                self.found.find(path, 0, f"{key}: {last.get(key)}", seal)
+        if self.uninterrupted and self.tree.get("abort") is None and last.keys() - ends["queues"].keys():
+            self.found.find(path, 0, f"queues {sorted(last)}", sorted(ends["queues"]))
 
     # ---- batches
 

@@ -143,6 +143,30 @@ def slot_of(data: bytes) -> Slot | None:
     return best
 
 
+def ends_of(data: bytes, limit: int) -> dict[str, Any]:
+    """The file `spark/ends`: `end`, the clean end of the newest block at or below a limit, and `queues`: (topic, queue id)
+    -> number of units, and place, size and tags code of the last one. What follows a block that does not hold counts for
+    nothing.
+    """
+    queues: dict[tuple[str, int], tuple[int, int, int, int]] = {}
+    at, before, newest = 0, 0, -1
+    while at + 72 <= len(data):
+        magic, version, previous, end, _, _, _, count, size, body_crc, _, crc = struct.unpack_from(
+            ">8siIqqiIqqIqI", data, at
+        )
+        body = data[at + 72 : at + 72 + count * 48 + size]
+        if magic != b"MSQENDS1" or version != 1 or previous != before or crc != binascii.crc32(data[at : at + 68]):
+            break
+        if len(body) != count * 48 + size or binascii.crc32(body) != body_crc or end > limit:
+            break
+        names = json.loads(body[count * 48 :])
+        for number in range(count):
+            units, place, tags, _, unit_size, topic, queue_id, _ = struct.unpack_from(">qqqqiiiI", body, number * 48)
+            queues[names[topic], queue_id] = units, place, unit_size, tags
+        at, before, newest = at + 72 + len(body), crc, end
+    return {"end": newest, "queues": {key: seal for key, seal in queues.items() if seal[0] >= 0}}
+
+
 def journal_of(data: bytes | None) -> dict[str, Any] | None:
     """The file `spark/journal`: covered, checkpoint_crc, apps (rows of each), and the names that came with it; a `fault`
     when a checksum does not hold; None when there is no file.

@@ -32,9 +32,9 @@ def replayed(*parts: str) -> Search:
         states = MADE or MADE.update(replays.make_states(ground.root)) or MADE
         chosen = [case for case in replays.cases(states, ground.root, False) if any(part in case[1] for part in parts)]
         ground.chance.shuffle(chosen)
-        for _, _, state, damage, must_open in chosen:
+        for kind, _, state, damage, must_open in chosen:
             try:
-                yield replays.look(state, ground.root, damage, must_open, may_cut=state.name == "async")[1]
+                yield replays.look_any(kind, state, ground.root, damage, must_open)[1]
             except (ArithmeticError, LookupError, TypeError) as error:
                 yield Verdict(misread=[repr(error)])
 

@@ -5,10 +5,13 @@
              or as they were a session ago; topics, queues and whole folders missing, alone and together; a byte-equal
              copy without spark/; the folder spark/ of another copy, that went on by itself; the end of the log missing,
              together with what says so
+    queues   of a store that was closed or killed: bits of units, units and files of zeros, files cut, missing, or as they
+             were a session ago; whole folders as they were a session ago
 
 After each the next process opens the store, gets every batch again, and one more. It may refuse, and then it changes no
 byte of RocketMQ's files. Else every batch is known, the new one is appended, and each row is there once. Where the end of
-the log is gone it must refuse, and go on without it when it is told to.
+the log is gone it must refuse, and go on without it when it is told to. Where queues were damaged a reader looks first, and
+shows all messages or says what is wrong; and `recover` comes last.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from crash import checker
@@ -26,7 +30,7 @@ from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.flips import TINY, Damage, flip
 from crash.harness import Promise, Step, append_encoded, die, payload, run_steps, scratch_folder
-from crash.judge import Verdict, note_content, note_faults
+from crash.judge import Verdict, note_content, note_faults, read_queue
 from crash.memdisk import MemDisk, Tree
 from crash.power_cut import Folder
 from crash.workloads import batch, copy_of, put
@@ -167,11 +171,56 @@ Case = tuple[str, str, State, Damage, bool]
 """Kind, key, store, damage, and whether the next writer must open it."""
 _TAIL = "bits of the last BATCH record"
 LOST_END = "the end of the log lost"
+QUEUES = "queues damaged"
+
+
+def queue_cases(state: State, root: Path, quick: bool) -> Iterator[Case]:
+    """Damage to the files of ConsumeQueues: the log has everything, and the next writer must go on. After a kill a unit
+    proves that its record was synced, so one with a flipped bit, or in a file that cannot be read, may refuse the store.
+    """
+    disk = MemDisk(root, state.content)
+    tree = disk.tree()
+    files = [path for path in sorted(tree) if path.startswith("consumequeue/") and not path.endswith("/")]
+    folders = [path.rstrip("/") for path in sorted(tree) if path.startswith("consumequeue/") and path.endswith("/")]
+
+    def case(what: str, damage: Damage, *, must: bool = True) -> Case:
+        return QUEUES, f"{state.name}:{what}", state, damage, must
+
+    for path in files:
+        size, used = len(tree[path]), len(tree[path].rstrip(b"\0"))
+        yield case(f"{path}:missing", missing(path))
+        yield case(f"{path}:zeros", partial(fill, path, 0, size))
+        for start in range(0, used, 20):
+            yield case(f"{path}:{start}:unit of zeros", partial(fill, path, start, start + 20))
+            yield case(f"{path}:{start}:zeros from here on", partial(fill, path, start, size))
+        for length in (0, 1, used // 2 // 20 * 20, size - 1):
+            yield case(f"{path}:{length} bytes", cut(path, length), must=state.name == "closed")
+        step = 7 if quick else 1
+        for bit in range(0, 8 * used, step):
+            yield case(f"{path}:{bit // 8}.{bit % 8}:bit", flip(path, bit // 8, bit % 8), must=state.name == "closed")
+    for folder in [*folders, *files]:
+        if folder != "consumequeue" and folder in {*state.older, *(path.rstrip("/") for path in state.older)}:
+            yield case(f"{folder}:older", partial(as_older, state.older, folder))
+
+
+def fill(path: str, start: int, end: int, disk: MemDisk) -> None:
+    """Zeros in the place of what was there."""
+    disk.node(path)[start:end] = bytes(end - start)
+
+
+def as_older(older: Tree, top: str, disk: MemDisk) -> None:
+    """A folder, or a file, as it was a session ago."""
+    disk.remove_tree(top)
+    for path, data in older.items():
+        if path == top or (path.startswith(top + "/") and not path.endswith("/")):
+            disk.put_file(path, data)
 
 
 def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
     """All of it. Where everything that is needed can be had from the log, refusing the store is a fault."""
     for name, state in states.items():
+        if name in ("closed", "killed"):
+            yield from queue_cases(state, root, quick)
         tree = MemDisk(root, state.content).tree()
         small = [path for path in (*_SMALL_FILES, "spark/journal.json") if path in tree]
         yield "small files lost", f"{name}:nothing", state, lambda disk: None, True
@@ -313,10 +362,18 @@ def look_any(kind: str, state: State, root: Path, damage: Damage, must_open: boo
     """A case of any kind."""
     if kind == LOST_END:
         return look_at_lost_end(state, root, damage)
-    return look(state, root, damage, must_open, may_cut=state.name == "async" and kind == _TAIL)
+    return look(state, root, damage, must_open, may_cut=state.name == "async" and kind == _TAIL, queues=kind == QUEUES)
 
 
-def look(state: State, root: Path, damage: Damage, must_open: bool, *, may_cut: bool = False) -> tuple[str, Verdict]:
+def look(
+    state: State,
+    root: Path,
+    damage: Damage,
+    must_open: bool,
+    *,
+    may_cut: bool = False,
+    queues: bool = False,
+) -> tuple[str, Verdict]:
     """Damage a copy, open it, send every batch again, and one more; in a word, and what is wrong.
 
     Parameters
@@ -325,10 +382,14 @@ def look(state: State, root: Path, damage: Damage, must_open: bool, *, may_cut: 
     must_open : bool
     may_cut : bool
         The damage is where an unsynced ASYNC_FLUSH batch may be torn: then it is cut, and its replay is appended.
+    queues : bool
+        The damage is in files of queues: a reader looks before, and `recover` comes last.
     """
     verdict = Verdict()
     disk = MemDisk(root, state.content)
     damage(disk)
+    if queues and state.name == "closed":
+        _read(state, root, disk, verdict)
     promise = replace(state.promise, rows={**state.promise.rows}, maybe_batches={*state.promise.maybe_batches})
     appended = 0
     try:
@@ -347,6 +408,13 @@ def look(state: State, root: Path, damage: Damage, must_open: bool, *, may_cut: 
         die(root)
         return _refused(disk, must_open, state.promise, verdict, error)
     die(root)
+    if queues:
+        try:
+            with MessageStore.open(root, state.config, disk=disk) as store:
+                store.check_queues()
+        except (StoreError, OSError) as error:
+            verdict.misread.append(f"refused after the replay: {type(error).__name__}: {error}")
+        die(root)
     found = checker.check(disk.tree())
     note_faults(verdict, found, "after the replay")
     note_content(verdict, found.bodies, found.queues, promise, (), everything=True)
@@ -388,6 +456,24 @@ def look_at_lost_end(state: State, root: Path, damage: Damage) -> tuple[str, Ver
     rows_only = replace(state.promise, puts=[])
     note_content(verdict, found.bodies, found.queues, rows_only, (), everything=True)
     return "refused", verdict
+
+
+def _read(state: State, root: Path, disk: MemDisk, verdict: Verdict) -> None:
+    """A reader shows all messages, or says that something is wrong."""
+    wanted = checker.check(MemDisk(root, state.content).tree(), settled=False).queues
+    found = {}
+    try:
+        with MessageStore.open_read_only(root, state.config, disk=disk) as reader:
+            for topic, queue_ids in reader.topics().items():
+                if topic != checker.BATCH_TOPIC:
+                    found |= {(topic, queue_id): read_queue(reader, topic, queue_id) for queue_id in queue_ids}
+    except (StoreError, OSError):
+        return
+    for key, bodies in wanted.items():
+        if found.get(key) != bodies:
+            verdict.lost.append(
+                f"a reader showed {len(found.get(key, ()))} of {len(bodies)} messages of {key} in silence"
+            )
 
 
 def _refused(

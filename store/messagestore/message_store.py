@@ -642,6 +642,18 @@ class MessageStore(ReadOnlyStore):
             self._view = StoreView(self._attached.paths.root, self._attached.config, self._attached.disk)
         return self._view
 
+    def check_queues(self) -> str | None:
+        """Compare all ConsumeQueues with what they had when the store was closed, and make again from the log what is
+        damaged; one line says what was done. `messagestore recover` calls this; a writer that does not looks at each
+        queue when it first appends to it.
+
+        Raises
+        ------
+        CorruptionError
+            The log does not give what a queue had.
+        """
+        return self.writer.check_queues()
+
     # ---- topics
 
     def create_topic(self, topic: str, queue_nums: int = DEFAULT_QUEUE_NUMS) -> TopicConfig:

@@ -270,7 +270,47 @@ JOURNAL_ENTRY = Layout(
 JOURNAL_USER_VERSION = 1
 JOURNAL_START = 2
 
-ALL = (RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT, JOURNAL_HEADER, JOURNAL_ENTRY)
+# ---- ends (ours)
+
+ENDS_MAGIC = int.from_bytes(b"MSQENDS1", "big")
+ENDS_FORMAT = 1
+ENDS_HEADER = Layout(
+    "ends header",
+    72,
+    [
+        (0, "magic", "i8", "the text MSQENDS1"),
+        (8, "format_version", "i4", "1"),
+        (12, "previous", "u4", "`crc` of the block before; 0: this is the first one of the file"),
+        (16, "clean_end", "i8", "C: the entries are the ends of their queues in the log below it"),
+        (24, "anchor_position", "i8", "the last record below C: where it begins"),
+        (32, "anchor_size", "i4", "its TOTALSIZE; 0: there is no record below C"),
+        (36, "anchor_crc", "u4", "CRC-32 of its bytes"),
+        (40, "entry_count", "i8", "entries behind this header"),
+        (48, "names_size", "i8", "bytes of JSON behind the entries"),
+        (56, "body_crc", "u4", "CRC-32 of the entries and the names"),
+        (60, "reserved", "i8", "0"),
+        (68, "crc", "u4", "CRC-32 of the 68 bytes before"),
+    ],
+)
+ENDS_ENTRY = Layout(
+    "ends entry",
+    48,
+    [
+        (0, "end", "i8", "units of the queue below C; -1: not known any more"),
+        (8, "physical_offset", "i8", "of its last unit"),
+        (16, "tags_code", "i8", "of its last unit"),
+        (24, "crc_from", "i8", "number of the first unit that `crc` covers: 0, unless a broker wrote the queue"),
+        (32, "size", "i4", "of its last unit"),
+        (36, "topic", "i4", "index in the names"),
+        (40, "queue_id", "i4", "the queue's number in its topic"),
+        (44, "crc", "u4", "CRC-32 of the units from `crc_from` to the last one"),
+    ],
+)
+
+ALL = (
+    RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT, JOURNAL_HEADER, JOURNAL_ENTRY,
+    ENDS_HEADER, ENDS_ENTRY,
+)  # fmt: skip
 
 
 def markdown(layout: Layout) -> str:

@@ -71,6 +71,8 @@ class Dispatcher:
     def _append(self, topic: str, queue_id: int, first: int, units: NDArray[np.void]) -> None:
         queue = self.files.queue(topic, queue_id)
         self.files.mark_written(topic, queue_id, queue)
+        if self.files.ends is not None:
+            self.files.ends.extend((topic, queue_id), first, units)
         try:
             queue.append(first, units)
         except QueueFileReplaced:
@@ -173,12 +175,16 @@ class Dispatcher:
             What is made again.
         """
         log = self.files.commit_log
-        for run in whole_scan(log, log.min_offset, end):
-            rows = runs.apply(rows_of(run))
-            if queues:
-                self.dispatch_queues(rows, keys)
-            if index:
-                self._put_index([rows])
+        ends, self.files.ends = self.files.ends, None  # where these queues end is known
+        try:
+            for run in whole_scan(log, log.min_offset, end):
+                rows = runs.apply(rows_of(run))
+                if queues:
+                    self.dispatch_queues(rows, keys)
+                if index:
+                    self._put_index([rows])
+        finally:
+            self.files.ends = ends
 
 
 def whole_scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned]:

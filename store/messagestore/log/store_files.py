@@ -34,6 +34,7 @@ from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.format.record import crc32, decode_message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log.light_messages import first_light_message
+from messagestore.log.sealed_ends import SealedEnds
 
 FORMAT_VERSION = 2
 _FORMAT_1 = 1
@@ -77,6 +78,7 @@ class Paths:
         self.journal = os.path.join(self.spark, "journal")
         self.journal_1 = os.path.join(self.spark, "journal.json")
         """The journal of format 1."""
+        self.ends = os.path.join(self.spark, "ends")
         self.writer_lock = os.path.join(self.spark, "writer.lock")
         self.staging = os.path.join(self.spark, "staging")
         self.rebuild = os.path.join(self.spark, "rebuild")
@@ -281,6 +283,8 @@ class StoreFiles:
         self._written: dict[tuple[str, int], ConsumeQueue] = {}
         self.ever_written: set[tuple[str, int]] = set()
         """Queues that got units since the journal last took them in."""
+        self.ends: SealedEnds | None = None
+        """Where each queue ends in the dispatched log, as far as it is known; None: not read yet."""
         self.first_writer = False
         """This project never wrote here before: there are no BATCH records to be found."""
         self.searched_whole = True
@@ -345,6 +349,11 @@ class StoreFiles:
         self._queues.clear()
         for queue in self._written.values():
             queue.load()
+
+    def drop_queue(self, topic: str, queue_id: int) -> None:
+        """Forget a queue, and that it has units that are not synced: its files are removed."""
+        self._queues.pop((topic, queue_id), None)
+        self._written.pop((topic, queue_id), None)
 
     def mark_written(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
         """Remember that a queue has units that are not synced."""

@@ -45,6 +45,8 @@ from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.seal_check import Fault, fault_of, is_deleted, sealed_at
+from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import (
     Identity,
     Paths,
@@ -158,6 +160,8 @@ class StoreView:
         self._closed_end: int | None = None
         self.own = False
         """No broker ever wrote the store, by the last `refresh`: each record says the number of its unit."""
+        self._seals: tuple[State, SealedEnds] | None = None  # what is known of the queues of a store that was closed
+        self._closed_state: State | None = None
         self.visible = self.refresh()
 
     @property
@@ -203,7 +207,7 @@ class StoreView:
         self._closed_end, same_boot = None, True
         if not files.store_id or abort != files.abort_token:
             if abort is None and state is not None and self._closed_by_us(state):
-                self._closed_end = state.clean_end
+                self._closed_end, self._closed_state = state.clean_end, state
             self.visible = Visible(None, state.counter if state is not None else -1, 0)
         else:
             if state is None:
@@ -273,7 +277,7 @@ class StoreView:
         self._drop_files()
         self.files.commit_log.load()
         self._ends.clear()
-        self._seen, self._closed = None, (-1, None)
+        self._seen, self._closed, self._seals = None, (-1, None), None
 
     def _proven_end_of(self, state: State) -> int:
         """How far the log of another boot is proven to be on the disk; looked for once."""
@@ -435,7 +439,24 @@ class StoreView:
         for topic, queue_id in self.tail.units if self.tail is not None else ():
             if queue_id not in found.setdefault(topic, []):
                 found[topic] = sorted([*found[topic], queue_id])
+        for topic, queue_id in self._lost_queues():
+            if queue_id not in found.setdefault(topic, []):
+                found[topic] = sorted([*found[topic], queue_id])
         return found
+
+    def _lost_queues(self, topic: str | None = None) -> list[tuple[str, int]]:
+        """Queues of a store that was closed whose folders are gone: they are listed, and whoever asks for their ends is
+        told.
+        """
+        if self._closed_end is None:
+            return []
+        files = self.files
+        keys = [key for key in self._sealed().seals if topic in (None, key[0])]
+        there = {name: set(queue_ids_of(files.disk, files.paths.root, name)) for name in {name for name, _ in keys}}
+        lost = [key for key in keys if key[1] not in there[key[0]]]
+        if lost:
+            files.topics.load()  # a broker that deletes a topic takes its name away
+        return [key for key in lost if not is_deleted(files, key)]
 
     def queue_ids(self, topic: str) -> list[int]:
         """Queue ids of one topic, from its folders.
@@ -449,7 +470,7 @@ class StoreView:
         found = queue_ids_of(self.files.disk, self.files.paths.root, topic)
         if self.tail is not None:
             found = sorted({*found, *(queue_id for name, queue_id in self.tail.units if name == topic)})
-        return found
+        return sorted({*found, *(queue_id for _, queue_id in self._lost_queues(topic))})
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue; looked at again when files came or went."""
@@ -534,10 +555,12 @@ class StoreView:
         raise AssertionError("unreachable")
 
     def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
-        if (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
+        sealed = self._sealed() if self._closed_end is not None else None
+        known = sealed is None or sealed.end_of((topic, queue_id)) in (hint, None)
+        if known and (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
             return hint  # nothing came: one read
         if self._closed_end is not None:
-            return self.files.queue(topic, queue_id).end(hint=hint)
+            return self._sealed_end(topic, queue_id, hint)
         log = self.files.commit_log
         torn = self.files.read_abort() is not None  # a broker that crashed may have left a torn record
         end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
@@ -545,6 +568,42 @@ class StoreView:
             log.load()  # a new segment may be there
             end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
         return end
+
+    def _sealed(self) -> SealedEnds:
+        """Where the queues of a store that a Python writer closed end, as far as it is known; read once."""
+        assert self._closed_end is not None
+        assert self._closed_state is not None
+        if self._seals is None or self._seals[0] != self._closed_state:
+            self._seals = self._closed_state, sealed_at(self.files, self._closed_end, self._closed_end)
+        return self._seals[1]
+
+    def _sealed_end(self, topic: str, queue_id: int, hint: int) -> int:
+        """The end of a queue of a store that was closed.
+
+        Raises
+        ------
+        CorruptionError
+            The queue has not the units that it had then.
+        """
+        ends, key, state = self._sealed(), (topic, queue_id), self._closed_state
+        expected, queue = ends.end_of(key), self.files.queue(topic, queue_id)
+        if expected is None:
+            return queue.end(hint=hint)
+        fault = fault_of(self.files, ends, key)
+        if fault is not None:
+            self.files.topics.load()  # a broker that deletes a topic takes its name away
+            queue.load()  # a writer may have made the next file, or have made the queue again
+            fault = fault_of(self.files, ends, key)
+        end = queue.end(hint=expected)
+        if fault is None and end > expected:
+            words = f"{expected} units, as at the clean end"
+            fault = Fault(queue.files.directory, expected * UNIT.size, words, str(end))
+        if fault is None:
+            return end
+        self.refresh()
+        if self._closed_end is not None and self._closed_state == state:
+            raise fault.error()
+        return self._visible_end(topic, queue_id, 0)  # a writer has come meanwhile
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Number of the first message of a queue whose record is still in the log (the max offset when none is)."""
@@ -699,7 +758,7 @@ class StoreView:
     def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Block | None:
         """The next messages of a queue; None when the first of them is not in the queue or not in the log any more."""
         units = self.units(topic, queue_id, position, end)
-        if not len(units) or int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
+        if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
             return None
         sizes = units["size"].astype(np.int32)
         physical_offsets = units["physical_offset"].astype(np.int64)

@@ -19,7 +19,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -45,6 +45,8 @@ from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_be
 from messagestore.log.queue_proof import is_settled, proven_queue_end
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.read_back import rows_of
+from messagestore.log.seal_check import is_deleted, listed, remove_files, sealed_at
+from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles, with_property_crc
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.walk import Walk, Walker, bad_chunk
@@ -86,6 +88,8 @@ class RecoveryReport:
         What is missing at the end of the log, and that the caller accepted. None when nothing is missing.
     changed : str | None
         Set if a broker has changed bytes below the clean end: acknowledged messages are gone, and this says which.
+    rebuilt : str | None
+        Which ConsumeQueues were damaged or missing, and were made again from the log.
     notes : list of str
         Everything else that an operator should know.
 
@@ -108,6 +112,7 @@ class RecoveryReport:
     saved: str | None = None
     lost: str | None = None
     changed: str | None = None
+    rebuilt: str | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,11 +130,6 @@ class RecoveryReport:
         return f"{self.zeroed_bytes} bytes behind {self.end}: {messages} of {queues} ({self.stop}){kept}"
 
 
-def _listed(queues: Collection[tuple[str, int]]) -> str:
-    names = [f"{topic}/{queue_id}" for topic, queue_id in sorted(queues)]
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter, RecoveryReport]:
     """Bring a store into a state that can be appended to.
 
@@ -145,7 +145,14 @@ def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter,
     CorruptionError
         Bytes that were proven to be on the disk are not there; nothing was changed.
     """
-    writer, report = _Recovery(files, accept_loss=accept_loss).run()
+    while True:
+        recovery = _Recovery(files, accept_loss=accept_loss)
+        try:
+            writer, report = recovery.run()
+            break
+        except CorruptionError as error:
+            if not recovery.take_away(error):
+                raise
     end = writer.end
     files.config = with_property_crc(files.commit_log, end.last_position, end.last_size, files.config)
     return writer, report
@@ -181,6 +188,27 @@ class _Recovery:
             self._before = self.files.queue_names()
         return self._before
 
+    def take_away(self, error: CorruptionError) -> bool:
+        """Remove the files of a queue that cannot be used because one of them has another size. False when it is not
+        known, from the seals of a store that was closed, that the log has all of that queue.
+        """
+        files, state = self.files, self.state
+        folder, topic, queue_id = os.path.dirname(os.path.dirname(os.path.dirname(error.path))), "", ""
+        if folder == files.paths.consume_queue:
+            topic, queue_id = error.path.split(os.sep)[-3:-1]
+        if not queue_id.isdecimal() or self.abort is not None or state is None or not state.clean:
+            return False
+        key = topic, int(queue_id)
+        if (
+            self._checkpoint_is_ours() is not True
+            or key not in sealed_at(files, state.clean_end, state.clean_end).seals
+        ):
+            return False
+        if files.disk.size(error.path) == files.config.mapped_file_size_consume_queue:
+            return False
+        remove_files(files, key)
+        return True
+
     def run(self) -> tuple[LogWriter, RecoveryReport]:
         clean = self._clean_end()
         if clean is not None:
@@ -209,6 +237,7 @@ class _Recovery:
         self._rebuild_named(walk.end.physical_offset)
         journal = self._journal_of(walk)
         journal.queues = None  # as the folders are now
+        self.files.ends = self._sealed_ends(walk)
         writer = self._publish(walk.end, journal)
         self.report.end = walk.end.physical_offset
         self.report.record_count = walk.record_count
@@ -336,7 +365,11 @@ class _Recovery:
         if self.log.files.offsets and (self.all_queues or self.all_index):
             what = {(True, True): "ConsumeQueues and index", (True, False): "ConsumeQueues"}
             missing = what.get((self.all_queues, self.all_index), "index")
-            self.report.notes.append(f"{missing}: the files were missing; rebuilt from the log")
+            note = f"{missing}: the files were missing; rebuilt from the log"
+            if self.all_queues:
+                self._note_queues(note)
+            else:
+                self.report.notes.append(note)
         self.report.start = before.physical_offset
         synced_only = ours and state is not None and not state.asynchronous
         own = ours and before is anchored
@@ -619,9 +652,8 @@ class _Recovery:
         if walk.start > self.log.min_offset and (self.all_queues or self.all_index or self.below.doubtful):
             keys = None if self.all_queues else self.below.doubtful
             dispatcher.rebuild(self.below, walk.start, keys, queues=self.all_queues or bool(keys), index=self.all_index)
-        self.report.notes += [
-            f"{t}/{q}: units were missing: rebuilt from the log" for t, q in sorted(self.below.doubtful - self.lost)
-        ]
+        for topic, queue_id in sorted(self.below.doubtful - self.lost):
+            self._note_queues(f"{topic}/{queue_id}: units were missing: rebuilt from the log")
         rest = map(rows_of, self.log.scan(walk.kept_end, walk.end.physical_offset, verify_body_crc=False))
         dispatcher.dispatch(map(runs.apply, itertools.chain(walk.kept, rest)))
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()
@@ -730,7 +762,7 @@ class _Recovery:
                 made.dropped.append((app_id, entry.version))
         if batches and batches[-1].queue_offset >= count:
             Dispatcher(files).rebuild_queue(BATCH_TOPIC, 0, end)
-            self.report.notes.append(f"{BATCH_TOPIC}/0: units were missing: rebuilt from the log")
+            self._note_queues(f"{BATCH_TOPIC}/0: units were missing: rebuilt from the log")
         if journal.queues is None:
             self._rebuild_unlisted(batches, end)
         self._note_rebuilt(made)
@@ -757,7 +789,7 @@ class _Recovery:
             return
         rebuilt = Dispatcher(files).rebuild_queues(lost, end, topics)
         if rebuilt:
-            self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+            self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
 
     def _rebuild_named(self, end: int) -> None:
         """Make queues again that a broker's store has lost: `topics.json` names their topic, which has no folder.
@@ -780,7 +812,12 @@ class _Recovery:
         self._begin_rebuild(queues=True, index=False)  # killed from here on, the next recovery makes all queues again
         rebuilt = Dispatcher(files).rebuild_queues((), end, topics)
         if rebuilt:
-            self.report.notes.append(f"{_listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+            self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+
+    def _note_queues(self, note: str) -> None:
+        """Say which queues were missing, and that they were made again."""
+        self.report.notes.append(note)
+        self.report.rebuilt = f"{self.report.rebuilt}; {note}" if self.report.rebuilt else note
 
     def _note_rebuilt(self, made: BatchJournal) -> None:
         fault, state = self.journal.fault, self.state
@@ -869,15 +906,33 @@ class _Recovery:
         lost = self._lost_queues()
         if not lost:
             return set()
-        names = _listed(lost)
+        names = listed(lost)
         if self._broker_wrote():
             self.report.notes.append(
                 f"{names}: the queues had messages, and have no folder now. A broker was at work since, so it may have "
                 "deleted the topic and made it again; the queues were not rebuilt"
             )
             return set()
-        self.report.notes.append(f"{names}: the queues' folders were missing: rebuilt from the log")
+        self._note_queues(f"{names}: the queues' folders were missing: rebuilt from the log")
         return set(lost)
+
+    def _sealed_ends(self, walk: Walk) -> SealedEnds:
+        """Where the queues end. A broker may have deleted topics, so their files tell where it was at work."""
+        files, state = self.files, self.state
+        ends = SealedEnds()
+        ours = self.abort == files.abort_token or (self.abort is None and self._checkpoint_is_ours() is True)
+        if ours and not self.all_queues and state is not None and self._anchored(state) is not None:
+            clean_end = state.clean_end
+            ends = sealed_at(files, clean_end, max(clean_end, min(walk.start, walk.end.physical_offset)))
+            for key in [key for key in ends.seals if is_deleted(files, key)]:
+                ends.answer(key, None)
+        else:
+            for topic, queue_ids in files.queue_names().items():
+                for queue_id in queue_ids:
+                    ends.ask((topic, queue_id))
+        for key, count in {**self.below.next_offsets, **walk.queues.next_offsets}.items():
+            ends.ask(key, count)
+        return ends
 
     def _publish(self, end: LogEnd, journal: BatchJournal) -> LogWriter:
         files = self.files

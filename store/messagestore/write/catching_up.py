@@ -11,6 +11,8 @@ from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_record import BatchRecord, read_batch
 from messagestore.log.batch_search import batches_from
+from messagestore.log.read_back import rows_of
+from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 
@@ -57,9 +59,13 @@ def _catch_up(writer: LogWriter) -> bool:
     if files.index is not None:
         files.index.load()
     files.topics.load()
-    end = _follow(writer, writer.end, state.visible_end)
+    grown: dict[tuple[str, int], int] = {}
+    singles: list[tuple[int, int]] = []
+    end = _follow(writer, writer.end, state.visible_end, grown, singles)
     if end is None:
         return False
+    if files.ends is not None:
+        _note_grown(files, files.ends, grown, singles)
     count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
     writer.journal.extend(batches_from(files, writer.journal.covered, count))
     writer.next_offsets.clear()
@@ -67,7 +73,27 @@ def _catch_up(writer: LogWriter) -> bool:
     return True
 
 
-def _follow(writer: LogWriter, end: LogEnd, visible_end: int) -> LogEnd | None:
+def _note_grown(
+    files: StoreFiles, ends: SealedEnds, grown: dict[tuple[str, int], int], singles: list[tuple[int, int]]
+) -> None:
+    """Where the queues end that others have appended to: their files tell the last units when they are needed."""
+    for begin, end in singles:
+        for run in files.commit_log.scan(begin, end, verify_body_crc=False):
+            read = rows_of(run)
+            for key, rows in read.by_queue().items():
+                grown[key] = max(grown.get(key, 0), int(read.queue_offsets[rows[-1]]) + 1)
+    for key, count in grown.items():
+        ends.ask(key, count)
+
+
+def _follow(
+    writer: LogWriter,
+    end: LogEnd,
+    visible_end: int,
+    grown: dict[tuple[str, int], int],
+    singles: list[tuple[int, int]],
+) -> LogEnd | None:
+    """Where the log ends. `grown` gets the ends of the queues of batches, `singles` where other records lie."""
     log = writer.log
     position = end.physical_offset
     while position < visible_end:
@@ -84,6 +110,14 @@ def _follow(writer: LogWriter, end: LogEnd, visible_end: int) -> LogEnd | None:
             else None
         )
         end = LogEnd(position + size, position, size, timestamp_ms)
+        if batch is not None:
+            grown[BATCH_TOPIC, 0] = batch.queue_offset + 1
+            for topic, runs in batch.ranges.items():
+                grown.update({(topic, queue_id): first + count for queue_id, first, count in runs})
+        elif singles and singles[-1][1] == position:
+            singles[-1] = singles[-1][0], position + size
+        else:
+            singles.append((position, position + size))
         position += size
         if batch is not None and batch.end > position:
             last = _last_record(writer, batch)

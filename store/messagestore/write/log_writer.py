@@ -34,7 +34,7 @@ from messagestore.errors import (
     SyncFailedError,
 )
 from messagestore.files import checkpoint as store_checkpoint
-from messagestore.files.consume_queue import QueueFileReplaced
+from messagestore.files.consume_queue import QueueFileReplaced, queue_directory
 from messagestore.files.index_file import IndexFileReplaced
 from messagestore.files.mapped_file import sync_errors
 from messagestore.files.state import State, boot_hash
@@ -45,6 +45,17 @@ from messagestore.format.rows import NO_DATA, Row, Rows
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.dispatch import Dispatcher
 from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.seal_check import (
+    Fault,
+    fault_of,
+    is_without_crc,
+    listed,
+    rebuild,
+    seal_of_file,
+    sealed_at,
+    without_last_unit,
+)
+from messagestore.log.sealed_ends import Anchor, SealedEnds
 from messagestore.log.store_files import Paths, StoreFiles
 
 CLEAN_SIZE = 1 << 30
@@ -159,6 +170,8 @@ class LogWriter:
         """When the clean end is tried again, after the disk had no room for it; None: nothing has failed."""
         self.half_dispatched = False
         """Some of what is pending may be in queues and index already: the disk had no room for all of it."""
+        self.rebuilt: list[str] = []
+        """What was done to queues whose files were damaged, in one line each."""
 
     def forget_threads(self) -> None:
         """In a forked child: no other thread is there to let go of what it held."""
@@ -341,8 +354,10 @@ class LogWriter:
 
     def checked_queue_end(self, topic: str, queue_id: int) -> int:
         """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
+        key = (topic, queue_id)
+        self.files.disk.check_folders(f"{queue_directory(self.files.paths.root, topic, queue_id)}/{'0' * 20}")
+        self._check_sound(key)
         queue = self.files.queue(topic, queue_id)
-        self.files.disk.check_folders(queue.files.path(0))
         if not queue.files.offsets and self.journal.had_queue(topic, queue_id):
             folder = queue.files.directory
             if not self.files.disk.is_folder(folder):
@@ -354,10 +369,128 @@ class LogWriter:
                     hint=f"Remove the folder {os.path.dirname(folder)} and run `messagestore recover`: its queues are "
                     "made again from the log.",
                 )
-        offset = proven_queue_end(self.files, topic, queue_id, self.end.physical_offset, crc=False)
+        known = self.sealed_ends().end_of(key)
+        offset = (
+            known
+            if known is not None
+            else proven_queue_end(self.files, topic, queue_id, self.end.physical_offset, crc=False)
+        )
         if queue.end(hint=offset) > offset:
             queue.truncate(offset)
         return offset
+
+    # ---- where the queues end
+
+    def sealed_ends(self) -> SealedEnds:
+        """Where the queues end in what has been dispatched, as far as it is known."""
+        files = self.files
+        if files.ends is None:
+            files.ends = sealed_at(files, self.state.clean_end, self.state.visible_end)
+        return files.ends
+
+    def make_sound(self, faults: dict[tuple[str, int], Fault]) -> str:
+        """Make queues again from the log whose files are not as they were, and say so in one line. Call under the
+        mutex.
+
+        Raises
+        ------
+        CorruptionError
+            The log does not give what the queues had.
+        StorePoisonedError
+            A sync failed.
+        """
+        files, ends = self.files, self.sealed_ends()
+        first = next(iter(faults.values()))
+        try:
+            rebuild(files, faults, self.state.visible_end)
+        except (OSError, QueueFileReplaced) as error:
+            raise self.poison(f"queues could not be made again ({error})") from error
+        for key in faults:
+            fault = fault_of(files, ends, key)
+            if fault is not None:
+                raise CorruptionError(
+                    fault.path,
+                    fault.position,
+                    fault.expected,
+                    f"{fault.found}, also after it was made from the log",
+                    hint=f"Put back the folder consumequeue from a copy. To go on with what the log gives, move "
+                    f"{files.paths.ends} away and run `messagestore recover`.",
+                )
+        count = f"{len(faults)} queue" + ("" if len(faults) == 1 else "s")
+        line = (
+            f"{count} did not have what the log says they must have ({listed(faults)}); rebuilt from the log. "
+            f"The first: {first.path}: offset {first.position}: expected {first.expected}, found {first.found}"
+        )
+        _log.warning("%s: %s", files.paths.root, line)
+        self.rebuilt.append(line)
+        return line
+
+    def _check_sound(self, key: tuple[str, int]) -> None:
+        """Look at a queue's last unit; when it is not there, look at all queues, and make again what is damaged."""
+        ends = self.sealed_ends()
+        fault = fault_of(self.files, ends, key)
+        if fault is None:
+            return
+        faults = {key: fault}
+        for other in {*ends.seals, *ends.asked}:
+            found = fault_of(self.files, ends, other, thorough=True)
+            if found is not None:
+                faults.setdefault(other, found)
+        self.make_sound(faults)
+
+    def check_queues(self) -> str | None:
+        """Look at all units of all queues, and make again those that are not as they were; in one line what was done.
+
+        Queues that `spark/ends` does not know are compared with the log, and are known from then on. Call it when
+        nothing is in flight.
+
+        Raises
+        ------
+        CorruptionError
+            The log does not give what a queue had.
+        """
+        with self.mutex:
+            self.check_usable()
+            files, ends = self.files, self.sealed_ends()
+            found = {key: fault_of(files, ends, key, thorough=True) for key in {*ends.seals, *ends.asked}}
+            faults = {key: fault for key, fault in found.items() if fault is not None}
+            there = {(t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids}
+            unknown = there - ends.seals.keys() - ends.asked.keys()
+            if unknown:
+                end = self.state.visible_end
+                for key in without_last_unit(files, files.commit_log.min_offset, end, unknown):
+                    directory = files.queue(*key).files.directory
+                    faults[key] = Fault(directory, 0, f"a unit for the last record of {key[0]}/{key[1]}", "none")
+            line = self.make_sound(faults) if faults else None
+            without_crc = {key for key, seal in ends.seals.items() if is_without_crc(files, key, seal)}
+            for key in unknown | without_crc:
+                ends.ask(key)
+            if (unknown or without_crc) and self.state.clean_end == self.state.visible_end:
+                self._seal_asked()
+                self._write_ends()
+            return line
+
+    def _seal_asked(self) -> None:
+        """Ask the files of queues that were not written through this object for their last units."""
+        files, ends = self.files, self.sealed_ends()
+        limit = self.state.visible_end
+        for last_try in (False, True):
+            missing = []
+            for key in list(ends.asked):
+                known = ends.asked[key]
+                seal = seal_of_file(files, ends, key, limit)
+                if seal is None and known and not last_try:
+                    missing.append(key)
+                else:
+                    ends.answer(key, seal)
+            if not missing:
+                return
+            rebuild(files, missing, limit)
+
+    def _write_ends(self) -> None:
+        state, files = self.state, self.files
+        anchor = Anchor(state.anchor_position, state.anchor_size, state.anchor_crc)
+        self.sealed_ends().write(files.disk, files.paths.ends, files.paths.temporary("ends"), state.clean_end, anchor)
 
     def append(
         self,
@@ -691,6 +824,7 @@ class LogWriter:
         end = self.end
         try:
             self.sync_to_end()
+            self._seal_asked()
             with sync_errors(self.files.paths.root):
                 self.files.sync_derived()
             self._write_clean_end(end, closing=closing)
@@ -717,6 +851,7 @@ class LogWriter:
             self.files.state_file.sync()
         self._write_checkpoint(end)
         self._write_journal(end)
+        self._write_ends()
 
     def _write_journal(self, end: LogEnd) -> None:
         files, journal = self.files, self.journal

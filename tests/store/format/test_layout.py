@@ -15,6 +15,8 @@ from messagestore.format.layout import (
     ALL,
     BLANK,
     CHECKPOINT,
+    ENDS_ENTRY,
+    ENDS_HEADER,
     INDEX_ENTRY,
     INDEX_HEADER,
     JOURNAL_ENTRY,
@@ -36,6 +38,8 @@ FORMATS = {  # written down a second time, from RocketMQ's sources
     STATE_SLOT.name: ">qqqqqiIIIiI",
     JOURNAL_HEADER.name: ">qiIqqqqIIII",
     JOURNAL_ENTRY.name: ">qqqqQiiiI",
+    ENDS_HEADER.name: ">qiIqqiIqqIqI",
+    ENDS_ENTRY.name: ">qqqqiiiI",
 }
 
 

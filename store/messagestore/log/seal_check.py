@@ -1,0 +1,279 @@
+"""Do the queue files still have what they had when the clean end moved?
+
+`spark/ends` holds the seal of each queue (`sealed_ends`). A file that was cut, zeroed, deleted or put back from an
+older copy does not agree with its seal; then the log has everything, and the queue is made again.
+
+    a writer        compares a queue's last unit when it first asks for the queue's end
+    a reader        does the same in a store that was closed, and raises
+    `recover`       compares all units of all queues with their CRC
+
+Where the file lags behind the clean end (a process died between the two), the records of the log in between tell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from messagestore.errors import CorruptionError
+from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, queue_directory
+from messagestore.files.mapped_file_queue import FILE_NAME
+from messagestore.format import record
+from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.log.dispatch import Dispatcher, whole_scan
+from messagestore.log.read_back import rows_of
+from messagestore.log.sealed_ends import Key, Seal, SealedEnds, units_crc
+from messagestore.log.store_files import StoreFiles
+
+MOST_BEHIND = 1 << 30
+"""At most so many bytes of the log are read to find out what the file does not say."""
+_CHUNK = 50_000
+
+
+class Fault(NamedTuple):
+    """What is wrong with a queue's files."""
+
+    path: str
+    position: int
+    expected: str
+    found: str
+
+    def error(self) -> CorruptionError:
+        """For who cannot put it right."""
+        hint = "The log has these messages: `messagestore recover` makes the queue again, and so does the next writer."
+        return CorruptionError(self.path, self.position, self.expected, self.found, hint=hint)
+
+
+def sealed_at(files: StoreFiles, clean_end: int, visible_end: int) -> SealedEnds:
+    """Where the queues end in the log below `visible_end`, as far as it is known.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    clean_end : int
+        C of `state`: blocks of the file behind it are of another history.
+    visible_end : int
+        What was dispatched; above C the log is read.
+    """
+    ends = SealedEnds.read(files.disk, files.paths.ends, clean_end)
+    if not ends.anchor.size or not _is_anchored(files, ends) or visible_end - ends.clean_end > MOST_BEHIND:
+        return SealedEnds()
+    try:
+        take_in(files, ends, ends.clean_end, visible_end)
+    except CorruptionError:  # of a record: who reads it is told
+        return SealedEnds()
+    return ends
+
+
+def _is_anchored(files: StoreFiles, ends: SealedEnds) -> bool:
+    """Whether the record before the clean end of the file is in this log: else the file is another store's."""
+    log, (position, size, crc) = files.commit_log, ends.anchor
+    if position < log.min_offset:
+        return False
+    data = log.read(position, size)
+    return len(data) == size and record.crc32(data) == crc
+
+
+def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
+    """Take in the units of the records of a part of the log that only this project wrote."""
+    for run in whole_scan(files.commit_log, start, end):
+        read = rows_of(run)
+        for key, rows in read.by_queue().items():
+            offsets = read.queue_offsets[rows]
+            if (np.diff(offsets) != 1).any():
+                ends.ask(key)
+                continue
+            units = np.empty(len(rows), UNIT_DTYPE)
+            units["physical_offset"] = read.physical_offsets[rows]
+            units["size"] = read.sizes[rows]
+            units["tags_code"] = read.tags_codes[rows]
+            ends.extend(key, int(offsets[0]), units)
+
+
+# ---- looking
+
+
+def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = False) -> Fault | None:
+    """What is wrong with a queue's files; None when nothing is, or nothing is known of the queue.
+
+    Parameters
+    ----------
+    thorough : bool
+        Look at all units. Else at the last one, in one small read.
+    """
+    expected, seal = ends.end_of(key), ends.seals.get(key)
+    if not expected:
+        return None
+    directory = queue_directory(files.paths.root, *key)
+    wanted = f"{expected} units of {key[0]}/{key[1]}, as at the clean end"
+    try:
+        queue = files.queue(*key)
+        if not queue.files.offsets:
+            if seal is not None and seal.physical_offset < files.commit_log.min_offset:
+                return None  # retention took all that the units point to
+            if is_deleted(files, key):
+                return None
+            return Fault(directory, 0, wanted, "no file")
+        path, position = _place(queue, expected - 1)
+        units = queue.read(expected - 1, 1)
+        known = key not in ends.asked and seal is not None
+        start = queue.first_file_queue_offset
+        if start and not files.commit_log.min_offset and int(queue.read(start, 1)["size"][0]) != FILLER_UNIT_SIZE:
+            return Fault(directory, 0, f"{wanted}: the log begins at 0", f"units from {start} on")
+        if not len(units) or (int(units["size"][0]) <= 0 and not known):
+            return Fault(path, position, wanted, f"{queue.end()}")
+        if known and seal is not None and units[0].item() != (seal.physical_offset, seal.size, seal.tags_code):
+            return Fault(path, position, wanted, f"another last unit, {units[0].item()}")
+        return _fault_inside(queue, seal, key, wanted) if thorough and known and seal is not None else None
+    except CorruptionError as error:
+        return Fault(error.path, error.physical_offset, error.expected, error.found)
+    except FileNotFoundError as error:
+        return Fault(str(error.filename), 0, wanted, "no file")
+
+
+def is_deleted(files: StoreFiles, key: Key) -> bool:
+    """Whether a broker has deleted a queue's topic: it takes the name out of `topics.json`, and the folder away."""
+    topic, folder = key[0], os.path.dirname(queue_directory(files.paths.root, *key))
+    return topic != BATCH_TOPIC and topic not in files.topics.names and not files.disk.is_folder(folder)
+
+
+def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fault | None:
+    """A unit that is not as it was, or that cannot be one; or units behind the last one."""
+    crc = 0
+    for start in range(queue.first_file_queue_offset, seal.end, _CHUNK):
+        units = queue.read(start, min(_CHUNK, seal.end - start))
+        crc = units_crc(units[max(0, seal.crc_from - start) :], crc)
+        bad = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
+        if len(bad):
+            path, position = _place(queue, start + int(bad[0]))
+            return Fault(path, position, f"unit {start + int(bad[0])} of {key[0]}/{key[1]}", str(units[bad[0]].item()))
+    if crc != seal.crc and seal.crc_from >= queue.first_file_queue_offset:
+        covered = f"the units {seal.crc_from} to {seal.end - 1} of {key[0]}/{key[1]}"
+        return Fault(*_place(queue, seal.crc_from), f"CRC-32 {seal.crc:08x} of {covered}", f"{crc:08x}")
+    if queue.end(hint=seal.end) != seal.end:
+        return Fault(*_place(queue, seal.end), wanted, "units behind the last one")
+    return None
+
+
+def is_without_crc(files: StoreFiles, key: Key, seal: Seal) -> bool:
+    """Whether the first units that a queue's CRC covers were deleted with their file."""
+    start = files.queue(*key).first_file_queue_offset
+    return seal.crc_from < start < seal.end
+
+
+def _place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
+    start = queue.files.holding(queue_offset * UNIT.size)
+    if start is None:
+        return queue.files.directory, queue_offset * UNIT.size
+    return queue.files.path(start), queue_offset * UNIT.size - start
+
+
+def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> Seal | None:
+    """The seal of a queue by its file; None when it has not the units that it must have.
+
+    Parameters
+    ----------
+    limit : int
+        Where the dispatched log ends.
+    """
+    end, old = ends.asked.get(key), ends.seals.get(key)
+    try:
+        queue = files.queue(*key)
+        if end is None:
+            end = queue.end(hint=old.end if old is not None else 0, limit=limit)
+        if not end:
+            return None
+        if old is not None and not 0 < end - old.end <= _CHUNK:
+            old = None
+        first = old.end if old is not None else end - 1
+        units = queue.read(first, end - first)
+        if len(units) < end - first or int(units["size"][-1]) <= 0 or int(units["size"][-1]) == FILLER_UNIT_SIZE:
+            return None
+        seal = Seal.of(first, units, old)
+        return seal if seal.physical_offset + seal.size <= limit else None
+    except (CorruptionError, FileNotFoundError):
+        return None
+
+
+def without_last_unit(files: StoreFiles, start: int, end: int, keys: Collection[Key]) -> set[Key]:
+    """Those of some queues whose last record in a part of the log has no unit where its number says.
+
+    For queues of which no seal is known. A queue that has another unit there is left alone: in a broker's log numbers
+    may repeat.
+    """
+    last: dict[Key, int] = {}
+    for run in whole_scan(files.commit_log, start, end):
+        read = rows_of(run)
+        for key, rows in read.by_queue().items():
+            if key in keys:
+                last[key] = int(read.queue_offsets[rows[-1]])
+    return {key for key, number in last.items() if not _has_unit(files, key, number)}
+
+
+def _has_unit(files: StoreFiles, key: Key, number: int) -> bool:
+    try:
+        units = files.queue(*key).read(number, 1)
+    except (CorruptionError, FileNotFoundError):
+        return False
+    return bool(len(units)) and int(units["size"][0]) > 0
+
+
+# ---- putting right
+
+
+def rebuild(files: StoreFiles, keys: Iterable[Key], end: int) -> None:
+    """Make the files of some queues again from the log up to the physical offset `end`, and sync them.
+
+    `spark/rebuild` is there meanwhile: a process that dies leaves a store in which the next writer makes all queues
+    again.
+    """
+    disk, paths, keys = files.disk, files.paths, set(keys)
+    for key in keys:
+        for path in _files_of(files, key):
+            disk.open(path).close()  # a link or a FIFO is refused, before anything is removed
+    disk.replace(paths.rebuild, b"queues", via=paths.temporary("rebuild"))
+    ends, files.ends = files.ends, None  # what is written again is known
+    try:
+        for key in sorted(keys):
+            remove_files(files, key)
+        Dispatcher(files).rebuild_queues(keys, end)
+        files.sync_derived()
+    finally:
+        files.ends = ends
+    disk.unlink(paths.rebuild)
+
+
+def _files_of(files: StoreFiles, key: Key) -> list[str]:
+    """A queue's files. Files of other names are none, and are named by who loads the queue."""
+    directory = queue_directory(files.paths.root, *key)
+    entries = files.disk.entries(directory)
+    return [os.path.join(directory, name) for name, is_folder in entries if not is_folder and FILE_NAME.fullmatch(name)]
+
+
+def remove_files(files: StoreFiles, key: Key) -> None:
+    """Remove a queue's files, whatever is in them.
+
+    Raises
+    ------
+    NotAStoreError
+        One of them is a link or a FIFO.
+    """
+    for path in _files_of(files, key):
+        files.disk.open(path).close()
+    files.drop_queue(*key)
+    paths = _files_of(files, key)
+    for path in paths:
+        files.pool.forget(path)
+        files.disk.unlink(path)
+    if paths:
+        files.disk.fsync_dir(os.path.dirname(paths[0]))
+
+
+def listed(keys: Collection[Key]) -> str:
+    """Some names of queues, for a line of text."""
+    names = [f"{topic}/{queue_id}" for topic, queue_id in sorted(keys)]
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,236 @@
+"""Where does each queue end at the clean end?
+
+A ConsumeQueue file does not say how many units it must have: a file that was cut, zeroed, or put back from an older
+copy looks like a shorter queue. `spark/ends` keeps the seal of each queue: its number of units below the clean end C,
+its last unit, and a CRC of all units that this project has written since it knows the queue.
+
+    | block | block | ... |     each: header, entries, names of topics as JSON
+
+A block holds the queues that changed since the block before it, so a change of C costs as much as the queues that it
+touches. Each block names the one before by its checksum: what a torn append leaves behind the last valid block counts
+for nothing. When the blocks have become twice as long as the first one, the file is replaced by a single block.
+
+The file may lag behind `spark/state`, which is written first. The log tells the rest (`seal_check`).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.files.mapped_file import Disk
+from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, ENDS_MAGIC, UNIT
+from messagestore.format.record import crc32
+
+MAX_SIZE = 256 * 1024 * 1024
+"""Most bytes of the file that are read."""
+Key = tuple[str, int]
+_UNKNOWN = -1
+_GROWTH_SIZE = 64 * 1024
+_HEADER = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[f.type] for f in ENDS_HEADER.fields))
+_CRC_POSITION = ENDS_HEADER.offset("crc")
+
+
+class Seal(NamedTuple):
+    """Where a queue ends: the fields of an entry."""
+
+    end: int
+    physical_offset: int
+    tags_code: int
+    crc_from: int
+    size: int
+    crc: int
+
+    @classmethod
+    def of(cls, first: int, units: NDArray[np.void], old: Seal | None = None) -> Seal:
+        """Of a queue that got units from number `first` on, where `old` ended."""
+        crc_from, crc = (old.crc_from, old.crc) if old is not None else (first, 0)
+        physical_offset, size, tags_code = units[-1].item()
+        return cls(first + len(units), physical_offset, tags_code, crc_from, size, units_crc(units, crc))
+
+
+class Anchor(NamedTuple):
+    """The last record below a clean end."""
+
+    position: int
+    size: int
+    crc: int
+
+
+NO_RECORD = Anchor(0, 0, 0)
+
+
+@dataclass
+class SealedEnds:
+    """The seals of the queues in a part of the log that has been dispatched.
+
+    Parameters
+    ----------
+    seals : dict of (topic, queue id) to Seal
+    clean_end : int
+        C of the last block that was read or written.
+    anchor : Anchor
+        The record before it.
+    """
+
+    seals: dict[Key, Seal] = field(default_factory=dict)
+    clean_end: int = 0
+    anchor: Anchor = NO_RECORD
+    asked: dict[Key, int | None] = field(default_factory=dict)
+    """Queues whose files must be asked for the last unit; each with the end that is known, or None."""
+
+    def __post_init__(self) -> None:
+        self._changed: set[Key] = set()
+        self._previous = 0
+        self._end = 0
+        self._base_size = 0
+        self._file: tuple[int, int] | None = None  # inode and bytes of the file that this continues
+
+    # ---- what is known
+
+    def end_of(self, key: Key) -> int | None:
+        """Number of units of a queue; None when it is not known."""
+        if key in self.asked:
+            return self.asked[key]
+        seal = self.seals.get(key)
+        return None if seal is None else seal.end
+
+    def extend(self, key: Key, first: int, units: NDArray[np.void]) -> None:
+        """Take in units that were appended to a queue from number `first` on."""
+        old, end = self.seals.get(key), first + len(units)
+        if key in self.asked or first != (old.end if old is not None else 0):
+            self.ask(key, end)
+            return
+        self.seals[key] = Seal.of(first, units, old)
+        self._changed.add(key)
+
+    def ask(self, key: Key, end: int | None = None) -> None:
+        """Note that a queue has changed, and that its file must be asked for its last unit."""
+        self.asked[key] = end
+
+    def answer(self, key: Key, seal: Seal | None) -> None:
+        """Take in the seal of a queue that was to be asked; None: nothing is known of it any more."""
+        self.asked.pop(key, None)
+        self._changed.add(key)
+        if seal is None:
+            self.seals.pop(key, None)
+        else:
+            self.seals[key] = seal
+
+    # ---- the file
+
+    @classmethod
+    def read(cls, disk: Disk, path: str, clean_end: int) -> SealedEnds:
+        """What the file says of the newest clean end at or below `clean_end`. Empty when there is no such block.
+
+        Readers may meet a block that is being appended; it counts for nothing then.
+        """
+        ends = cls()
+        try:
+            file = disk.open(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return ends
+        try:
+            size = disk.length(file)
+            data = disk.pread(file, min(size, MAX_SIZE), 0)
+            while ends._take(data, clean_end):
+                pass
+            ends._file = file.inode, size
+        finally:
+            file.close()
+        return ends
+
+    def _take(self, data: bytes, clean_end: int) -> bool:
+        """Take in the next block; False when there is none that counts."""
+        at = self._end
+        if len(data) - at < ENDS_HEADER.size:
+            return False
+        values = _HEADER.unpack_from(data, at)
+        magic, version, previous, block_end, position, size, anchor_crc, count, names_size, body_crc, _, crc = values
+        begin = at + ENDS_HEADER.size
+        end = begin + count * ENDS_ENTRY.size + names_size
+        if (magic, version, previous) != (ENDS_MAGIC, ENDS_FORMAT, self._previous) or block_end > clean_end:
+            return False
+        if crc != crc32(data[at : at + _CRC_POSITION]) or min(count, names_size) < 0 or end > len(data):
+            return False
+        body = memoryview(data)[begin:end]
+        if crc32(body) != body_crc:
+            return False
+        try:
+            names = json.loads(bytes(body[count * ENDS_ENTRY.size :]))
+            rows = np.frombuffer(body, ENDS_ENTRY.dtype, count)
+            for seal_end, physical_offset, tags_code, crc_from, unit_size, topic, queue_id, unit_crc in rows.tolist():
+                key = str(names[topic]), queue_id
+                if seal_end == _UNKNOWN:
+                    self.seals.pop(key, None)
+                else:
+                    self.seals[key] = Seal(seal_end, physical_offset, tags_code, crc_from, unit_size, unit_crc)
+        except (ValueError, IndexError, KeyError, TypeError, RecursionError):
+            return False
+        self.clean_end, self.anchor = block_end, Anchor(position, size, anchor_crc)
+        self._end, self._previous = end, crc
+        self._base_size = self._base_size or end
+        return True
+
+    def write(self, disk: Disk, path: str, via: str, clean_end: int, anchor: Anchor) -> None:
+        """Say that all of this is so at a clean end; synced. Nothing may be left to be asked."""
+        if self.asked:
+            raise AssertionError("queues are left that must be asked")
+        try:
+            file = disk.open(path, writable=True)
+        except FileNotFoundError:
+            file = None
+        try:
+            same = file is not None and (file.inode, disk.length(file)) == self._file
+            if not same or not self._end or self._end > max(_GROWTH_SIZE, 2 * self._base_size):
+                block = self._block(self.seals, clean_end, anchor, 0)
+                disk.replace(path, block, via=via)
+                self._end = self._base_size = len(block)
+                self._file = None
+            else:
+                assert file is not None
+                block = self._block(self._changed, clean_end, anchor, self._previous)
+                disk.pwrite(file, block, self._end)
+                disk.fdatasync(file)
+                self._end += len(block)
+                self._file = file.inode, disk.length(file)
+        finally:
+            if file is not None:
+                file.close()
+        if self._file is None:
+            made = disk.open(path)
+            self._file = made.inode, disk.length(made)
+            made.close()
+        self._previous = int.from_bytes(block[_CRC_POSITION : ENDS_HEADER.size], "big")
+        self.clean_end, self.anchor = clean_end, anchor
+        self._changed.clear()
+
+    def _block(self, keys: Iterable[Key], clean_end: int, anchor: Anchor, previous: int) -> bytes:
+        keys = sorted(keys)
+        numbers: dict[str, int] = {}
+        rows = np.zeros(len(keys), ENDS_ENTRY.dtype)
+        unknown = Seal(_UNKNOWN, 0, 0, 0, 0, 0)
+        values: list[tuple[Any, ...]] = []
+        for key in keys:
+            seal = self.seals.get(key, unknown)
+            topic = numbers.setdefault(key[0], len(numbers))
+            values.append((*seal[:-1], topic, key[1], seal.crc))
+        if values:
+            rows[:] = values
+        names = json.dumps(list(numbers), separators=(",", ":"), ensure_ascii=False).encode()
+        body = rows.tobytes() + names
+        head = _HEADER.pack(
+            ENDS_MAGIC, ENDS_FORMAT, previous, clean_end, *anchor, len(keys), len(names), crc32(body), 0, 0
+        )[:_CRC_POSITION]
+        return head + crc32(head).to_bytes(4, "big") + body
+
+
+def units_crc(units: NDArray[np.void], crc: int = 0) -> int:
+    """CRC-32 of units as they lie in their file, going on from `crc`."""
+    return crc32((units if units.dtype == UNIT.dtype else units.byteswap()).tobytes(), crc)
