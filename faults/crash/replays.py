@@ -198,6 +198,8 @@ def queue_cases(state: State, root: Path, quick: bool) -> Iterator[Case]:
         step = 7 if quick else 1
         for bit in range(0, 8 * used, step):
             yield case(f"{path}:{bit // 8}.{bit % 8}:bit", flip(path, bit // 8, bit % 8), must=state.name == "closed")
+    for folder in folders:
+        yield case(f"{folder}:folder missing", missing(folder))
     for folder in [*folders, *files]:
         if folder != "consumequeue" and folder in {*state.older, *(path.rstrip("/") for path in state.older)}:
             yield case(f"{folder}:older", partial(as_older, state.older, folder))
