@@ -153,6 +153,24 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
     assert [(name, what) for name, what in used if what in runs] == []
 
 
+def test_the_connector_asks_the_interface_only() -> None:
+    """Source, sink and command line hold no view, no writer and no file of a store: one on another host has none."""
+    from messagestore import spi
+
+    deeper = {"files", "view", "disk", "paths", "commit_log", "state_file", "index", "journal"}
+    found = set()
+    for path in (ROOT / "connector" / "pyspark_messagestore").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        called = {node.func for node in nodes if isinstance(node, ast.Call)}  # `array.view(...)` is Arrow's
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and node.attr in deeper and node not in called:
+                found.add(f"{path.name}:{node.lineno}: .{node.attr}")
+            elif isinstance(node, ast.ImportFrom) and node.module == "messagestore.spi":
+                unlisted = {name.name for name in node.names} - {*spi.__all__, "local_operator"}
+                found |= {f"{path.name}:{node.lineno}: {name}" for name in unlisted}
+    assert sorted(found) == []
+
+
 # ---- what the documents promise
 
 

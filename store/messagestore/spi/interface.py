@@ -411,7 +411,7 @@ class StoreWriter(Protocol):
         The files of the batch, and what failed attempts left of it, are deleted.
 
         A batch that is already there is recognised by its app id and version. So a caller that never got an answer
-        calls again.
+        stages the rows again and commits them again.
 
         Parameters
         ----------

@@ -1,0 +1,48 @@
+"""Bugs planted in the interface between connector and store, on the side of the store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from crash import surprises
+from crash.mutants_readers import changed_under_streams, story
+from crash.planting import Mutant, patched, without
+from messagestore.spi.interface import Ends, Place
+from messagestore.spi.local_reader import LocalReader
+
+
+def without_restarts(real: Any) -> Any:
+    """A queue that was made again is not reported."""
+
+    def look(reader: LocalReader) -> Ends:
+        return replace(real(reader), restarted=frozenset())
+
+    return look
+
+
+def nothing_lies_anywhere(_: Any) -> Any:
+    """Where a queue's messages lie is never told."""
+
+    def places(_reader: LocalReader, _offsets: Any) -> dict[tuple[str, int], Place]:
+        return {}
+
+    return places
+
+
+def any_crc(real: Any) -> Any:
+    """The last record is the one that is there, whatever its bytes are."""
+
+    def prove(reader: LocalReader, position: int, size: int) -> Any:
+        found = real(reader, position, size)
+        return None if found is None else replace(found, crc=0)
+
+    return prove
+
+
+MUTANTS = (
+    Mutant("a store does not tell which queues were made again", patched(LocalReader, "_look", without_restarts), "a topic made again", story(surprises.made_again_as_long)),
+    Mutant("a store does not tell where messages lie", patched(LocalReader, "places", nothing_lies_anywhere), "surprises", changed_under_streams),
+    Mutant("a store takes any record for the last one that was read", patched(LocalReader, "prove_last", any_crc), "surprises", changed_under_streams),
+    Mutant("a reader does not open the folder that was put in the place of its own", without(LocalReader, "_reopen"), "surprises", changed_under_streams),
+)  # fmt: skip
