@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import select
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from messagestore.files.mapped_file import Disk
+from messagestore.files.writer_lock import BREAK_MARGIN_S
 
 # Each process is forked from one that only imported these: it has no store, no lock and no thread of the test's own
 # process, as one that Spark starts.
@@ -72,6 +76,22 @@ def starting_broker(root: Path, step: str = "start") -> Iterator[Java]:
         yield java
     finally:
         java.stop()
+
+
+class PatienceDisk(Disk):
+    """The disk of a machine whose kernel lets a broker through when the test wants it.
+
+    Parameters
+    ----------
+    overrun_s : float
+        For so long a broker may wait before the writer takes itself for overrun.
+    """
+
+    def __init__(self, overrun_s: float = math.inf) -> None:
+        self.overrun_s = overrun_s
+
+    def lease_break_time_s(self, path: str = "") -> float:
+        return BREAK_MARGIN_S + self.overrun_s
 
 
 # ---- a process that opens, puts and closes all the time

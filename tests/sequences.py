@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from crash.harness import APP, ROOMY, SMALL
 from crash.imitate import Process, commit, put
 from crash.simdisk import RecordingDisk
+from kernel import FLOCK
 from messagestore import MessageStore
 
 CONFIG = ROOMY
@@ -61,5 +61,5 @@ def broker_may_lock(root: Path) -> bool:
     whoever opens it for writing.
     """
     with open(root / "lock", "rb") as file:
-        asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        return struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK
+        asked = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        return bool(FLOCK.unpack(fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked))[0] == fcntl.F_UNLCK)

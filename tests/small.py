@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from messagestore import Message, MessageColumns, MessageStore, StoreConfig
+from messagestore.files.mapped_file import Disk
 from messagestore.format.config import ASYNC_FLUSH
 
 SMALL = StoreConfig(
@@ -19,6 +20,16 @@ SMALL = StoreConfig(
     lock_timeout="1s",
 )
 SMALL_ASYNC = SMALL.replace(flush_disk_type=ASYNC_FLUSH)
+
+
+class ClockDisk(Disk):
+    """The disk of a machine whose clock shows what the test wants."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self.now_ms = now_ms
+
+    def time_ns(self) -> int:
+        return self.now_ms * 1_000_000
 
 
 def columns(
@@ -43,9 +54,9 @@ def bodies(count: int, size: int = 50, start: int = 0) -> list[bytes]:
     return [f"{i:06d}".encode() + b"." * (size - 6) for i in range(start, start + count)]
 
 
-def filled(root: Path, count: int = 10, config: StoreConfig = SMALL) -> Path:
+def filled(root: Path, count: int = 10, config: StoreConfig = SMALL, disk: Disk | None = None) -> Path:
     """A closed store with `count` single puts in topic t, queues 0 and 1."""
-    with MessageStore.open(root, config) as store:
+    with MessageStore.open(root, config, disk=disk) as store:
         for i, body in enumerate(bodies(count)):
             store.put_message(Message("t", body, queue_id=i % 2, keys=[f"k{i}"], tags="tag"))
     return root

@@ -42,11 +42,10 @@ from messagestore import (
     StoreConfig,
     StoreLockedError,
 )
-from messagestore.files import writer_lock
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
-from processes import starting_broker
+from processes import PatienceDisk, starting_broker
 from pyspark_commits import Daemon
 
 WRITERS, BROKERS = 3, 8
@@ -227,17 +226,18 @@ def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     """Whoever let a broker wait for too long writes nothing more: the broker has read the store, and may write."""
     verdict = Verdict()
-    store = attached_store(root, _SIZES.replace(attach_timeout="1h"))
+    disk = PatienceDisk()
+    store = attached_store(root, _SIZES.replace(attach_timeout="1h"), disk)
     with store.writing("a commit") as writer:
         commit(writer, "app", 0, _ROWS)
-    with mock.patch.object(writer_lock, "_break_time_s", return_value=writer_lock._BREAK_MARGIN_S + 0.3):
-        with store.mutex, starting_broker(root) as java:
-            if java.word(0.7) != "waits":
-                verdict.misread.append("the broker did not wait")
-        before = checker.read_tree(root)
-        until_s = time.monotonic() + 10
-        while store.attached and time.monotonic() < until_s:
-            time.sleep(0.01)
+    disk.overrun_s = 0.3
+    with store.mutex, starting_broker(root) as java:
+        if java.word(0.7) != "waits":
+            verdict.misread.append("the broker did not wait")
+    before = checker.read_tree(root)
+    until_s = time.monotonic() + 10
+    while store.attached and time.monotonic() < until_s:
+        time.sleep(0.01)
     verdict.misread += [f"{path} was written" for path in differing(before, checker.read_tree(root))]
     _end(root)
     counts.cases["writers that let a broker wait for too long"] += 1

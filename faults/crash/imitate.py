@@ -373,14 +373,15 @@ def rows_seen(root: Path, app: str = APP, config: StoreConfig = SMALL) -> dict[i
 
 def kill_when(disk: KillDisk, when: Callable[[Operation], bool], *, nth: int = 1) -> None:
     """Let the process die in the nth operation of a kind."""
-    run, count = disk._run, itertools.count(1)
+    earlier, count = disk.before, itertools.count(1)
 
-    def dying(operation: Operation, *arguments: Any, **keywords: Any) -> Any:
+    def dying(operation: Operation) -> None:
+        if earlier is not None:
+            earlier(operation)
         if not disk.dead and when(operation) and next(count) == nth:
             disk.kill_at = len(disk.operations)
-        return run(operation, *arguments, **keywords)
 
-    disk._run = dying  # type: ignore[method-assign]
+    disk.before = dying
 
 
 def log_sync(operation: Operation) -> bool:

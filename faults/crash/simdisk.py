@@ -90,6 +90,9 @@ class KillDisk(Disk):
         What was done.
     killed_in : Operation | None
         What was not done, or only half.
+    before, after : callable
+        Called with each operation, before it is decided what becomes of it, and when it has been done. They look, act as
+        somebody else, set `kill_at`, or raise.
 
     Threads: one operation at a time; they all die together.
     """
@@ -99,6 +102,8 @@ class KillDisk(Disk):
         self.half_writes = half_writes
         self.operations: list[Operation] = []
         self.killed_in: Operation | None = None
+        self.before: Callable[[Operation], object] | None = None
+        self.after: Callable[[Operation], object] | None = None
         self._mutex = threading.RLock()
 
     @property
@@ -119,6 +124,8 @@ class KillDisk(Disk):
     def _run(
         self, operation: Operation, call: Callable[[], T], half: Callable[[], object] | None = None, size: int = 0
     ) -> T:
+        if self.before is not None:
+            self.before(operation)
         with self._mutex:
             self.check_alive()
             if len(self.operations) == self.kill_at:
@@ -128,7 +135,9 @@ class KillDisk(Disk):
                 raise Killed(f"in operation {self.kill_at}: {operation}")
             result = self._attempt(operation, call, half, size)
             self.operations.append(operation)
-            return result
+        if self.after is not None:
+            self.after(operation)
+        return result
 
     def _attempt(self, operation: Operation, call: Callable[[], T], half: Callable[[], object] | None, size: int) -> T:
         return call()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from crash.imitate import (
     walk,
 )
 from crash.simdisk import KillDisk, Killed
+from kernel import FLOCK, hide_pids
 from messagestore import (
     ASYNC_FLUSH,
     BatchConflictError,
@@ -41,7 +41,6 @@ from messagestore import (
     StoreLockedError,
     StorePoisonedError,
 )
-from messagestore.files import writer_lock
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.verify.verify import verify
 from sequences import CONFIG, SIZES, Start, broker_may_lock, filled, recovered, reopened
@@ -333,8 +332,8 @@ def test_a_broker_in_another_pid_namespace_holds_the_store(
     """The kernel answers pid 0 for a broker in a container. It is a broker all the same."""
     filled(root, process)
     with open(root / "lock", "r+b") as file:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-        monkeypatch.setattr(writer_lock, "_in_the_way", lambda fd, kind, path: writer_lock.Holder(0))
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        hide_pids(monkeypatch)
         with pytest.raises(StoreLockedError, match="another pid namespace"):
             process(root).batch(version=1)
     assert not (root / "abort").exists()

@@ -12,6 +12,7 @@ from crash.harness import SMALL
 from crash.imitate import put
 from messagestore import Message, MessageStore
 from messagestore.verify.verify import verify
+from small import ClockDisk
 
 NOW_S = 1_700_000_000
 _HOUR_S, _YEAR_S = 3600, 31_557_600
@@ -26,19 +27,15 @@ CLOCKS = {
 
 @pytest.mark.parametrize("reopened", [False, True], ids=["the same process", "the next process"])
 @pytest.mark.parametrize("clock", CLOCKS)
-def test_messages_are_found_though_the_clock_jumped(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, clock: str, reopened: bool
-) -> None:
+def test_messages_are_found_though_the_clock_jumped(root: Path, clock: str, reopened: bool) -> None:
     """It jumps, and jumps back; the index holds seconds since its begin, which end at 0 and at 2^31 - 1."""
-    root, now = scratch / "store", [NOW_S]
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
-    stamps = []
-    store = MessageStore.open(root, SMALL)
+    disk, stamps = ClockDisk(NOW_S * 1000), []
+    store = MessageStore.open(root, SMALL, disk=disk)
     for number, second in enumerate((NOW_S, CLOCKS[clock], NOW_S + 1)):
-        now[0] = second
+        disk.now_ms = second * 1000
         if reopened and number:
             store.close()
-            store = MessageStore.open(root, SMALL)
+            store = MessageStore.open(root, SMALL, disk=disk)
         message = Message("t", b"put/%d/" % number, queue_id=0, keys=[f"k{number}", "all"], born_timestamp_ms=1)
         stamps.append(store.put_message(message).store_timestamp_ms)
     assert stamps[0] == NOW_S * 1000
@@ -60,27 +57,25 @@ def test_messages_are_found_though_the_clock_jumped(
     assert checker.check(checker.read_tree(root)).faults == []
 
 
-def test_a_store_that_was_made_before_1970_goes_on(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_was_made_before_1970_goes_on(root: Path) -> None:
     """A machine whose clock battery is empty makes the store; the time is set right later."""
-    root, now = scratch / "store", [-100_000]
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
-    with MessageStore.open(root, SMALL) as store:
+    disk = ClockDisk(-100_000_000)
+    with MessageStore.open(root, SMALL, disk=disk) as store:
         first = put(store, "put/0/").store_timestamp_ms
-    now[0] = NOW_S
-    with MessageStore.open(root, SMALL) as store:
+    disk.now_ms = NOW_S * 1000
+    with MessageStore.open(root, SMALL, disk=disk) as store:
         assert put(store, "put/1/").store_timestamp_ms == NOW_S * 1000 > first
         assert [m.body for m in store.get_message("single", 0, 0).messages] == [b"put/0/", b"put/1/"]
     assert verify(root).ok
 
 
-def test_verify_names_a_record_of_the_future(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_names_a_record_of_the_future(root: Path) -> None:
     """With the right clock again, whether or not anything was put since."""
-    root, now = scratch / "store", [NOW_S + 7200]
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
-    with MessageStore.open(root, SMALL) as store:
+    disk = ClockDisk((NOW_S + 7200) * 1000)
+    with MessageStore.open(root, SMALL, disk=disk) as store:
         put(store, "put/0/")
-    now[0] = NOW_S
-    report = verify(root)
+    disk.now_ms = NOW_S * 1000
+    report = verify(root, disk=disk)
     assert report.ok
     assert report.notes == [
         (
@@ -91,19 +86,18 @@ def test_verify_names_a_record_of_the_future(scratch: Path, monkeypatch: pytest.
 
 
 def test_a_clock_that_goes_back_by_more_than_an_hour_is_warned_of_once(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By an hour or less: the last time is used again, without a word."""
-    root, now = scratch / "store", [NOW_S]
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
-    with MessageStore.open(root, SMALL) as store:
+    disk = ClockDisk(NOW_S * 1000)
+    with MessageStore.open(root, SMALL, disk=disk) as store:
         put(store, "put/0/")
-    with MessageStore.open(root, SMALL) as store:
-        now[0] = NOW_S - 3600
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        disk.now_ms = (NOW_S - 3600) * 1000
         assert put(store, "put/1/").store_timestamp_ms == NOW_S * 1000
         assert caplog.records == []
-        now[0] = NOW_S - 3601
+        disk.now_ms = (NOW_S - 3601) * 1000
         for number in (2, 3):
-            assert put(store, f"put/{number}/").store_timestamp_ms == now[0] * 1000
+            assert put(store, f"put/{number}/").store_timestamp_ms == disk.now_ms
     assert len(caplog.records) == 1
     assert "is 3601 s ahead of this machine's clock: store times go back to now" in caplog.text

@@ -20,7 +20,7 @@ from crash.imitate import (
     seal,
     walk,
 )
-from crash.simdisk import KillDisk, Killed
+from crash.simdisk import KillDisk, Killed, Operation
 from messagestore import (
     ASYNC_FLUSH,
     MessageStore,
@@ -213,17 +213,14 @@ def test_a_torn_seal_is_no_record(root: Path, scratch: Path, process: Start, cou
 
 def test_an_interrupt_behind_the_commit_point_leaves_a_batch_that_is_finished_later(root: Path, process: Start) -> None:
     """Nobody appends over the batch, and it is there when the store is opened next."""
+    p = process(root, disk := KillDisk())
 
-    class Interrupting(KillDisk):
-        armed = True
+    def interrupting(operation: Operation) -> None:
+        if dispatch(operation):
+            disk.before = None
+            raise KeyboardInterrupt
 
-        def _run(self, operation, *arguments, **keywords):  # type: ignore[no-untyped-def]
-            if self.armed and dispatch(operation):
-                self.armed = False
-                raise KeyboardInterrupt
-            return super()._run(operation, *arguments, **keywords)
-
-    p = process(root, Interrupting())
+    disk.before = interrupting
     with pytest.raises((KeyboardInterrupt, StorePoisonedError)):
         p.batch(version=0, rows=20)
     q = process(root)

@@ -19,7 +19,7 @@ from crash.imitate import (
     seen,
     walk,
 )
-from crash.simdisk import FailDisk
+from crash.simdisk import FailDisk, Operation
 from messagestore import (
     BatchRequest,
     MessageColumns,
@@ -39,15 +39,13 @@ def test_a_full_disk_in_a_batch_is_undone_in_place(root: Path, process: Start) -
     p = process(root, disk)
     p.batch("other", 0)
     _, end = walk(root)
-    run = disk._run
 
-    def failing(operation, *arguments, **keywords):  # type: ignore[no-untyped-def]
+    def failing(operation: Operation) -> None:
         if log_write(operation) and disk.fail_at is None:
             disk.fail_at = len(disk.operations)
             disk.half_writes = True
-        return run(operation, *arguments, **keywords)
 
-    disk._run = failing  # type: ignore[method-assign]
+    disk.before = failing
     with pytest.raises(StoreFullError):
         p.batch(version=1)
     assert not any(file_bytes(root, end, 1 << 20))
@@ -64,14 +62,12 @@ def test_torn_bytes_that_cannot_be_saved_do_not_keep_the_store_shut(root: Path, 
     store._attached._drop()
     overwrite(root, end, b"torn" * 100)
     disk = FailDisk(error_number=errno.ENOSPC)
-    run = disk._run
 
-    def failing(operation, *arguments, **keywords):  # type: ignore[no-untyped-def]
+    def failing(operation: Operation) -> None:
         if operation.name == "open_new" and "cut" in operation.path:
             disk.fail_at = len(disk.operations)
-        return run(operation, *arguments, **keywords)
 
-    disk._run = failing  # type: ignore[method-assign]
+    disk.before = failing
     p = process(root, disk)
     with p.session() as again:
         assert again.report is not None

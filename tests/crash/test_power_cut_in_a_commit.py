@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +24,7 @@ from crash.imitate import (
     units,
     walk,
 )
-from crash.simdisk import Killed
+from crash.simdisk import Killed, Operation, RecordingDisk
 from messagestore import (
     ASYNC_FLUSH,
     MessageStore,
@@ -101,15 +100,14 @@ def test_a_failed_sync_is_not_forgotten_when_its_process_ends(
     p.batch(version=0)
     syncs = 0
 
-    def failing(operation: object, *arguments: object, **keywords: object) -> object:
+    def failing(operation: Operation) -> None:
         nonlocal syncs
-        if log_sync(operation):  # type: ignore[arg-type]
+        if log_sync(operation):
             syncs += 1
             if syncs == nth:
                 disk.fail_at = len(disk.operations)
-        return run(operation, *arguments, **keywords)  # type: ignore[arg-type]
 
-    run, disk._run = disk._run, failing  # type: ignore[assignment,method-assign]
+    disk.before = failing
     with pytest.raises(StorePoisonedError):
         p.batch(version=1)
     assert syncs == nth, "synced again after a failed sync"
@@ -141,22 +139,20 @@ def test_a_sync_batch_makes_the_async_batch_below_it_durable(root: Path, scratch
         assert rows_seen(target, "b") == {0: 30}
 
 
-def test_the_checkpoint_is_never_newer_than_the_queues(
-    root: Path, scratch: Path, process: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checkpoint_is_never_newer_than_the_queues(root: Path, scratch: Path, process: Start) -> None:
     """A broker trusts the queues up to the times in the checkpoint. Whatever a power cut takes, the units older than
     the checkpoint are there.
     """
-    clock = SimpleNamespace(now=1_700_000_000_000)
 
-    def time_ns() -> int:
-        clock.now += 5_000
-        return clock.now * 1_000_000
+    class QuickClock(RecordingDisk):
+        now_ms = 1_700_000_000_000
 
-    monkeypatch.setattr(
-        "messagestore.write.log_writer.time", SimpleNamespace(time_ns=time_ns, monotonic=time.monotonic)
-    )
-    disk = recording(root)
+        def time_ns(self) -> int:
+            self.now_ms += 5_000
+            return self.now_ms * 1_000_000
+
+    root.mkdir()
+    disk = QuickClock(root)
     with process(root, disk, **SIZES).session() as store:
         for number in range(6):
             put(store, f"put/{number}/" + "x" * 4000, queue_id=number % 2)

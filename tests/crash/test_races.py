@@ -68,6 +68,7 @@ from messagestore import (
 from messagestore.files.mapped_file import Disk
 from messagestore.read.view import StoreView
 from messagestore.verify.verify import verify
+from small import ClockDisk
 
 pytestmark = no_thread_warnings
 
@@ -88,16 +89,16 @@ class Watched(KillDisk):
     def __init__(self, watch: Callable[[Operation], None], kill_at: int | None = None) -> None:
         super().__init__(kill_at, half_writes=True)
         self.watch = watch
+        self.before = self._look
         self._inside = False
 
-    def _run(self, operation: Operation, *arguments: Any, **keywords: Any) -> Any:
+    def _look(self, operation: Operation) -> None:
         if not self._inside and not self.dead:
             self._inside = True
             try:
                 self.watch(operation)
             finally:
                 self._inside = False
-        return super()._run(operation, *arguments, **keywords)
 
 
 class Watcher:
@@ -441,16 +442,17 @@ class Interrupting(KillDisk):
 
     def __init__(self, at: int, error: type[BaseException], after: bool) -> None:
         super().__init__()
-        self.at, self.error, self.after = at, error, after
+        self.at, self.error = at + after, error
         self.raised: Operation | None = None
+        if after:
+            self.after = self._interrupt
+        else:
+            self.before = self._interrupt
 
-    def _run(self, operation: Operation, *arguments: Any, **keywords: Any) -> Any:
-        if len(self.operations) != self.at or self.raised is not None:
-            return super()._run(operation, *arguments, **keywords)
-        self.raised = operation
-        if self.after:
-            super()._run(operation, *arguments, **keywords)
-        raise self.error
+    def _interrupt(self, operation: Operation) -> None:
+        if len(self.operations) == self.at and self.raised is None:
+            self.raised = operation
+            raise self.error
 
 
 STEPS = [
@@ -524,16 +526,13 @@ def test_an_interrupted_put_leaves_nothing_that_comes_back(root: Path, process: 
     p = process(root, disk := KillDisk())
     store = p.session()
     put(store, "put/0/")
-    run = disk._run
 
-    def interrupting(operation: Operation, *arguments: Any, **keywords: Any) -> Any:
-        result = run(operation, *arguments, **keywords)
+    def interrupting(operation: Operation) -> None:
         if log_write(operation):
-            disk._run = run  # type: ignore[method-assign]
+            disk.after = None
             raise KeyboardInterrupt
-        return result
 
-    disk._run = interrupting  # type: ignore[method-assign]
+    disk.after = interrupting
     with pytest.raises(KeyboardInterrupt):
         do_step(store, ("puts", 10, 5, "single", 0), Promise())
     with pytest.raises(StorePoisonedError):
@@ -731,16 +730,15 @@ def test_power_cuts_in_the_recovery_of_a_broker_s_store(root: Path, scratch: Pat
             shutil.rmtree(target)
 
 
-def test_clocks_that_jump(root: Path, process: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_jump(root: Path, process: Start) -> None:
     """The clock goes to 1970, to 2100 and back: store times go down once, when it comes back from 2100; nothing is lost."""
-    now = [1_700_000_000]
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: now[0] * 10**9)
-    p = process(root)
+    disk = ClockDisk()
+    p = process(root, disk)
     for version, second in enumerate((1_700_000_000, 0, -5, 4_102_444_800, 1_700_000_000, 1)):
-        now[0] = second
+        disk.now_ms = second * 1000
         p.batch(version=version)
     p.die()
-    with MessageStore.open(root, SMALL) as store:
+    with MessageStore.open(root, SMALL, disk=disk) as store:
         put(store, "put/0/")
     times = [record["store_timestamp_ms"] for record in walk(root)[0]]
     falls = [(before, after) for before, after in itertools.pairwise(times) if after < before]

@@ -478,7 +478,8 @@ def test_the_dead_do_nothing(root: Path):
 def test_every_operation_of_the_seam_is_covered():
     """A method that Disk gets later must be put among the mutating or the reading ones."""
     public = {name for name, value in vars(Disk).items() if not name.startswith("_") and callable(value)}
-    assert public - set(vars(KillDisk)) == {"read", "read_head", "replace"}  # made of the others
+    of_the_machine = {"time_ns", "lease_break_time_s"}
+    assert public - set(vars(KillDisk)) - of_the_machine == {"read", "read_head", "replace"}  # made of the others
 
 
 def test_half_a_write(root: Path):

@@ -109,11 +109,11 @@ class StuckDisk(KillDisk):
         super().__init__()
         self.when, self.stuck = when, stuck
         self.armed = False
+        self.before = self._stick
 
-    def _run(self, operation, *arguments, **keywords):  # type: ignore[no-untyped-def]
+    def _stick(self, operation: Operation) -> None:
         if self.armed and self.when(operation):
             self.stuck()
-        return super()._run(operation, *arguments, **keywords)
 
 
 @contextmanager

@@ -17,13 +17,13 @@ import pytest
 
 from crash.harness import APP, SMALL, no_thread_warnings
 from crash.imitate import Process, put, rows_seen, seal, seen
-from crash.simdisk import KillDisk
+from crash.simdisk import KillDisk, Operation
 from interop.compare import check_messages
 from interop.java_store import ANSWER_S, Driver, JavaError
 from interop.steps import append_batch, check, java_puts, java_store
 from interop.trees import tree
+from kernel import refuse_leases
 from messagestore import MessageStore, StoreLockedError
-from messagestore.files.writer_lock import Attachment
 from messagestore.verify.verify import verify
 from processes import SHORT_SESSIONS
 
@@ -34,7 +34,7 @@ Start = Callable[..., Driver]
 @pytest.fixture
 def no_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network file system: only the lock keeps a broker out."""
-    monkeypatch.setattr(Attachment, "_lease", lambda attachment: True)
+    refuse_leases(monkeypatch)
 
 
 @pytest.mark.usefixtures("no_leases")
@@ -141,18 +141,17 @@ def test_a_broker_that_starts_waits_and_takes_over(java: Driver, root: Path, wha
     if what == "session":
         store.close()
     disk = KillDisk()
-    amid, run = Process(root, SMALL, disk), disk._run
+    amid = Process(root, SMALL, disk)
     starts: list[Future[object]] = []
     theirs = java_store(java, root)
 
-    def at_the_seal(operation, *arguments, **keywords):  # type: ignore[no-untyped-def]
+    def at_the_seal(operation: Operation) -> None:
         if seal(operation) and not starts:
             starts.append(theirs.opening())
             time.sleep(0.5)
             assert not starts[0].done()
-        return run(operation, *arguments, **keywords)
 
-    disk._run = at_the_seal  # type: ignore[method-assign]
+    disk.before = at_the_seal
     assert amid.batch(version=1).status == "appended"
     starts[0].result(ANSWER_S)
     assert theirs.ends(f"topic-{APP}", 0) == (0, 4)
@@ -237,15 +236,13 @@ def test_a_broker_started_by_mistake_deletes_files_that_we_make_again(java: Driv
         assert p.batch(version=1).status == "appended"  # it stays attached
     for version in range(1 if store is not None else 2, 4):
         if version == 3:  # amid the batch: its data is there, its head is not
-            run = disk._run
 
-            def amid(operation, *arguments, run=run, **keywords):  # type: ignore[no-untyped-def]
+            def amid(operation: Operation) -> None:
                 if seal(operation):
-                    disk._run = run
+                    disk.before = None
                     mistake()
-                return run(operation, *arguments, **keywords)
 
-            disk._run = amid  # type: ignore[method-assign]
+            disk.before = amid
         else:
             mistake()
         if store is not None:

@@ -28,14 +28,13 @@ from messagestore import (
     StoreConfig,
     StoreLockedError,
 )
-from messagestore.files import writer_lock
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import State, StateFile
 from messagestore.format.record_columns import Rows, encode
 from messagestore.session import attached_store
 from messagestore.verify.verify import verify
 from messagestore.write.transaction import Chunks, append_batch
-from processes import CONTEXT, Java, starting_broker
+from processes import CONTEXT, Java, PatienceDisk, starting_broker
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
 
 CONFIG = SMALL.replace(
@@ -43,9 +42,11 @@ CONFIG = SMALL.replace(
 )
 
 
-def append(root: Path, app: str, version: int, count: int = 10, config: StoreConfig = CONFIG) -> str:
+def append(
+    root: Path, app: str, version: int, count: int = 10, config: StoreConfig = CONFIG, disk: Disk | None = None
+) -> str:
     """One commit, as the sink makes it."""
-    store = attached_store(root, config)
+    store = attached_store(root, config, disk)
     with store.writing(f"test {app}") as writer:
         rows = columns(bodies(count, start=1000 * version), topic=app)
         chunk = encode(rows, limits=config, store_host=writer.files.store_host, born_host=bytes(8))
@@ -396,20 +397,20 @@ def test_a_writer_beside_a_broker_that_reads_the_store_is_refused(tmp_path: Path
         assert java.word() == "locked"
 
 
-def test_a_writer_that_let_a_broker_wait_for_too_long_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_let_a_broker_wait_for_too_long_recovers(tmp_path: Path) -> None:
     """Stopped for longer than the kernel's patience: what the broker did is not known. Nothing more is written, `abort`
     stays, and the next writer recovers."""
-    root = tmp_path / "s"
-    append(root, "app", 0)
-    store = attached_store(root)
+    root, disk = tmp_path / "s", PatienceDisk()
+    append(root, "app", 0, disk=disk)
+    store = attached_store(root, disk=disk)
     with store.mutex:  # as a process that stands still
-        monkeypatch.setattr(writer_lock, "_break_time_s", lambda: writer_lock._BREAK_MARGIN_S + 0.3)
+        disk.overrun_s = 0.3
         with starting_broker(root) as java:
             assert java.word(0.8) == "waits"
         state = state_of(root)
     wait_until(lambda: not store.attached, "it stays attached")
     assert (root / "abort").exists() and state_of(root) == state
-    assert append(root, "app", 1) == "appended"
+    assert append(root, "app", 1, disk=disk) == "appended"
     assert store.report is not None and store.report.reason == "not closed, nothing in flight"
     store.detach()
     assert verify(root).ok

@@ -31,7 +31,7 @@ from messagestore import (
 )
 from messagestore.files.mapped_file import Disk, File
 from messagestore.verify.verify import verify
-from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
+from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
 
 
 def test_put_and_get(tmp_path: Path) -> None:
@@ -160,11 +160,12 @@ def test_look_up_by_offset_and_id(tmp_path: Path) -> None:
             assert store.look_message_by_offset(offset) is None
 
 
-def test_find_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_by_time(tmp_path: Path) -> None:
     """The table that Java's getOffsetInQueueByTime gave for these store times."""
-    with MessageStore.open(tmp_path / "s", SMALL) as store:
+    disk = ClockDisk()
+    with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
         for ms in (0, 93, 113, 114, 134, 135):
-            monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda ms=ms: (10_000 + ms) * 1_000_000)
+            disk.now_ms = 10_000 + ms
             store.put_message(Message("t", b"x", queue_id=0))
         expected = {-5: (0, 0), 0: (0, 0), 93: (1, 1), 98: (2, 1), 113: (2, 2), 114: (3, 3), 135: (5, 5), 140: (6, 5)}
         for ms, (lower, upper) in expected.items():
@@ -172,24 +173,22 @@ def test_find_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert store.queue_offset_by_time("t", 0, 10_000 + ms, "upper") == upper, ms
 
 
-def test_equal_store_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_store_times(tmp_path: Path) -> None:
     """Lower gives the first of equal times, upper the last."""
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: 5_000_000_000)
-    filled(tmp_path / "s", 10)
+    filled(tmp_path / "s", 10, disk=ClockDisk(5000))
     with MessageStore.open_read_only(tmp_path / "s") as store:
         assert store.queue_offset_by_time("t", 0, 5000) == 0
         assert store.queue_offset_by_time("t", 0, 5000, "upper") == 4
         assert store.queue_offset_by_time("t", 0, 5001) == 5
 
 
-def test_the_clock_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_goes_back(tmp_path: Path) -> None:
     """Store time never goes back: a search by time stays a search in a sorted list."""
-    times = iter([1000, 1000, 1000, 900, -5, 0])
-    monkeypatch.setattr("messagestore.write.log_writer.time.time_ns", lambda: next(times, 2000) * 1_000_000)
-    with MessageStore.open(tmp_path / "s", SMALL) as store:
-        found = [
-            store.put_message(Message("t", b"x", queue_id=0, born_timestamp_ms=1)).store_timestamp_ms for _ in range(5)
-        ]
+    disk, found = ClockDisk(), list[int]()
+    with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
+        for disk.now_ms in (1000, 900, -5, 0, 2000):
+            result = store.put_message(Message("t", b"x", queue_id=0, born_timestamp_ms=1))
+            found.append(result.store_timestamp_ms)
     assert found[:-1] == sorted(found[:-1]) and found[0] == 1000 and found[-1] in (1000, 2000)
     assert min(found) == 1000
 

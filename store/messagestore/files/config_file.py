@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -116,7 +115,7 @@ class ConfigFile:
         """
         version = {"stateVersion": 0, **self._data_version}
         version["counter"] = version.get("counter", 0) + 1
-        version["timestamp"] = time.time_ns() // 1_000_000
+        version["timestamp"] = self.disk.time_ns() // 1_000_000
         text = written({**self._others, **derived, "dataVersion": version, self._table: dict(table)})
         folder = os.path.dirname(self.path)
         if not self.disk.is_folder(folder):

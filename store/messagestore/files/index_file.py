@@ -228,7 +228,7 @@ class IndexService:
 
     def _next_path(self) -> str:
         """A name for now in local time, behind every name there is."""
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self.disk.time_ns() // 1_000_000
         number = int(time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000))) * 1000 + now_ms % 1000
         names = [int(name) for name in self.disk.names(self.directory) if _is_index_name(name)]
         return os.path.join(self.directory, f"{max([number, *(name + 1 for name in names)]):0{_NAME_DIGITS}d}")

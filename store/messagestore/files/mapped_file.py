@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import stat
 import threading
@@ -48,6 +49,9 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _SYNC_FILE_RANGE_WRITE = 2
+
+LEASE_BREAK_TIME = "/proc/sys/fs/lease-break-time"
+_USUAL_BREAK_TIME_S = 45
 
 T = TypeVar("T")
 
@@ -87,6 +91,22 @@ class Disk:
 
     Threads: every method may be called from any thread.
     """
+
+    # ---- what the machine says
+
+    def time_ns(self) -> int:
+        """Nanoseconds since 1970 by the machine's clock."""
+        return time.time_ns()
+
+    def lease_break_time_s(self, path: str = LEASE_BREAK_TIME) -> float:
+        """After how long the kernel lets a process through that waits for a lease; it takes 0 for "never"."""
+        try:
+            with open(path, encoding="ascii") as file:
+                return float(file.read()) or math.inf
+        except (OSError, ValueError):
+            return _USUAL_BREAK_TIME_S
+
+    # ---- files
 
     def open(self, path: str | Path, *, writable: bool = False) -> File:
         """Open an existing regular file; a symbolic link, FIFO or device is refused."""

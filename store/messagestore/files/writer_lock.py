@@ -32,7 +32,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -53,9 +52,8 @@ _NOTE_SIZE = 512
 _TRIES = 20
 _NO_LEASES = (errno.EACCES, errno.EPERM, *_NO_LOCKS)
 """A file of another owner, or a file system without leases."""
-_BREAK_TIME = "/proc/sys/fs/lease-break-time"
-_USUAL_BREAK_TIME_S = 45
-_BREAK_MARGIN_S = 5.0
+BREAK_MARGIN_S = 5.0
+"""So long before the kernel lets a broker through, a writer takes itself for overrun."""
 
 _FLOCK = struct.Struct("hhqqi4x")
 """`struct flock` of the kernel: type, whence, start, length, pid. Native order and alignment."""
@@ -233,7 +231,8 @@ class Attachment(_LockFile):
 
     def overrun(self) -> bool:
         """Whether a broker may have waited for so long that the kernel has let it through."""
-        return self.broker_waits() and time.monotonic() - self._undisturbed_s > _break_time_s() - _BREAK_MARGIN_S
+        patience_s = self.disk.lease_break_time_s() - BREAK_MARGIN_S
+        return self.broker_waits() and time.monotonic() - self._undisturbed_s > patience_s
 
     def alone(self) -> bool:
         """Whether no other Python writer is attached, in this process or another.
@@ -368,15 +367,6 @@ def _writes(pid: str, fd: str, wanted: os.stat_result) -> bool:
     with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as file:
         flags = next(line for line in file if line.startswith("flags:"))
     return int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
-
-
-def _break_time_s() -> float:
-    """After how long the kernel lets a process through that waits for a lease; it takes 0 for "never"."""
-    try:
-        with open(_BREAK_TIME, encoding="ascii") as file:
-            return float(file.read()) or math.inf
-    except (OSError, ValueError):
-        return _USUAL_BREAK_TIME_S
 
 
 def probe_java(root: str) -> Holder | None:

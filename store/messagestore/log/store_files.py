@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -385,7 +384,7 @@ class StoreFiles:
         list of str
             Paths of the deleted files.
         """
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = self.disk.time_ns() // 1_000_000
         saved = []
         for name in self.disk.names(self.paths.cut):
             path, match = os.path.join(self.paths.cut, name), _CUT_NAME.fullmatch(name)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -615,7 +614,7 @@ class _Recovery:
         if not ranges:
             return
         disk, paths = self.files.disk, self.files.paths
-        target = os.path.join(paths.cut, f"{end:020d}-{time.time_ns() // 1_000_000}.bin")
+        target = os.path.join(paths.cut, f"{end:020d}-{disk.time_ns() // 1_000_000}.bin")
         try:
             disk.mkdir(paths.cut)
             size = min(ranges[-1][1] - end, SAVED_SIZE)

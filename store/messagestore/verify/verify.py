@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -127,7 +126,7 @@ class _Verifier:
                 f"store times go back at {len(self.times_back)} records, first at {self.times_back[0]}: "
                 "a clock was set back; looking for a time there may miss messages"
             )
-        ahead_s = (self.last_time_ms - time.time_ns() // 1_000_000) // 1000
+        ahead_s = (self.last_time_ms - self.files.disk.time_ns() // 1_000_000) // 1000
         if ahead_s > MOST_AHEAD_MS // 1000:
             report.note(
                 f"a record was stored at {self.last_time_ms}, which is {ahead_s} s ahead of this machine's clock: "

@@ -305,7 +305,7 @@ class LogWriter:
         Asked before the first byte of an append. When the last record's time lies far ahead of a clock that has been
         set, that record's clock was wrong: times go back to now, instead of standing still until the clock gets there.
         """
-        now_ms, last_ms = time.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
+        now_ms, last_ms = self.files.disk.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
         if now_ms >= last_ms:
             return now_ms
         if last_ms - now_ms <= MOST_AHEAD_MS or now_ms < CLOCK_IS_SET_MS:
@@ -880,7 +880,7 @@ class LogWriter:
         index_ms = old.index_timestamp_ms
         if files.index is not None:  # below the times to come: a broker keeps an index file that ends at this time
             last_ms = end.last_store_timestamp_ms  # lower than the index's end when times have gone back
-            index_ms = min(files.index.end_timestamp_ms, last_ms, time.time_ns() // 1_000_000 - 1)
+            index_ms = min(files.index.end_timestamp_ms, last_ms, files.disk.time_ns() // 1_000_000 - 1)
         new = replace(
             old,
             physic_timestamp_ms=end.last_store_timestamp_ms,

@@ -24,7 +24,7 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.writer_lock import WriterLock
 from messagestore.format.message import group_fault
 from processes import CONTEXT
-from small import SMALL, filled
+from small import SMALL, ClockDisk, filled
 
 # As a broker writes it.
 JAVA = """{
@@ -113,9 +113,9 @@ def test_an_offset_that_is_none_is_an_unreadable_file(root: Path, offsets: Consu
 # ---- writing
 
 
-def test_the_file_is_a_brokers(root: Path, offsets: ConsumerOffsets, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_a_brokers(root: Path) -> None:
     """Tabs, queue ids without quotes, the groups' topics beside the table: the same text as a broker's."""
-    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_123_456_789)
+    offsets = ConsumerOffsets(ClockDisk(1_700_000_000_123), str(root))
     offsets.update("flights", "delays", {1: 1 << 40, 0: 250})
     offsets.save()
     assert file_of(root).read_text() == (

@@ -13,6 +13,7 @@ from messagestore.errors import ConfigError, CorruptionError, MessageIllegalErro
 from messagestore.files.config_file import _UNQUOTED_KEY, _quoted_key
 from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import MAX_QUEUE_COUNT, TopicConfig, Topics
+from small import ClockDisk
 
 # As a broker writes it: tabs, sorted fields, numbers as keys without quotes.
 JAVA = """{
@@ -186,9 +187,9 @@ def test_any_text_of_fastjson_is_read(value: object):
 # ---- writing
 
 
-def test_the_layout_is_fastjsons(root: Path, topics: Topics, monkeypatch: pytest.MonkeyPatch):
+def test_the_layout_is_fastjsons(root: Path):
     """Tabs, no blanks, sorted keys, `{}` for an empty object: as a broker would write it."""
-    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_123_456_789)
+    topics = Topics(ClockDisk(1_700_000_000_123), str(root))
     topics.load()
     topics.create("flights", 8)
     topics.save()

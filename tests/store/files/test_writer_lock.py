@@ -7,7 +7,6 @@ import fcntl
 import gc
 import json
 import logging
-import math
 import os
 import select
 import socket
@@ -18,15 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from kernel import refuse_leases
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
 from messagestore.files import writer_lock
 from messagestore.files.mapped_file import Disk
 from messagestore.files.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
-from processes import starting_broker
+from processes import PatienceDisk, starting_broker
 
 
 @contextmanager
@@ -85,18 +84,6 @@ def leases(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     return request.param == "leases"
 
 
-def refuse_leases(monkeypatch: pytest.MonkeyPatch, number: int = errno.EINVAL) -> None:
-    """What a network file system answers."""
-    real = fcntl.fcntl
-
-    def refusing(fd: int, command: int, argument: Any = 0) -> Any:
-        if command == fcntl.F_SETLEASE:
-            raise OSError(number, os.strerror(number))
-        return real(fd, command, argument)
-
-    monkeypatch.setattr(fcntl, "fcntl", refusing)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     (tmp_path / "spark").mkdir()
@@ -108,8 +95,8 @@ def lock_path(root: Path) -> str:
     return str(root / "spark" / "writer.lock")
 
 
-def attached(root: Path) -> Attachment:
-    return attach(str(root), Disk())
+def attached(root: Path, disk: Disk | None = None) -> Attachment:
+    return attach(str(root), disk or Disk())
 
 
 # ---- against a Java broker
@@ -358,15 +345,15 @@ def test_a_lease_goes_with_its_process(root: Path):
 
 
 @needs_leases
-def test_a_broker_that_waited_for_too_long_has_gone_past_the_lease(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_broker_that_waited_for_too_long_has_gone_past_the_lease(root: Path):
     """The kernel lets it through after a while: what it does then, this writer cannot know."""
-    mine = attached(root)
+    disk = PatienceDisk()
+    mine = attached(root, disk)
     with starting_broker(root):
         while not mine.broker_waits():
             time.sleep(0.01)
-        monkeypatch.setattr(writer_lock, "_break_time_s", lambda: math.inf)
         assert mine.intact()
-        monkeypatch.setattr(writer_lock, "_break_time_s", lambda: writer_lock._BREAK_MARGIN_S + 0.001)
+        disk.overrun_s = 0.001
         time.sleep(0.01)
         assert mine.overrun() and not mine.intact()
     mine.detach()
@@ -382,12 +369,12 @@ def test_detaching_when_the_kernel_has_taken_the_lease_away(root: Path):
     assert java_can_lock(root)
 
 
-def test_the_kernels_patience_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_kernels_patience_is_read(tmp_path: Path):
     """0 is for ever; a system that does not say it has the usual one."""
     for text, wanted in (("45\n", 45), ("0\n", float("inf")), ("", 45)):
         (tmp_path / "time").write_text(text)
-        monkeypatch.setattr(writer_lock, "_BREAK_TIME", str(tmp_path / "time"))
-        assert writer_lock._break_time_s() == wanted
+        assert Disk().lease_break_time_s(str(tmp_path / "time")) == wanted
+    assert Disk().lease_break_time_s() > 0
 
 
 @needs_leases
