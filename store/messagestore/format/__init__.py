@@ -1,6 +1,6 @@
-"""Bytes in memory: what a message, a record and a setting are, and how they become bytes and back.
+"""Bytes in memory: messages, records and settings, and how they become bytes and back.
 
-Layouts, codecs, checks and configuration live here. Nothing here opens a file.
-It may import `messagestore.errors`, numpy, pyarrow and the checksum libraries.
-Everything else in the store stands on it.
+Layouts, codecs, checks and configuration live here. Only settings files are opened here.
+This package may import `messagestore.errors`, numpy, pyarrow and the checksum libraries.
+All other packages of the store build on it.
 """

@@ -1,10 +1,10 @@
 """The bytes of Arrow arrays, and how many ranges of a buffer become one array.
 
-Arrow hands out buffers, numpy computes on them; nothing here copies unless it says so. A *plain* array is a string,
-binary, large_string or large_binary array: one buffer of offsets, one of bytes.
+Arrow provides the buffers, and numpy computes on them. Functions copy only if their docstring says so. A *plain* array
+is a string, binary, large_string or large_binary array: it has one buffer of offsets and one of bytes.
 
-The package makes arrays with `array_of`, `list_array` and `scalar_of`, and looks into them with `numpy_of`: pyarrow's
-functions for that import pandas where it is installed, which takes 0.3 s and 40 MB of each process, for nothing.
+The package makes arrays with `array_of`, `list_array` and `scalar_of`, and reads their values with `numpy_of`. If
+pandas is installed, pyarrow's own functions for this import it, which costs every process 0.3 s and 40 MB for nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 _EMPTY = np.empty(0, np.uint8)
 MAX_SMALL = (1 << 31) - 1
-"""Bytes that offsets of 32 bits can address; above it the large kinds are used."""
+"""The number of bytes that offsets of 32 bits can address. Above it, the large types are used."""
 
 
 def is_large(kind: pa.DataType) -> bool:
@@ -35,14 +35,14 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def is_textual(kind: pa.DataType) -> bool:
-    """Whether `plain` takes an array of this type: texts or bytes in any of Arrow's forms."""
+    """Whether `plain` accepts an array of this type: texts or bytes in any of Arrow's forms."""
     if pa.types.is_dictionary(kind):
         return is_textual(kind.value_type)
     return is_plain(kind) or pa.types.is_fixed_size_binary(kind) or kind in (pa.string_view(), pa.binary_view())
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """The same values as a plain array; copies only what is not plain yet."""
+    """The same values as a plain array. It copies only what is not plain yet."""
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     if not is_plain(array.type):
@@ -59,7 +59,7 @@ def as_binary(array: pa.Array) -> pa.Array:
 
 
 def array_of(values: NDArray[Any]) -> pa.Array:
-    """An Arrow array of numbers over those of a numpy array, not copied; bools are."""
+    """An Arrow array over the numbers of a numpy array. It copies bools only."""
     kind = pa.from_numpy_dtype(values.dtype)
     data = _bits(values) if kind == pa.bool_() else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, len(values), [None, data])
@@ -114,23 +114,23 @@ def _bits(values: NDArray[np.bool_]) -> pa.Buffer:
 
 
 def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
-    """One value as `list_array` makes it."""
+    """One value as a scalar, as `list_array` makes it."""
     return list_array([value], kind)[0]
 
 
 def numpy_of(array: pa.Array, null: int | None = None) -> NDArray[Any]:
-    """The numbers of an Arrow array, not copied; bools are, and those with nulls.
+    """The numbers of an Arrow array. It copies only bools, and arrays with nulls.
 
     Parameters
     ----------
     array : pa.Array
     null : int | None
-        What stands for a null.
+        The number that replaces a null.
 
     Raises
     ------
     ValueError
-        There are nulls, and nothing stands for them.
+        There are nulls, and `null` is None.
     """
     if array.null_count and null is None:
         raise ValueError(f"found {array.null_count} nulls in an array of {len(array)}; allowed are none")
@@ -145,12 +145,14 @@ def numpy_of(array: pa.Array, null: int | None = None) -> NDArray[Any]:
 
 
 def codes_of(array: pa.DictionaryArray) -> NDArray[np.int64]:
-    """Index of each value in the dictionary: int64[n]; -1 for a null."""
+    """The index of each value in the dictionary: int64[n], with -1 for a null."""
     return numpy_of(array.indices.cast(pa.int64()), null=-1)
 
 
 def offsets_of(array: pa.Array) -> NDArray[Any]:
-    """The offsets of a plain, list or map array of n items: int32 or int64 [n+1], not copied, not from 0."""
+    """The offsets of a plain, list or map array of n items: int32 or int64 [n+1]. They are not copied and need not
+    begin at 0.
+    """
     width = 8 if is_large(array.type) else 4
     buffer = array.buffers()[1]
     if buffer is None or not buffer.size:
@@ -159,7 +161,7 @@ def offsets_of(array: pa.Array) -> NDArray[Any]:
 
 
 def data_of(array: pa.Array) -> NDArray[np.uint8]:
-    """The bytes that the offsets of a plain array point into, not copied; writable where Arrow made them."""
+    """The bytes that the offsets of a plain array point into. They are not copied, and writable if Arrow made them."""
     buffer = array.buffers()[2]
     return _EMPTY if buffer is None else np.frombuffer(buffer, np.uint8)
 
@@ -170,7 +172,7 @@ def ranges_of(array: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64], ND
     Parameters
     ----------
     array : pa.Array[n]
-        Anything `plain` takes.
+        An array that `plain` accepts.
 
     Returns
     -------
@@ -195,7 +197,9 @@ def valid_of(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def lengths_of(array: pa.Array) -> NDArray[np.int64]:
-    """Bytes of each value of a plain array (items, of a list or map array); 0 for null: int64[n]."""
+    """The size of each value of a plain array in bytes, or of each row of a list or map array in items: int64[n]. A
+    null has size 0.
+    """
     lengths = np.diff(offsets_of(array)).astype(np.int64)
     return lengths * valid_of(array) if array.null_count else lengths
 
@@ -221,9 +225,9 @@ def flat_index(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray
 
 
 def gather(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) -> pa.Array:
-    """Copies of many ranges of a buffer, back to back: one memcpy for each, in C++.
+    """Copy many ranges of a buffer, back to back, with one memcpy for each, in C++.
 
-    An array is laid over the buffer whose offsets go start, end, start, end ...; its even items are the ranges.
+    An array is laid over the buffer with the offsets start, end, start, end ...; its even items are the ranges.
 
     Parameters
     ----------
@@ -266,7 +270,10 @@ def unaligned(data: NDArray[np.uint8], kind: Any) -> NDArray[Any]:
 
 
 def all_equal(data: NDArray[np.uint8], starts: NDArray[np.int64], value: bytes) -> NDArray[np.bool_]:
-    """True where the bytes of `data` from a start on are `value`: bool[n]. In words; the last two may overlap."""
+    """True where the bytes of `data` from a start on are `value`: bool[n].
+
+    They are compared word by word; the last two words may overlap.
+    """
     same = np.ones(len(starts), np.bool_)
     if value:
         width = next(width for width in (8, 4, 2, 1) if width <= len(value))
@@ -280,7 +287,7 @@ def all_equal(data: NDArray[np.uint8], starts: NDArray[np.int64], value: bytes) 
 
 
 def rows_with(array: pa.Array, *, blanks: bool) -> NDArray[np.int64]:
-    """Rows of a plain array that hold a byte 0x01 or 0x02 (a blank, too, with `blanks`); nulls hold none."""
+    """The rows of a plain array that contain a byte 0x01 or 0x02, or with `blanks` a blank. A null contains none."""
     offsets = offsets_of(array)
     low = int(offsets[0])
     data = data_of(array)[low : int(offsets[-1])]
@@ -295,7 +302,7 @@ def rows_with(array: pa.Array, *, blanks: bool) -> NDArray[np.int64]:
 
 
 def rows_not_utf8(array: pa.Array) -> list[int]:
-    """Rows of a plain array whose bytes are not UTF-8."""
+    """The rows of a plain array whose bytes are not UTF-8."""
     offsets = offsets_of(array)
     data = data_of(array)[int(offsets[0]) : int(offsets[-1])]
     if not len(data) or int(data.max()) < 0x80:
@@ -316,12 +323,13 @@ def _not_utf8(value: bytes) -> bool:
 
 
 def join(pieces: list[pa.Array | bytes], *, large: bool) -> pa.Array:
-    """The pieces of each row, one behind the other, as a binary (large_binary) array.
+    """Join the pieces of each row to one value of a binary (large_binary) array.
 
     Parameters
     ----------
     pieces : list of binary array[n] or bytes
-        Bytes are the same in each row, a null is nothing. Neighbouring bytes become one piece, as each costs time.
+        Bytes are the same in each row, and a null adds nothing. Neighbouring bytes are joined first, because each
+        piece costs time.
     large : bool
         Whether the result may hold 2 GiB or more.
     """

@@ -1,8 +1,8 @@
-"""The settings of a RocketMQ broker: which file is a broker's, and which settings in it keep this project from writing.
+"""The settings of a RocketMQ broker: which file is a broker's, and which settings in it forbid this project to write.
 
-A broker's own file (`broker.conf`) holds hundreds of settings that mean nothing to a store. They are passed over. Some
-say that other bytes or offsets are wanted than this project writes, or that somebody else may write: a store with such
-a broker is only read.
+A broker's own file (`broker.conf`) holds hundreds of settings that do not concern a store; they are ignored. Some
+settings say that the broker wants other bytes or offsets than this project writes, or that somebody else may write. The
+store of such a broker is opened for reading only.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ waitTimeMillsInTransactionQueue wakeCommitWhenPutMessage wakeFlushWhenPutMessage
 writeBufferHighWaterMark writeBufferLowWaterMark writeWithoutMmap
 """
 KEYS = frozenset(_KEYS.split())
-"""What RocketMQ 4.9, 5.1 and 5.3 (and the development branch of 2025) take from a broker's file: the settings of the
-store, the broker, its network and its access control."""
+"""The settings that RocketMQ 4.9, 5.1 and 5.3 (and the development branch of 2025) read from a broker's file: those of
+the store, the broker, its network and its access control."""
 
 _Wanted = tuple[Callable[[str], bool], str]
 
@@ -151,16 +151,16 @@ _UNWRITABLE: dict[str, _Wanted] = {
 }
 _LOWER = {key.lower(): key for key in KEYS}
 RELEVANT = (*_UNWRITABLE, "forceVerifyPropCRC", "storePathRootDir", "storePathCommitLog")
-"""Those whose values are kept."""
+"""The settings whose values `StoreConfig.broker_settings` keeps."""
 
 
 def broker_key(name: str) -> str | None:
-    """RocketMQ's spelling of a key of a broker's file; None for one that it does not know."""
+    """RocketMQ's spelling of a key in a broker's file; None if RocketMQ does not know the key."""
     return _LOWER.get(name.lower())
 
 
 def why_not_written(settings: Mapping[str, str]) -> tuple[str, str] | None:
-    """The first setting that keeps this project from writing, and the reason with what to do; None: there is none."""
+    """The first setting that forbids this project to write, with the reason and what to do; None if there is none."""
     for key, (allowed, reason) in _UNWRITABLE.items():
         if key in settings and not allowed(settings[key]):
             return key, reason

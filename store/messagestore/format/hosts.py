@@ -18,9 +18,9 @@ from messagestore.format.layout import IPV6_EXTRA_SIZE
 _PORT_SIZE = 4
 _OFFSET_SIZE = 8
 HOST_V4_SIZE = 8
-"""Bytes of an IPv4 host."""
+"""The size of an IPv4 host in bytes."""
 HOST_V6_SIZE = HOST_V4_SIZE + IPV6_EXTRA_SIZE
-"""Bytes of an IPv6 host."""
+"""The size of an IPv6 host in bytes."""
 
 _HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 
@@ -32,7 +32,7 @@ def pack_host(host: object) -> bytes:
     Raises
     ------
     MessageIllegalError
-        When it is neither, or the port is above 65535. Names are not looked up.
+        The text is neither, or the port is above 65535. Host names are not looked up.
     """
     match = _HOST.fullmatch(host) if isinstance(host, str) else None
     try:
@@ -49,12 +49,12 @@ def pack_host(host: object) -> bytes:
 
 @lru_cache(maxsize=1024)
 def unpack_host(host: bytes) -> str:
-    """`ip:port`, or `[ip]:port`, from 8 or 20 bytes; the port is shown as it is stored (a signed int32).
+    """`ip:port` or `[ip]:port` from 8 or 20 bytes. The port is shown as it is stored, a signed int32.
 
     Raises
     ------
     ValueError
-        When the bytes are of another length.
+        There are neither 8 nor 20 bytes.
     """
     if len(host) not in (HOST_V4_SIZE, HOST_V6_SIZE):
         raise ValueError(f"a host has {HOST_V4_SIZE} or {HOST_V6_SIZE} bytes, found {len(host)}")
@@ -65,17 +65,17 @@ def unpack_host(host: bytes) -> str:
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """Upper-case hex of a packed store host and the record's place in the log."""
+    """The offset message id: a packed store host and the record's physical offset, in upper-case hex."""
     return (store_host + physical_offset.to_bytes(_OFFSET_SIZE, "big", signed=True)).hex().upper()
 
 
 def parse_offset_message_id(text: str) -> tuple[str, int]:
-    """Store host (`ip:port`) and physical offset out of an offset message id.
+    """The store host (`ip:port`) and the physical offset of an offset message id.
 
     Raises
     ------
     MessageIllegalError
-        When it is not 32 or 56 hex characters, or the offset is negative.
+        The id does not have 32 or 56 hex characters, or its offset is negative.
     """
     sizes = {2 * (size + _OFFSET_SIZE) for size in (HOST_V4_SIZE, HOST_V6_SIZE)}
     data = bytes.fromhex(text) if len(text) in sizes and re.fullmatch("[0-9a-fA-F]+", text) else b""

@@ -5,7 +5,7 @@ inverse mod 2**32, and one running sum S of c[i] * 31**-i over a whole buffer ho
 
     hash(start, end) = 31**(end-1) * (S[end] - S[start])    mod 2**32
 
-No matrix, no padding: the cost is that of a multiplication and a running sum for each byte, whatever the lengths are.
+This needs no matrix and no padding: each byte costs a multiplication and a running sum, whatever the lengths are.
 
 Source: `java.lang.String`, RocketMQ `store/index/IndexFile.java`,
 `client/producer/selector/SelectMessageQueueByHash.java`.
@@ -26,17 +26,17 @@ INT32_MIN = -(1 << 31)
 _MASK = 0xFFFFFFFF
 _INVERSE_31 = pow(31, -1, 1 << 32)
 _CHUNK = 1 << 16
-"""Units hashed in one go: two tables of powers and the sums of a chunk stay in the CPU's cache."""
+"""The number of units hashed at once: two tables of powers and the sums of a chunk stay in the CPU's cache."""
 
 
 def java_hash(text: str, before: int = 0) -> int:
-    """`String.hashCode` of one text, as a signed int32; lone surrogates count as the code units they are.
+    """`String.hashCode` of one text, as a signed int32. A lone surrogate counts as the code unit that it is.
 
     Parameters
     ----------
     text : str
     before : int
-        The hash of what comes before the text.
+        The hash of the text that comes before this one.
     """
     value = before
     if text.isascii():
@@ -50,18 +50,18 @@ def java_hash(text: str, before: int = 0) -> int:
 
 
 def index_hash(topic: str, key: str) -> int:
-    """What the index files hold of a key: abs of the hash of `topic#key`, 0 for -2147483648."""
+    """The hash of a key in the index files: abs of the hash of `topic#key`, or 0 for -2147483648."""
     value = abs(java_hash(key, _known_hash(f"{topic}#")))
     return value if value <= 0x7FFFFFFF else 0
 
 
 _known_hash = lru_cache(4096)(java_hash)
 tags_code = _known_hash
-"""`java_hash` of tags: there are few, and each message has them."""
+"""`java_hash` of tags, cached: there are few different tags, and each message has one."""
 
 
 def queue_of_key(key: str, queue_count: int) -> int:
-    """As `queue_of_hash`, for one key."""
+    """The queue of one key, as `queue_of_hash` gives it."""
     value = abs(java_hash(key))
     return value % queue_count if value <= 0x7FFFFFFF else 0
 
@@ -80,7 +80,7 @@ def java_hashes(values: pa.Array) -> NDArray[np.int32]:
         0 for null. Bytes that are not UTF-8 are hashed as Java reads them, each fault as U+FFFD.
     """
     if isinstance(values, pa.DictionaryArray):
-        hashes = np.append(java_hashes(values.dictionary), np.int32(0))  # the last one is for nulls
+        hashes = np.append(java_hashes(values.dictionary), np.int32(0))  # the last hash is for nulls
         found: NDArray[np.int32] = hashes[codes_of(values)]
         return found
     return hash_ranges(*ranges_of(values))
@@ -93,7 +93,7 @@ def hash_ranges(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArra
     ----------
     data : uint8[m]
     starts, ends : int64[n]
-        Non-decreasing starts; ranges must not overlap. Both cost least when the ranges are close together.
+        The starts must not decrease, and the ranges must not overlap. Ranges that are close together cost least.
 
     Returns
     -------
@@ -115,7 +115,7 @@ def hash_ranges(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArra
 def _hash_units(
     units: NDArray[Any], starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.uint32]
 ) -> None:
-    """Hashes of ranges of code units, chunk by chunk; a range longer than a chunk is one chunk of its own."""
+    """The hashes of ranges of code units, chunk by chunk. A range that is longer than a chunk is a chunk of its own."""
     first, n = 0, len(starts)
     while first < n:
         base = int(starts[first])
@@ -137,7 +137,7 @@ def _hash_units(
 def _hash_with_non_ascii(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.uint32]
 ) -> None:
-    """Hashes of ranges some of which are not ASCII: these go through UTF-16."""
+    """The hashes of ranges, some of which are not ASCII. Those are converted to UTF-16."""
     marks = np.zeros(len(data) + 1, np.int64)
     np.cumsum(data >= 0x80, out=marks[1:])
     wide = marks[ends] != marks[starts]
@@ -169,14 +169,14 @@ def _hash_with_non_ascii(
 def _hash_broken(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], out: NDArray[np.uint32]
 ) -> None:
-    """One by one, because where text is not UTF-8 the number of code units depends on what is replaced."""
+    """Hash the ranges one by one: if text is not UTF-8, the number of code units depends on what is replaced."""
     view = data.data
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         out[row] = java_hash(str(view[start:end], "utf-8", "replace")) & _MASK
 
 
 def _utf16_sums(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """How many UTF-16 code units lie before each byte of UTF-8 text; one more for the end."""
+    """The number of UTF-16 code units before each byte of UTF-8 text, and before its end."""
     sums = np.zeros(len(data) + 1, np.int64)
     np.cumsum(((data & 0xC0) != 0x80).view(np.int8) + (data >= 0xF0).view(np.int8), out=sums[1:])
     return sums
@@ -194,7 +194,7 @@ def _powers(count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
 
 
 def utf16_lengths(values: pa.Array) -> NDArray[np.int32]:
-    """Length of each value in UTF-16 code units (Java's `String.length`); 0 for null.
+    """The length of each value in UTF-16 code units (Java's `String.length`); 0 for null.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def utf16_lengths(values: pa.Array) -> NDArray[np.int32]:
 def utf16_lengths_of_ranges(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Length of the UTF-8 text in each range of `data`, in UTF-16 code units; starts do not decrease."""
+    """The length of the UTF-8 text in each range of `data`, in UTF-16 code units. The starts must not decrease."""
     low, high = (int(starts[0]), int(ends.max())) if len(starts) else (0, 0)
     span = data[low:high]
     if not len(span) or int(span.max()) < 0x80:
@@ -223,7 +223,7 @@ def utf16_lengths_of_ranges(
 def hash_after(
     prefix_hash: NDArray[np.int32], suffix_hash: NDArray[np.int32], suffix_length: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Hash of prefix + suffix out of their hashes.
+    """The hash of prefix + suffix, computed from their hashes.
 
     Parameters
     ----------
@@ -242,7 +242,10 @@ def index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def queue_of_hash(hashes: NDArray[np.int32], queue_count: int | np.int32 | NDArray[np.int32]) -> NDArray[np.int32]:
-    """The queue of each sharding key's hash: abs, 0 for -2147483648, modulo the queue count (one, or one a row)."""
+    """The queue of each sharding key's hash: abs, 0 for -2147483648, modulo the queue count.
+
+    `queue_count` is one number, or one number per row.
+    """
     return index_hashes(hashes) % np.asarray(queue_count, np.int32)
 
 

@@ -1,8 +1,8 @@
 """The layouts of all structures on disk: where every byte is.
 
 Each structure on disk is a table of rows (offset, name, type, meaning). Building a layout checks the table: a gap, an
-overlap or a wrong total raises. From a layout come a numpy dtype for arrays of it, and FORMAT.md's tables
-(`python -m messagestore.format.layout store/FORMAT.md` makes them anew).
+overlap or a wrong total raises an error. A layout provides a numpy dtype for arrays of the structure, and a table for
+FORMAT.md (`python -m messagestore.format.layout store/FORMAT.md` updates the tables).
 
 All integers on disk are big-endian and signed (two's complement) unless a row says otherwise.
 Source: RocketMQ 5.3.3 `store/CommitLog.java`, `ConsumeQueue.java`, `index/IndexFile.java`, `StoreCheckpoint.java`.
@@ -33,7 +33,7 @@ class Field:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the field in bytes."""
         return int(self.type[1:]) if self.type[0] in "SV" else SIZES[self.type]
 
 
@@ -43,7 +43,7 @@ class Layout:
     Raises
     ------
     ValueError
-        When the rows leave a gap, overlap, or do not add up to `size`.
+        The rows leave a gap, overlap, or do not add up to `size`.
     """
 
     def __init__(self, name: str, size: int, rows: list[tuple[int, str, str, str]]) -> None:
@@ -62,11 +62,11 @@ class Layout:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Structured dtype, big-endian, `itemsize == size`."""
+        """A structured big-endian dtype with `itemsize == size`."""
         return np.dtype([(f.name, f.type.replace("S", "V") if f.type[0] == "S" else ">" + f.type) for f in self.fields])
 
     def offset(self, name: str) -> int:
-        """Position of a field, in bytes from the structure's start."""
+        """The position of a field, in bytes from the start of the structure."""
         return next(f.offset for f in self.fields if f.name == name)
 
 
@@ -105,7 +105,7 @@ RECORD_HEAD = Layout(
     ],
 )
 IPV6_EXTRA_SIZE = 12
-"""Bytes a host takes more when it is IPv6 (16 + 4 instead of 4 + 4)."""
+"""The bytes by which an IPv6 host is larger (16 + 4 instead of 4 + 4)."""
 TOPIC_LENGTH_SIZES = {MAGIC_V1: 1, MAGIC_V2: 2}
 PROPERTIES_LENGTH_SIZE = 2
 HEAD_SEAL_SIZE = 8
@@ -127,10 +127,10 @@ SYS_FLAG_COMPRESSION_SHIFT = 8
 CRC_MASK = 0x7FFFFFFF
 PROPERTY_CRC_NAME = "__CRC32#"
 PROPERTY_CRC_SIZE = 20
-"""Bytes of `__CRC32#` 0x01, ten digits, 0x02 at the end of a record."""
+"""The size of `__CRC32#` 0x01, ten digits, 0x02 at the end of a record, in bytes."""
 MAX_PROPERTIES_SIZE = 32767
 RECORD_SIZE_RESERVE = 65536
-"""A record may be this many bytes larger than `maxMessageSize`."""
+"""The number of bytes by which a record may be larger than `maxMessageSize`."""
 MAX_V1_TOPIC_LENGTH = 127
 
 BLANK = Layout(
@@ -141,7 +141,7 @@ BLANK = Layout(
         (4, "magic", "i4", "0xCBD43194"),
     ],
 )
-"""Ends a full CommitLog file; a record of L bytes fits only where L + 8 bytes are left."""
+"""The record that ends a full CommitLog file. A record of L bytes fits only where L + 8 bytes are left."""
 
 # ---- ConsumeQueue
 
@@ -321,7 +321,7 @@ def markdown(layout: Layout) -> str:
 
 
 def refreshed(text: str) -> str:
-    """A document with its tables made anew: each stands between `<!-- layout: NAME -->` and `<!-- end -->`."""
+    """A document with updated tables. Each table is between `<!-- layout: NAME -->` and `<!-- end -->`."""
     tables = {name: value for name, value in globals().items() if isinstance(value, Layout)}
 
     def table(match: re.Match[str]) -> str:

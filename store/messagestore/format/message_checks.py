@@ -1,7 +1,7 @@
 """Checks that every row of a batch is legal.
 
-Each check looks at a whole column and yields the rows it refuses; `first_fault` is the error of the first such row. A
-batch with one bad row is refused whole, before anything is written.
+Each check looks at a whole column and yields the rows that it refuses; `first_fault` returns the error of the first
+such row. A batch with one bad row is refused completely, before anything is written.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from messagestore.format.properties import RESERVED_PROPERTIES, check_keys, chec
 from messagestore.format.record import too_large
 
 Fault = tuple[int, Callable[[int], MessageIllegalError]]
-"""A row of the batch, and what makes the error when it is given the row's number in the user's batch."""
+"""A row of the batch, and a function that makes its error from the number of the row in the user's batch."""
 
 
 def first_fault(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> MessageIllegalError | None:
@@ -43,7 +43,7 @@ def first_fault(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> 
     Parameters
     ----------
     first_row : int
-        Number of row 0 in the user's batch.
+        The number of row 0 in the user's batch.
     """
     faults = [fault for fault in _faults(texts, limits) if fault is not None]
     if not faults:
@@ -53,7 +53,7 @@ def first_fault(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> 
 
 
 def sizes_fault(sizes: NDArray[np.int64], first_row: int) -> MessageIllegalError | None:
-    """The error of the first row whose property string is over the format's limit, or None."""
+    """The error of the first row whose property string exceeds the format's limit, or None."""
     bad = np.flatnonzero(sizes > MAX_PROPERTIES_SIZE)
     if not len(bad):
         return None
@@ -74,7 +74,10 @@ def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | None]:
 
 
 def _body_fault(texts: ColumnTexts, limits: StoreConfig) -> Fault | None:
-    """Null, or over maxMessageSize. No record is over its limit then: the reserve is enough for all else."""
+    """Refuse bodies that are null or exceed maxMessageSize.
+
+    No record then exceeds its own limit, because the reserve is enough for all other parts.
+    """
     body, limit = texts.body, limits.max_message_size
     sizes = lengths_of(body)
     large = np.flatnonzero(sizes > limit)
@@ -88,7 +91,7 @@ def _body_fault(texts: ColumnTexts, limits: StoreConfig) -> Fault | None:
 
 
 def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | None]:
-    """Each name is checked once, and found fault with only where a row has it."""
+    """Check each name once. A bad name is a fault only in the rows that have it."""
     codes = texts.topic_codes
     if not len(codes):
         return
@@ -119,7 +122,7 @@ def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
 
 
 def _flag_fault(texts: ColumnTexts) -> Fault | None:
-    """Numbers that int32 would wrap."""
+    """Refuse numbers that do not fit into an int32."""
     flags = texts.columns.flag
     if flags is None or flags.dtype == np.int32:
         return None
@@ -154,7 +157,7 @@ def _key_faults(texts: ColumnTexts) -> Iterator[Fault | None]:
 
 
 def _property_faults(entries: Entries) -> Iterator[Fault | None]:
-    """Names are checked in the dictionary; what a row has of both names and values, item by item where one is bad."""
+    """Check the names in the dictionary, and the names and values of a row item by item if one of them is bad."""
     names = plain(entries.names.dictionary)
     bad_codes = set(_bad_items(names, blanks=False, nulls=True))
     reserved = pc.is_in(
@@ -173,12 +176,12 @@ def _property_faults(entries: Entries) -> Iterator[Fault | None]:
 
 
 def _twice_fault(entries: Entries, name_count: int) -> Fault | None:
-    """A name that a row has twice: of the two values one would be lost."""
+    """Refuse a name that a row has twice, because one of its two values would be lost."""
     if int(entries.counts.max()) < 2:
         return None
     pairs = entries.rows * np.int64(name_count + 1) + entries.name_codes
     if bool((pairs[1:] > pairs[:-1]).all()):
-        return None  # names come in one order in all rows
+        return None  # all rows have the names in the same order
     order = np.argsort(pairs, kind="stable")
     twice = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
     if not len(twice):
@@ -192,7 +195,7 @@ def _twice_fault(entries: Entries, name_count: int) -> Fault | None:
 
 
 def _bad_items(array: pa.Array, *, blanks: bool, nulls: bool) -> list[int]:
-    """Items of a plain array that are empty, not UTF-8, or hold what they must not; null, too, with `nulls`."""
+    """The items of a plain array that are empty, not UTF-8, or contain a forbidden byte; with `nulls`, also nulls."""
     bad: list[int] = rows_with(array, blanks=blanks).tolist() + rows_not_utf8(array)
     empty = lengths_of(array) == 0
     if empty.any():
@@ -208,7 +211,7 @@ def _text_fault(
     nulls: bool = False,
     to_row: Callable[[int], int] = int,
 ) -> Fault | None:
-    """The first bad item of a plain array; `check`, the rule for one message, says what is wrong with it."""
+    """The first bad item of a plain array. `check`, the rule for a single message, says what is wrong with it."""
     bad = _bad_items(array, blanks=blanks, nulls=nulls) if array is not None and len(array) else []
     if not bad:
         return None
@@ -218,7 +221,7 @@ def _text_fault(
 
 
 def _text_of(item: pa.Array) -> str | None:
-    """The text of an array of one item; bytes that are not UTF-8 become lone surrogates, which every check refuses."""
+    """The text of an array of one item. Bytes that are not UTF-8 become lone surrogates, which every check refuses."""
     value = as_binary(plain(item)).to_pylist()[0]
     return None if value is None else str(value, "utf-8", "surrogateescape")
 

@@ -189,7 +189,7 @@ class MessageColumns:
 
 
 def _find(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> dict[str, pa.Array]:
-    """Field -> column. A column of Arrow's null type is as good as none, except for the body."""
+    """Field -> column. A column of Arrow's null type counts as missing, except for the body."""
     known = [name for names in _NAMES.values() for name in names]
     for name in columns:
         if name not in known:
@@ -235,7 +235,7 @@ def _map(column: pa.Array) -> pa.MapArray:
 
 
 def _integers(column: pa.Array, name: str) -> pa.Array:
-    """As int32, or for times as int64 in ms; nulls stay."""
+    """The column as int32, or as int64 in ms for times. Nulls stay."""
     if name == "born_timestamp" and pa.types.is_timestamp(column.type):
         return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
     if not pa.types.is_integer(column.type):
@@ -256,11 +256,11 @@ class Keys:
     Parameters
     ----------
     texts : pa.Array[k]
-        All keys, plain, in row order; nulls only where the user's list has one.
+        All keys as a plain array, in row order. Nulls are only those in the user's lists.
     counts : int64[n]
-        How many of them each row has.
+        The number of keys of each row.
     joined : pa.Array[n]
-        KEYS of each row: its keys with a blank between them; empty where it has none.
+        KEYS of each row: its keys, separated by blanks; empty if it has none.
     """
 
     texts: pa.Array
@@ -276,7 +276,7 @@ class Keys:
     def joined_hashes(self) -> NDArray[np.int32]:
         """Java hash of each row's KEYS: int32[n]."""
         if len(self.counts) == len(self.texts) and self.counts.all():
-            return self.hashes  # one key each
+            return self.hashes  # one key per row
         return javahash.java_hashes(self.joined)
 
 
@@ -309,7 +309,7 @@ class Entries:
 
 
 class ColumnTexts:
-    """What the checks, the digest and the encoder need of a batch; each part is computed when it is first asked for."""
+    """What the checks, the digest and the encoder need of a batch. Each part is computed when it is first requested."""
 
     def __init__(self, columns: MessageColumns) -> None:
         self.columns = columns
@@ -323,7 +323,7 @@ class ColumnTexts:
 
     @cached_property
     def topic_names(self) -> list[str]:
-        """The topics; bytes that are not UTF-8 become U+FFFD, which no topic may hold."""
+        """The topics. Bytes that are not UTF-8 become U+FFFD, which no topic may contain."""
         if isinstance(self.columns.topic, str):
             return [self.columns.topic]
         names = as_binary(plain(self.topics.dictionary)).to_pylist()
@@ -331,7 +331,7 @@ class ColumnTexts:
 
     @cached_property
     def topics(self) -> pa.DictionaryArray:
-        """The topic column, dictionary-encoded; only where there is one."""
+        """The topic column, dictionary-encoded. Only for a batch that has one."""
         topic = self.columns.topic
         return topic if isinstance(topic, pa.DictionaryArray) else plain(topic).dictionary_encode()
 
@@ -342,7 +342,7 @@ class ColumnTexts:
 
     @cached_property
     def keys(self) -> Keys | None:
-        """The keys, or None when there is no such column."""
+        """The keys, or None if there is no such column."""
         column = self.columns.keys
         if column is None:
             return None
@@ -357,12 +357,14 @@ class ColumnTexts:
         if texts.null_count or int(counts.max(initial=0)) > 1:
             lists = pa.LargeListArray.from_arrays(array_of(np.concatenate([[0], np.cumsum(counts)])), texts)
             return Keys(texts, counts, pc.binary_join(lists, scalar_of(KEY_SEPARATOR, texts.type)))
-        offsets = offsets_of(texts)[np.concatenate([[0], np.cumsum(counts)])]  # none or one a row: the same bytes
+        offsets = offsets_of(texts)[
+            np.concatenate([[0], np.cumsum(counts)])
+        ]  # no key or one key per row: the same bytes
         return Keys(texts, counts, binary_array(texts.buffers()[2] or pa.py_buffer(b""), offsets, texts.type))
 
     @cached_property
     def tags(self) -> pa.Array | None:
-        """The tags, plain."""
+        """The tags as a plain array."""
         return None if self.columns.tags is None else plain(self.columns.tags)
 
     @cached_property
@@ -372,12 +374,12 @@ class ColumnTexts:
 
     @cached_property
     def unique_key(self) -> pa.Array | None:
-        """The unique keys, plain."""
+        """The unique keys as a plain array."""
         return None if self.columns.unique_key is None else plain(self.columns.unique_key)
 
     @cached_property
     def entries(self) -> Entries | None:
-        """The properties, or None when there is no such column or every row's is null or empty."""
+        """The properties, or None if there is no such column or every row is null or empty."""
         column = self.columns.properties
         if column is None:
             return None

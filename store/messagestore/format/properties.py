@@ -2,8 +2,8 @@
 
     name 0x01 value 0x02 name 0x01 value 0x02 ...
 
-There is no escaping, so names and values that hold a separator are refused, and so is what Java would drop when it
-reads the string back: empty names and empty values.
+There is no escaping, so names and values that contain a separator are refused. Empty names and values are refused, too,
+because Java drops them when it reads the string back.
 
 Source: RocketMQ `common/message/MessageDecoder.java`, `MessageConst.java`.
 """
@@ -17,7 +17,7 @@ from messagestore.errors import MessageIllegalError
 NAME_VALUE_SEPARATOR = b"\x01"
 PROPERTY_SEPARATOR = b"\x02"
 KEY_SEPARATOR = " "
-"""Between the keys in KEYS."""
+"""Separates the keys in KEYS."""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -37,21 +37,21 @@ _RESERVED_NAMES = """
     TIMER_DEL_UNIQKEY TIMER_DELAY_LEVEL __SHARDINGKEY __CRC32# __transactionId__ __BORNHOST
 """
 RESERVED_PROPERTIES: frozenset[str] = frozenset(_RESERVED_NAMES.split())
-"""Names with a meaning to RocketMQ. A user's own properties are those with any other name."""
+"""The names that have a meaning for RocketMQ. Properties with any other name are the user's own."""
 
 _SEPARATORS = ("\x01", "\x02")
 
 
 def encode_properties(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """The property string of name, value pairs, in their order. Nothing is checked here."""
+    """The property string of pairs of name and value, in their order. It checks nothing."""
     return "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode()
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
     """Names and values as Java reads them.
 
-    A missing last separator is tolerated; a segment without a name or with an empty value is dropped; of two values of
-    one name the later one counts. Bytes that are not UTF-8 become U+FFFD.
+    The last separator may be missing. A part without a name or with an empty value is dropped. If a name occurs twice,
+    its later value counts. Bytes that are not UTF-8 become U+FFFD.
     """
     properties: dict[str, str] = {}
     for segment in data.split(PROPERTY_SEPARATOR):
@@ -62,7 +62,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
 
 
 def text_fault(text: object) -> str | None:
-    """Why a name or value cannot be stored as text, or None."""
+    """Why a name or value cannot be stored as text, or None if it can."""
     if not isinstance(text, str):
         return f"found {type(text).__name__}; allowed is text"
     if not text:
@@ -78,13 +78,13 @@ def text_fault(text: object) -> str | None:
 
 
 def check_properties(properties: Mapping[str, str], row: int | None = None) -> None:
-    """Refuse a user's properties that Java would lose or take for its own.
+    """Refuse a user's properties that Java would lose, or would treat as its own.
 
     Raises
     ------
     MessageIllegalError
-        For what is no mapping, for a name that is reserved, and for names and values that are not text, empty, or hold
-        a separator or a lone surrogate.
+        The properties are no mapping, a name is reserved, or a name or value is not text, is empty, or contains a
+        separator or a lone surrogate.
     """
     try:
         items = properties.items()
@@ -103,18 +103,18 @@ def check_properties(properties: Mapping[str, str], row: int | None = None) -> N
 
 
 def reserved_fault(name: str) -> str:
-    """What to say about a user's property with a name of RocketMQ's."""
+    """The error text for a user's property that has one of RocketMQ's names."""
     instead = {KEYS: "; use `keys`", TAGS: "; use `tags`", SHARDING_KEY: "; use the sharding key column"}.get(name, "")
     return f"property {name!r}: the name has a meaning to RocketMQ and is not a user's{instead or '; choose another'}"
 
 
 def check_keys(keys: Sequence[str], row: int | None = None) -> None:
-    """Refuse keys that Java would not find again: KEYS is split at single blanks.
+    """Refuse keys that Java would not find again, because it splits KEYS at single blanks.
 
     Raises
     ------
     MessageIllegalError
-        For a key that is not text, empty, or holds a blank, a separator or a lone surrogate.
+        A key is not text, is empty, or contains a blank, a separator or a lone surrogate.
     """
     if isinstance(keys, str):
         raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list", field="keys", row=row)
@@ -132,7 +132,7 @@ def check_keys(keys: Sequence[str], row: int | None = None) -> None:
 
 
 def check_tags(tags: str | None, row: int | None = None) -> None:
-    """Refuse a tag that is not text, empty, or holds a separator or a lone surrogate; None is no tag.
+    """Refuse a tag that is not text, is empty, or contains a separator or a lone surrogate. None means no tag.
 
     Raises
     ------

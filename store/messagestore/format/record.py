@@ -3,9 +3,9 @@
     TOTALSIZE MAGIC BODYCRC ... BODYLEN | body | TOPICLEN topic | PROPLEN properties [__CRC32# 0x01 digits 0x02]
     `------------ head, 88 bytes ------'  (12 more for each IPv6 host; the layout is in layout.py)
 
-A record is made with QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP zero and *stamped* when its place is known. Numbers
-read out of a record are not trusted: lengths are signed and are checked against what is there before they are used.
-Arrow columns become records, and records columns, in record_columns.py.
+A record is encoded with zeros in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP, and is *stamped* when its place is
+known. Numbers that are read from a record are not trusted: lengths are signed, and are checked against the bytes that
+are there before they are used. For Arrow columns, see record_columns.py.
 
 Source: RocketMQ `store/MessageExtEncoder.java`, `common/message/MessageDecoder.java`, `store/CommitLog.java`.
 """
@@ -82,9 +82,9 @@ __all__ = [
 ]
 
 PROPERTY_CRC_BLANK = PROPERTY_CRC_BEGIN + b"0000000000\x02"
-"""The property CRC before the record is stamped."""
+"""The property CRC of a record that is not stamped yet."""
 OFFSETS_POSITION = RECORD_HEAD.offset("queue_offset")
-"""Where QUEUEOFFSET and, right behind it, PHYSICALOFFSET are."""
+"""The positions of QUEUEOFFSET and of PHYSICALOFFSET right behind it."""
 
 
 def _head_struct(flags: int) -> struct.Struct:
@@ -114,7 +114,7 @@ def topic_bytes(topic: str, auto_version: bool) -> tuple[int, bytes]:
     Raises
     ------
     MessageIllegalError
-        When the topic is not legal.
+        The topic is not legal.
     """
     fault = topic_fault(topic)
     if fault is None and len(topic) > MAX_V1_TOPIC_LENGTH and not auto_version:
@@ -135,12 +135,12 @@ def encode_message(
     property_crc: bool | None = None,
     extra_properties: Sequence[tuple[str, str]] = (),
 ) -> bytearray:
-    """The record of a message, ready for `stamp_record`.
+    """Encode a message as a record, ready for `stamp_record`.
 
     Parameters
     ----------
     message : Message
-        `message.queue_id` is not looked at.
+        Its `queue_id` is ignored.
     queue_id : int
     store_host : bytes
         As `hosts.pack_host` gives it.
@@ -151,12 +151,12 @@ def encode_message(
     property_crc : bool | None
         Whether `__CRC32#` ends the record; None: as `enabledAppendPropCRC` says.
     extra_properties : sequence of (str, str)
-        Reserved properties the store itself adds, behind the user's. Only their size is checked.
+        Reserved properties that the store itself adds behind the user's. Only their size is checked.
 
     Raises
     ------
     MessageIllegalError
-        When a field is of the wrong type or too large, or a name or value cannot be stored.
+        A field has the wrong type or is too large, or a name or value cannot be stored.
     """
     body, body_size = message.body, size_of_body(message.body)
     if body_size > limits.max_message_size:
@@ -202,12 +202,12 @@ def encode_message(
 
 
 def size_of_body(body: object, row: int | None = None) -> int:
-    """Bytes of a body.
+    """The size of a body in bytes.
 
     Raises
     ------
     MessageIllegalError
-        When it is not bytes.
+        The body is not bytes.
     """
     try:
         return memoryview(body).nbytes  # type: ignore[arg-type]
@@ -219,7 +219,9 @@ def size_of_body(body: object, row: int | None = None) -> int:
 def _properties_bytes(
     message: Message, unique_key: str | None, extra: Sequence[tuple[str, str]], property_crc: bool
 ) -> bytes:
-    """KEYS, UNIQ_KEY, TAGS, WAIT, the user's, the store's extra ones; `__CRC32#`, still empty."""
+    """The property string: KEYS, UNIQ_KEY, TAGS, WAIT, the user's own, the store's extra ones, and an empty
+    `__CRC32#`.
+    """
     pairs: list[tuple[str, str]] = []
     check_keys(message.keys)
     if message.keys:
@@ -250,7 +252,7 @@ def host_flags(born_host: bytes, store_host: bytes) -> int:
 
 
 def too_large(field: str, size: int, limit: int, row: int | None = None) -> MessageIllegalError:
-    """The error for a part of a message that is over its limit."""
+    """The error for a part of a message that exceeds its limit."""
     what = {
         "body": "maxMessageSize; send less, or raise it",
         "record": f"maxMessageSize and {RECORD_SIZE_RESERVE} more for topic and properties",
@@ -261,7 +263,7 @@ def too_large(field: str, size: int, limit: int, row: int | None = None) -> Mess
 
 
 def bad_number(message: Message, queue_id: int, row: int | None = None) -> MessageIllegalError | None:
-    """The error for a number that does not fit into a record's head, or None."""
+    """The error for a number that does not fit into a record's head, or None if all fit."""
     numbers = {
         "queue_id": (queue_id, 32),
         "flag": (message.flag, 32),
@@ -280,21 +282,21 @@ def bad_number(message: Message, queue_id: int, row: int | None = None) -> Messa
 
 
 def is_half(sys_flag: int) -> bool:
-    """Whether a message is of a transaction that was not committed: PREPARED or ROLLBACK, which are in no queue."""
+    """Whether a message belongs to a transaction that was not committed (PREPARED or ROLLBACK). It is in no queue."""
     return sys_flag & SYS_FLAG_TRANSACTION_MASK in (SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK)
 
 
 def stamp_record(
     record: bytearray, queue_offset: int, physical_offset: int, store_timestamp_ms: int, property_crc: bool = False
 ) -> None:
-    """Fill in what is known only when the record's place is: both offsets, the store time, then the property CRC.
+    """Fill in what depends on the place of the record: both offsets, the store time, and then the property CRC.
 
     Parameters
     ----------
     record : bytearray
-        As `encode_message` gave it; changed in place.
+        The result of `encode_message`; it is changed in place.
     property_crc : bool
-        Whether it was made with one.
+        Whether the record was encoded with one.
     """
     _OFFSETS.pack_into(record, OFFSETS_POSITION, queue_offset, physical_offset)
     sys_flag = _INT32.unpack_from(record, _SYS_FLAG_POSITION)[0]
@@ -305,7 +307,7 @@ def stamp_record(
 
 
 def store_timestamp_position(sys_flag: int) -> int:
-    """Where STORETIMESTAMP is in a record: 56, or 68 behind an IPv6 born host."""
+    """The position of STORETIMESTAMP in a record: 56, or 68 behind an IPv6 born host."""
     later = HOST_V6_SIZE - HOST_V4_SIZE if sys_flag & SYS_FLAG_BORN_HOST_V6 else 0
     return _STORE_TIMESTAMP_POSITION + later
 
@@ -316,12 +318,12 @@ def crc_digits(crc: int) -> bytes:
 
 
 def pack_blank(size: int, magic: int = MAGIC_BLANK) -> bytes:
-    """The BLANK record that stands for the last `size` bytes of a segment."""
+    """The BLANK record that fills the last `size` bytes of a segment."""
     return _BLANK.pack(size, magic)
 
 
 def total_size(head: bytes | memoryview) -> int:
-    """TOTALSIZE, unchecked."""
+    """The TOTALSIZE of a record, unchecked."""
     size: int = _INT32.unpack_from(head)[0]
     return size
 
@@ -330,7 +332,7 @@ def total_size(head: bytes | memoryview) -> int:
 
 
 class _Fault:
-    """Raises what is wrong with one record, naming where it is."""
+    """Raises the errors of one record; they name its place."""
 
     def __init__(self, path: str, physical_offset: int) -> None:
         self.path = path
@@ -354,25 +356,25 @@ def decode_message(
     path: str = "",
     physical_offset: int | None = None,
 ) -> MessageExt:
-    """The message whose record begins at `data[position]`; what follows the record is not looked at.
+    """Decode the message whose record begins at `data[position]`. Bytes behind the record are ignored.
 
     Parameters
     ----------
     data : bytes-like
     position : int
     verify : bool
-        Check the CRC of the body and, where there is one, of the record.
+        Check the CRC of the body and, if there is one, of the record.
     path : str
         For error messages.
     physical_offset : int | None
-        Where the record was read from; PHYSICALOFFSET must say the same. None: not checked.
+        The place that the record was read from, which PHYSICALOFFSET must repeat. None: not checked.
 
     Raises
     ------
     MagicError
-        No record begins there, or it is the record of another place.
+        No record begins there, or the record belongs to another place.
     TornRecordError
-        The record is cut, or its lengths contradict each other.
+        The record is incomplete, or its lengths contradict each other.
     ChecksumError
         A CRC does not match.
     """

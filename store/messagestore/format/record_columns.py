@@ -1,7 +1,7 @@
 """Turns Arrow columns into records, and records into columns.
 
-One name for both directions: `encode` and `stamp` write (record_encode.py), `decode` reads (record_decode.py), and
-`row_hashes` tells whether a batch that comes again is the same (row_digest.py).
+This module collects both directions: `encode` and `stamp` write (record_encode.py), `decode` reads (record_decode.py),
+and `row_hashes` tells whether a batch that is sent again has the same rows (row_digest.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def stamp_rows(rows: Rows) -> None:
-    """Write into the bytes of rows, in place, what is known since they have a place: see `stamp`."""
+    """Write into the bytes of rows, in place, what depends on their place: see `stamp`."""
     stamp(
         rows.data,
         rows.starts[:-1],

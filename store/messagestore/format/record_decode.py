@@ -1,8 +1,9 @@
 """Decodes many records into Arrow columns.
 
-Records lie anywhere in a buffer. Heads are gathered into one structured array, bodies and property strings by one
-memcpy each; nothing that was not asked for is decoded. Every record is checked: sizes and magic, that its lengths add
-up, that it is the record that was asked for, and its CRCs. The first bad one raises, named by file and offset.
+The records may be anywhere in a buffer. Their heads are gathered into one structured array, and their bodies and
+property strings are copied with one memcpy each; only the requested columns are decoded. Every record is checked: its
+sizes and its magic, whether its lengths add up, whether it is the record that the unit promised, and its CRCs. The
+first bad record raises an error that names file and offset.
 """
 
 from __future__ import annotations
@@ -73,18 +74,18 @@ COLUMNS: dict[str, pa.DataType] = {
     "prepared_transaction_offset": pa.int64(),
     "system_properties": _TEXT_MAP,
 }
-"""What `decode` gives. `tags` and `unique_key` are null where there is none; `keys`, `properties` (the user's own) and
-`system_properties` are empty then. `message_id` is UNIQ_KEY, else the offset message id. `queue_offset` is that of
-the unit that promised the record; without `Expected`, what the record says."""
+"""The columns that `decode` can give. Without a value, `tags` and `unique_key` are null, and `keys`, `properties` (the
+user's own) and `system_properties` are empty. `message_id` is UNIQ_KEY, or else the offset message id. `queue_offset`
+is that of the unit that promised the record; without `Expected`, that of the record."""
 
 BLOCK_ROWS = 16_384
-"""Rows decoded in one go: each record is looked at several times, and stays in the CPU's cache meanwhile."""
+"""The number of rows decoded at once: each record is examined several times and stays in the CPU's cache meanwhile."""
 _HEAD_FIELDS = {name: "total_size" if name == "size" else name for name in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Which records n units of one queue promised.
+    """The records that n units of one queue promise.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ class Expected:
     queue_id : int
     queue_offsets, physical_offsets : int64[n]
     renumbered : bool[n] or None
-        Rows whose record may say another queue offset than its unit has; None: no row's may.
+        The rows whose record may have another queue offset than the unit; None: no row's may.
     """
 
     topic: str
@@ -102,7 +103,7 @@ class Expected:
     renumbered: NDArray[np.bool_] | None = None
 
     def slice(self, rows: slice) -> Expected:
-        """Of some of the rows."""
+        """The same for some of the rows."""
         renumbered = None if self.renumbered is None else self.renumbered[rows]
         return Expected(self.topic, self.queue_id, self.queue_offsets[rows], self.physical_offsets[rows], renumbered)
 
@@ -117,27 +118,27 @@ def decode(
     expected: Expected | None = None,
     path: str = "",
 ) -> pa.RecordBatch:
-    """Columns of n records.
+    """Decode columns of n records.
 
     Parameters
     ----------
     data : uint8[m]
-        Not kept: the result has buffers of its own.
+        It is not kept: the result has buffers of its own.
     starts, sizes : int64[n], int32[n]
-        Where each record is in `data`, and its TOTALSIZE as the unit has it. Bodies together less than 2 GiB.
+        Where each record is in `data`, and its TOTALSIZE according to the unit. All bodies together are below 2 GiB.
     columns : sequence of str
-        Names of `COLUMNS`, in the order wanted.
+        Names in `COLUMNS`, in the order of the result.
     verify_body_crc : bool
-        Check BODYCRC, and `__CRC32#` where present.
+        Check BODYCRC, and `__CRC32#` if it is present.
     expected : Expected | None
-        What the records must say of themselves.
+        What the records must say about themselves.
     path : str
         For errors.
 
     Raises
     ------
     MagicError, TornRecordError, ChecksumError
-        For the first record that is not whole, or not the one that was promised.
+        The first bad record is not complete, or is not the one that was promised.
     """
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
@@ -181,7 +182,7 @@ class _Rows:
             self._fail_at(int(good.argmin()))
 
     def _fail_at(self, row: int) -> NoReturn:
-        """Raise for a bad row, or for one before it that a later look would have found."""
+        """Raise the error of a bad row, or of an earlier row that only a later check would find."""
         before = slice(0, row)
         expected = None if self.expected is None else self.expected.slice(before)
         _Rows(self.data, self.starts[before], self.sizes[before], expected, self.path)
@@ -206,7 +207,7 @@ class _Rows:
         return same
 
     def fail(self, row: int) -> NoReturn:
-        """Raise what is wrong with a row: what a look at this record alone finds, or that it is another one."""
+        """Raise the error of a row: what a check of this record alone finds, or that it is another record."""
         start, size = int(self.starts[row]), int(self.sizes[row])
         place = int(self.expected.physical_offsets[row]) if self.expected is not None else None
         record = self.data[start : start + size].tobytes() if start >= 0 and size > 0 else b""
@@ -225,7 +226,7 @@ class _Rows:
         raise MagicError(self.path, where, wanted, found)
 
     def check_crcs(self) -> None:
-        """Raise for the first record whose body, or which itself, has another CRC than it says."""
+        """Raise the error of the first record with a wrong CRC of the body or of the record."""
         crcs = crcs_of(self.body) & np.uint32(CRC_MASK)
         bad = (crcs.view(np.int32) != self.heads["body_crc"]) & (self.heads["body_size"] != 0)
         bad |= bad_property_crcs(self.data, self.starts, self.parts)
@@ -237,7 +238,7 @@ class _Rows:
         return array_of(self.heads[name])
 
     def queue_offset(self) -> pa.Array:
-        """The numbers of the units; of records without units, what they say themselves."""
+        """The queue offsets of the units; without units, those of the records."""
         return self.field("queue_offset") if self.expected is None else array_of(self.expected.queue_offsets)
 
     @cached_property
@@ -261,7 +262,7 @@ class _Rows:
         return topics.view(pa.string())
 
     def host(self, name: str) -> pa.Array:
-        """`ip:port` of each row; as there are few hosts and many rows, each one is written once."""
+        """`ip:port` of each row. There are few hosts and many rows, so each host is formatted once."""
         starts, sizes = self._host_ranges(name)
         hosts = gather(self.data, starts, starts + sizes).dictionary_encode()
         texts = list_array([unpack_host(host) for host in hosts.dictionary.to_pylist()], pa.string())
@@ -277,7 +278,7 @@ class _Rows:
 
     @cached_property
     def offset_message_id(self) -> pa.Array:
-        """Upper-case hex of store host and physical offset: string[n]."""
+        """The upper-case hex of store host and physical offset: string[n]."""
         n = len(self.starts)
         starts, sizes = self._host_ranges("store")
         if not (self.heads["sys_flag"] & SYS_FLAG_STORE_HOST_V6).any():
@@ -294,7 +295,7 @@ class _Rows:
         return binary_array(_hex(data_of(ids)), offsets_of(ids) * 2, pa.string())
 
     def message_id(self) -> pa.Array:
-        """UNIQ_KEY where there is one, else the offset message id."""
+        """UNIQ_KEY if there is one, otherwise the offset message id."""
         unique = self.properties.column(UNIQUE_KEY)
         if unique.null_count == 0:
             return unique
@@ -304,7 +305,7 @@ class _Rows:
 
 
 def _hex(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The upper-case hex digits of bytes, two for each: both digits are worked out at once, in 16 bits."""
+    """The upper-case hex digits of bytes. Both digits of a byte are computed at once, in 16 bits."""
     digits = data.reshape(-1).astype("<u2")
     digits = (digits >> 4) | ((digits & 0x0F) << 8)  # the high half first, as text is read
     letters = ((digits + 0x0606) >> 4) & 0x0101

@@ -2,9 +2,8 @@
 
     head | body | TOPICLEN topic | PROPLEN | KEYS.. UNIQ_KEY.. TAGS.. the user's.. [__CRC32#..]
 
-Every part is an array with one value for each row; Arrow joins them row by row in one pass. The heads are one
-structured array made beforehand, since all sizes are known. Then the records are brought into the order of their
-queues.
+Every part is an array with one value per row, and Arrow joins the parts row by row in one pass. The heads are one
+structured array that is made beforehand, because all sizes are known. Finally the records are sorted by queue.
 """
 
 from __future__ import annotations
@@ -70,26 +69,26 @@ def encode(
     born_host: bytes,
     first_row: int = 0,
 ) -> Rows:
-    """The records of a batch, back to back and grouped by (topic, queue): no two runs are of the same queue.
+    """Encode the records of a batch, back to back and grouped by (topic, queue): each queue has one run.
 
-    They have no place yet: QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP are 0 (see `stamp`). The index hashes of each
-    record are its UNIQ_KEY's, then its KEYS'.
+    The records have no place yet: QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP are 0 (see `stamp`). The index hashes
+    of each record are that of its UNIQ_KEY, and then those of its KEYS.
 
     Parameters
     ----------
     columns : MessageColumns or ColumnTexts
-        With queues chosen. `ColumnTexts` when something of it was needed before: it is then not computed again.
+        The queues must be chosen. Pass `ColumnTexts` if a part of it was computed before, to compute that only once.
     limits : StoreConfig
         `maxMessageSize`, `autoMessageVersionOnTopicLen`, `enabledAppendPropCRC`.
     store_host, born_host : bytes
-        As `hosts.pack_host` gives them; the same for all rows.
+        The results of `hosts.pack_host`, the same for all rows.
     first_row : int
-        Number of the batch's first row in the user's, for errors.
+        The number of the first row in the user's batch, for errors.
 
     Raises
     ------
     MessageIllegalError
-        For the first row that cannot be stored.
+        The first row that cannot be stored.
     """
     texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
     columns = texts.columns
@@ -134,7 +133,7 @@ def encode(
 
 
 def _fixed(items: NDArray[Any]) -> pa.Array:
-    """Items of one size as a binary array; the same bytes."""
+    """Items of one size as a binary array over the same bytes."""
     n, size = len(items), items.dtype.itemsize
     large = n * size > MAX_SMALL
     offsets = np.arange(0, (n + 1) * size, size, dtype=np.int64 if large else np.int32)
@@ -142,7 +141,7 @@ def _fixed(items: NDArray[Any]) -> pa.Array:
 
 
 def _heads(columns: MessageColumns, store_host: bytes, born_host: bytes) -> NDArray[np.void]:
-    """Heads with all fields but those that depend on body, topic and properties; 88, 100 or 112 bytes each."""
+    """The heads without the fields that depend on body, topic and properties; 88, 100 or 112 bytes each."""
     rows: list[tuple[str, Any]] = []
     for name in RECORD_HEAD.dtype.names or ():
         if name in ("born_ip", "store_ip"):
@@ -168,7 +167,7 @@ def _heads(columns: MessageColumns, store_host: bytes, born_host: bytes) -> NDAr
 
 
 def _topics(texts: ColumnTexts, limits: StoreConfig) -> tuple[pa.Array | bytes, Any, Any]:
-    """TOPICLEN and topic of each row, their sizes, and the magics; one value each where there is one topic."""
+    """TOPICLEN and topic of each row, their sizes, and the magics; one value each if there is only one topic."""
     codes = texts.topic_codes
     auto = limits.auto_message_version_on_topic_len
     used = np.unique(codes).tolist() if len(texts.topic_names) > 1 else [0]
@@ -177,7 +176,9 @@ def _topics(texts: ColumnTexts, limits: StoreConfig) -> tuple[pa.Array | bytes, 
     if len(used) == 1:
         magic, name = topic_bytes(texts.topic_names[used[0]], auto)
         return name, len(name), magic
-    packed = {code: topic_bytes(texts.topic_names[code], auto) for code in used}  # a name no row has may be illegal
+    packed = {
+        code: topic_bytes(texts.topic_names[code], auto) for code in used
+    }  # a name that no row has may be illegal
     names = list_array(
         [packed[code][1] if code in packed else b"" for code in range(len(texts.topic_names))], pa.binary()
     )
@@ -216,12 +217,12 @@ def _properties(texts: ColumnTexts, property_crc: bool) -> tuple[list[pa.Array |
 
 
 def _where(present: NDArray[np.bool_], text: bytes) -> pa.Array:
-    """The text in the rows that have the property, null in the others."""
+    """The text in the rows that have the property, and null in the others."""
     return pc.if_else(array_of(present), scalar_of(text, pa.binary()), scalar_of(None, pa.binary()))
 
 
 def _users(entries: Entries) -> pa.Array:
-    """The user's part of each row's property string: entries of one row are neighbours, so it is one range."""
+    """The user's part of each row's property string. The entries of a row are neighbours, so the part is one range."""
     names = as_binary(plain(entries.names.dictionary)).take(entries.names.indices)
     total = int(lengths_of(names).sum() + lengths_of(entries.values).sum()) + 2 * len(names)
     pairs = join([names, NAME_VALUE_SEPARATOR, as_binary(entries.values), PROPERTY_SEPARATOR], large=total > MAX_SMALL)
@@ -230,9 +231,9 @@ def _users(entries: Entries) -> pa.Array:
 
 
 def _group(texts: ColumnTexts) -> tuple[NDArray[np.int64] | None, NDArray[np.int64], NDArray[np.int64]]:
-    """The order that brings each queue's rows together (None: they are), and of each run its first row and its length.
+    """The order that groups the rows by queue (None: they are grouped), and the first row and the length of each run.
 
-    Rows of a queue keep their order; queues come in the order of topic codes and queue ids, or as they are.
+    Rows of a queue keep their order. Queues are ordered by topic code and queue id, or stay as they are.
     """
     queue_ids = texts.columns.queue_id
     assert queue_ids is not None
@@ -249,7 +250,7 @@ def _group(texts: ColumnTexts) -> tuple[NDArray[np.int64] | None, NDArray[np.int
     if len(runs) <= most and len(np.unique(runs)) == len(runs):
         return None, firsts, counts
     small = most <= 1 << 16
-    order = np.argsort(queues.astype(np.uint16) if small else queues, kind="stable")  # 16 bits are sorted by radix
+    order = np.argsort(queues.astype(np.uint16) if small else queues, kind="stable")  # numpy sorts 16 bits by radix
     queues = queues[order]
     firsts = np.concatenate([[0], np.flatnonzero(queues[1:] != queues[:-1]) + 1])
     return order, order[firsts], np.diff(np.append(firsts, n))
@@ -263,7 +264,7 @@ def _tags_codes(texts: ColumnTexts, order: NDArray[np.int64] | None) -> NDArray[
 
 
 def _key_hashes(texts: ColumnTexts, order: NDArray[np.int64] | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Index hashes (of topic#key) in record order, and how many each record has."""
+    """The index hashes (of topic#key) in the order of the records, and how many each record has."""
     n = texts.columns.row_count
     keys, unique = texts.keys, texts.unique_key
     prefixes = javahash.java_hashes(list_array([f"{name}#" for name in texts.topic_names], pa.string()))
@@ -298,14 +299,14 @@ def stamp(
     store_timestamp_position: int,
     property_crc: bool,
 ) -> None:
-    """Fill in what is known only when the records' places are; then, where there is one, each record's `__CRC32#`.
+    """Fill in what depends on the places of the records, and then the `__CRC32#` of each record that has one.
 
     Parameters
     ----------
     data : uint8[m]
-        Records back to back up to the end, as `encode` gives them; changed in place.
+        Records back to back up to the end, as `encode` returns them. They are changed in place.
     starts : int64[n]
-        Where each begins (n + 1 are taken, too: the last one is m).
+        Where each record begins. n + 1 numbers are accepted, too: the last one is m.
     queue_offsets, physical_offsets : int64[n]
     store_timestamp_ms : int
     store_timestamp_position : int

@@ -1,9 +1,9 @@
 """The properties of many records as columns.
 
-The property strings of all rows are gathered into one buffer. Where every row reads name 0x01 value 0x02 ... with
-names and values that are not empty, the places of the separators alone say where each name and value is, for all rows
-at once. A row that reads otherwise, or is not UTF-8, is first written again the way Java understands it: a loop over
-such rows only, which no writer of today leaves behind.
+The property strings of all rows are gathered into one buffer. If every row reads name 0x01 value 0x02 ... with names
+and values that are not empty, the places of the separators alone say where each name and value is, for all rows at
+once. A row that reads otherwise, or is not UTF-8, is first rewritten the way Java understands it. That is a loop over
+such rows only; no writer of today produces them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from messagestore.format.properties import (
 
 _WORD = 8
 _FREQUENT = (KEYS, TAGS, UNIQUE_KEY, WAIT)
-"""Reserved names of at most eight bytes: each is one number (`_words`), not looked up in a dictionary."""
+"""Reserved names of at most eight bytes: each is one number (`_words`) and needs no dictionary look-up."""
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(_WORD + 1)] + [0], np.uint64)
 _TOPS = np.array([(0x80 | size) << 56 for size in range(_WORD)] + [0, 0], np.uint64)
-"""By size of the name; the last item is for all names of more than eight bytes."""
+"""Indexed by the size of the name; the last item is for all names of more than eight bytes."""
 
 
 def _word(name: str) -> np.uint64:
-    """A frequent name as `_words` has it."""
+    """A frequent name as a number, as in `_words`."""
     return np.uint64(int.from_bytes(name.encode(), "little")) | _TOPS[len(name)]  # type: ignore[no-any-return]
 
 
@@ -59,7 +59,7 @@ class PropertyTexts:
     Parameters
     ----------
     data : uint8[m]
-        Bytes of the log; not changed.
+        Bytes of the log; they are not changed.
     starts, ends : int64[n]
         Where each row's property string is in `data`.
     """
@@ -88,7 +88,7 @@ class PropertyTexts:
         if each * self.row_count == count and np.array_equal(
             self._value_ends[each - 1 :: each or 1], self._row_ends - 1
         ):
-            return np.repeat(np.arange(self.row_count), each)  # as many in every row
+            return np.repeat(np.arange(self.row_count), each)  # every row has the same number of properties
         is_last = np.zeros(len(self._data), np.bool_)
         sizes = np.diff(self._row_ends, prepend=0)
         filled = np.flatnonzero(sizes)
@@ -101,8 +101,8 @@ class PropertyTexts:
     def _words(self) -> NDArray[np.uint64]:
         """Each name of at most eight bytes as one number, 0 for a longer one: uint64[k].
 
-        The last byte of a shorter name's number is its size and 0x80, which no UTF-8 text of eight bytes has there with
-        such bytes before it.
+        In the number of a shorter name, the last byte is its size and 0x80. No UTF-8 text of eight bytes has such a
+        byte there after such bytes.
         """
         starts = self._name_starts
         sizes = np.minimum(self._name_ends - starts, _WORD + 1)
@@ -112,7 +112,7 @@ class PropertyTexts:
         words: NDArray[np.uint64] = unaligned(data, np.uint64)[np.minimum(starts, len(data) - _WORD)]
         for item in range(
             max(len(starts) - 2, 0), len(starts)
-        ):  # within the last eight bytes: shift out what is before
+        ):  # within the last eight bytes: shift out the bytes before
             before = max(int(starts[item]) - (len(data) - _WORD), 0)
             words[item] >>= np.uint64(8 * before)
         words &= _MASKS[sizes]
@@ -120,7 +120,7 @@ class PropertyTexts:
         return words
 
     def _find(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The properties with a frequent name, at most one of a row (the last one), and their rows."""
+        """The properties with a frequent name, at most one per row (the last one), and their rows."""
         items = np.flatnonzero(self._words == _FREQUENT_WORDS[name])
         rows = self._rows[items]
         last = np.append(rows[1:] != rows[:-1], True) if len(rows) else np.empty(0, np.bool_)
@@ -131,7 +131,7 @@ class PropertyTexts:
         return found.view(pa.string())
 
     def column(self, name: str) -> pa.Array:
-        """The value of a frequent property in each row: string[n], null without it."""
+        """The value of a frequent property in each row: string[n], null in rows without it."""
         items, rows = self._find(name)
         values = self._values(items)
         if len(rows) == self.row_count:
@@ -183,11 +183,11 @@ class PropertyTexts:
         return _lists(kind, counts, entries)
 
     def _last_of_each(self, items: NDArray[np.int64], codes: NDArray[np.int32]) -> NDArray[np.int64] | None:
-        """Where a row has a name twice: what to keep, the last of each name. None where no row has."""
+        """If a row has a name twice: which properties to keep, the last one of each name. None if no row has."""
         rows = self._rows[items]
         pairs = rows * (int(codes.max(initial=0)) + 1) + codes
         if bool((pairs[1:] > pairs[:-1]).all()):
-            return None  # the same names in the same order in all rows, or one name a row
+            return None  # all rows have the same names in the same order, or one name per row
         order = np.argsort(pairs, kind="stable")
         last = np.append(pairs[order[1:]] != pairs[order[:-1]], True)
         return None if last.all() else np.sort(order[last])
@@ -201,7 +201,7 @@ class _Marks:
     data, offsets : uint8[m], int64[n+1]
         The strings, back to back from 0 on.
     positions, kinds : int64[k], uint8[k]
-        Where the separators are, and which: 0x01 or 0x02.
+        Where the separators are, and which of the two each one is: 0x01 or 0x02.
     """
 
     def __init__(self, texts: pa.Array) -> None:
@@ -211,7 +211,7 @@ class _Marks:
         self.kinds = self.data[self.positions]
 
     def bad_rows(self) -> NDArray[np.int64]:
-        """Rows that are not name 0x01 value 0x02 throughout, with names and values of a byte or more."""
+        """The rows that do not consist of name 0x01 value 0x02 with names and values of at least one byte."""
         starts, ends = self.offsets[:-1], self.offsets[1:]
         filled = ends > starts
         closed = self.data[ends[filled] - 1] == PROPERTY_SEPARATOR[0]
@@ -226,13 +226,13 @@ class _Marks:
         return np.union1d(rows[wrong], unclosed)
 
     def drop_those_in_values(self) -> None:
-        """Forget each 0x01 behind another one: Java takes the first, and the rest for a part of the value."""
+        """Forget each 0x01 behind another one: Java splits at the first, and the others belong to the value."""
         closes = self.kinds == PROPERTY_SEPARATOR[0]
         opens = np.append(True, closes[:-1])[: len(closes)]
         self.positions, self.kinds = self.positions[closes | opens], self.kinds[closes | opens]
 
     def _all_alternate(self) -> bool:
-        """Whether the separators of all rows together alternate, none directly behind another."""
+        """Whether the separators of all rows alternate, and none is directly behind another."""
         names, values = self.kinds[0::2], self.kinds[1::2]
         if len(names) != len(values) or not len(names):
             return len(names) == len(values)
@@ -243,7 +243,9 @@ class _Marks:
 
 
 def _rewritten(texts: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
-    """The texts with some rows written as Java reads them; one by one, since each is wrong in its own way."""
+    """The texts, with some rows rewritten as Java reads them. They are rewritten one by one, as each is wrong in its
+    own way.
+    """
     fixed = [encode_properties(decode_properties(texts[row].as_py()).items()) for row in rows.tolist()]
     mask = np.zeros(len(texts), np.bool_)
     mask[rows] = True
@@ -251,7 +253,7 @@ def _rewritten(texts: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
 
 
 def _lists(kind: pa.DataType, counts: NDArray[np.int64], items: pa.Array) -> pa.Array:
-    """A list or map array without nulls out of the items of all rows."""
+    """A list or map array without nulls, made from the items of all rows."""
     offsets = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=offsets[1:])
     return pa.Array.from_buffers(kind, len(counts), [None, pa.py_buffer(offsets)], children=[items])

@@ -1,8 +1,8 @@
 """Scans a stretch of the log: where its records are, which are whole, and why the chain ends.
 
-Nothing is believed: a record counts when its place, magic, sizes, length sum and CRCs agree. Heads are found with array
-operations (every magic is a candidate), then the chain start + TOTALSIZE == next start is followed; each check is one
-comparison over all records, and the chain is cut before the first record that fails one.
+A scan trusts no byte: a record counts only if its place, magic, sizes, sum of lengths and CRCs agree. Array operations
+find the heads (every magic is a candidate), and then the chain start + TOTALSIZE == next start is followed. Each check
+is one comparison over all records, and the chain ends before the first record that fails one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from messagestore.format.layout import (
 )
 
 HEAD_DTYPE = RECORD_HEAD.dtype.newbyteorder("=")
-"""What `heads` gives: the fields of RECORD_HEAD in native byte order."""
+"""The dtype of `heads`: the fields of RECORD_HEAD in native byte order."""
 HOST_FLAGS = SYS_FLAG_BORN_HOST_V6 | SYS_FLAG_STORE_HOST_V6
 MIN_RECORD_SIZE = RECORD_HEAD.size + TOPIC_LENGTH_SIZES[MAGIC_V1] + PROPERTIES_LENGTH_SIZE
-"""Bytes of a V1 record with IPv4 hosts, no body, no topic and no properties."""
+"""The size of a V1 record with IPv4 hosts, no body, no topic and no properties."""
 PROPERTY_CRC_BEGIN = PROPERTY_CRC_NAME.encode() + b"\x01"
 PROPERTY_CRC_DIGITS = PROPERTY_CRC_SIZE - len(PROPERTY_CRC_BEGIN) - 1
 
@@ -47,9 +47,9 @@ _BEHIND_BORN_HOST: tuple[str, ...] = ("store_timestamp_ms", "store_ip", "store_p
 _BEHIND_HOSTS: tuple[str, ...] = ("reconsume_times", "prepared_transaction_offset", "body_size")
 _HOST_FIELDS = {SYS_FLAG_BORN_HOST_V6: ("born_ip", "born_port"), SYS_FLAG_STORE_HOST_V6: ("store_ip", "store_port")}
 _WALK_SIZE = 1024
-"""Above this size of a record, walking from one to the next is cheaper than looking at every byte."""
+"""Above this record size, walking from one record to the next is cheaper than examining every byte."""
 _BLOCK_SIZE = 1 << 21
-"""Bytes scanned in one go: each record is looked at several times, and stays in the CPU's cache meanwhile."""
+"""The number of bytes scanned at once: each record is examined several times and stays in the CPU's cache meanwhile."""
 _CRC_CHUNK = 1 << 18
 _SLICE_SIZE = 4096
 _MAGICS_AS_READ = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
@@ -63,13 +63,14 @@ class ScanEnd:
     Parameters
     ----------
     reason : str
-        "end": the data are used up, or end within a record: read on from `position`. "zero": TOTALSIZE 0. "blank": a
-        BLANK record that fills the file. Else what is wrong with the record there: "magic", "size", "position" (it is
-        not the record of this place), "length" (its lengths do not add up), "body_crc", "property_crc".
+        "end": the data are used up, or end within a record; continue reading at `position`. "zero": TOTALSIZE is 0.
+        "blank": a BLANK record fills the rest of the file. Anything else is the fault of the record there: "magic",
+        "size", "position" (the record belongs to another place), "length" (its lengths do not add up), "body_crc",
+        "property_crc".
     position : int
-        In the data: behind the last valid record.
+        The position in the data behind the last valid record.
     expected, found : str
-        In words.
+        What should be there and what is, in words.
     """
 
     reason: str
@@ -88,12 +89,12 @@ def heads(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.void
     ----------
     data : uint8[m]
     starts : int64[n]
-        Each with at least the 88 bytes of a head behind it.
+        Each start is followed by at least the 88 bytes of a head.
 
     Returns
     -------
     structured[n]
-        Of `HEAD_DTYPE`. Right for IPv6 hosts too; the address and port of an IPv6 host are 0.
+        Of `HEAD_DTYPE`. It is also correct for IPv6 hosts, whose address and port are 0.
     """
     raw = unaligned(data, f"V{RECORD_HEAD.size}")[starts]
     found: NDArray[np.void] = raw.view(RECORD_HEAD.dtype).astype(HEAD_DTYPE)
@@ -104,9 +105,10 @@ def heads(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.void
 
 
 class HeadFields:
-    """The heads of the records at `starts`, unchecked, each field converted when it is asked for first.
+    """The heads of the records at `starts`, unchecked. Each field is converted when it is first requested.
 
-    What `heads` gives, for those who need few of its fields: `fields["body_size"]` is a contiguous native array.
+    An alternative to `heads` for callers that need few of its fields: `fields["body_size"]` is a contiguous native
+    array.
 
     Parameters
     ----------
@@ -131,7 +133,7 @@ class HeadFields:
 def _correct_for_ipv6(
     data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void], rows: NDArray[np.int64]
 ) -> None:
-    """Read again, of the rows with an IPv6 host, what lies behind it."""
+    """Correct the fields behind the host in the rows with an IPv6 host."""
     flags = found["sys_flag"][rows]
     behind_born = np.where(flags & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_SIZE, 0)
     behind_both = behind_born + np.where(flags & SYS_FLAG_STORE_HOST_V6, IPV6_EXTRA_SIZE, 0)
@@ -139,7 +141,7 @@ def _correct_for_ipv6(
         for name in names:
             items = unaligned(data, RECORD_HEAD.dtype[name])
             at = starts[rows] + RECORD_HEAD.offset(name) + moved
-            inside = at < len(items)  # a head that is cut by the end of the data reads as 0
+            inside = at < len(items)  # a head that the end of the data cuts off reads as 0
             found[name][rows] = np.where(inside, items[np.where(inside, at, 0)], 0)
     for flag, names in _HOST_FIELDS.items():
         cleared = rows[(flags & flag) != 0]
@@ -148,7 +150,7 @@ def _correct_for_ipv6(
 
 
 def head_sizes(found: NDArray[np.void] | HeadFields) -> NDArray[np.int64]:
-    """Bytes before the body of each record: 88, 100 or 112."""
+    """The number of bytes before the body of each record: 88, 100 or 112."""
     flags = found["sys_flag"]
     extra = ((flags & SYS_FLAG_BORN_HOST_V6) != 0).astype(np.int64) + ((flags & SYS_FLAG_STORE_HOST_V6) != 0)
     sizes: NDArray[np.int64] = RECORD_HEAD.size + IPV6_EXTRA_SIZE * extra
@@ -169,7 +171,7 @@ def is_head(head: Any, physical_offset: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Where the parts of n records are, as positions in the data (int64[n]); all within their record."""
+    """The positions of the parts of n records in the data (int64[n]); all are within their record."""
 
     body_starts: NDArray[np.int64]
     body_ends: NDArray[np.int64]
@@ -182,22 +184,22 @@ class Parts:
 def parts(
     data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void] | HeadFields
 ) -> tuple[int, Parts]:
-    """Where the parts of each record are, as far as lengths add up.
+    """Locate the parts of each record, as far as the lengths add up.
 
     Parameters
     ----------
     data : uint8[m]
     starts : int64[n]
-        Records that lie in the data whole, by their TOTALSIZE.
+        Records that are completely in the data, according to their TOTALSIZE.
     found : structured[n] or HeadFields
         Their heads.
 
     Returns
     -------
     count : int
-        How many records, from the first, have lengths that add up.
+        The number of records from the first on whose lengths add up.
     parts : Parts
-        Of these.
+        The parts of these records.
     """
     body_sizes, flags = found["body_size"], found["sys_flag"]
     wide = np.flatnonzero(found["magic"] == MAGIC_V2)
@@ -233,7 +235,7 @@ def parts(
 
 
 def leading(good: NDArray[np.bool_]) -> int:
-    """How many items, from the first, are true."""
+    """The number of items from the first on that are true."""
     return len(good) if good.all() else int(good.argmin())
 
 
@@ -243,9 +245,9 @@ def leading(good: NDArray[np.bool_]) -> int:
 def crcs_of(values: pa.Array) -> NDArray[np.uint32]:
     """CRC-32 (all 32 bits) of each value of a (large) binary or string array; 0 for null.
 
-    Small values are handed to the CRC as `bytes` objects that Arrow makes, a few at a time so that they stay in the
-    CPU's cache: that is faster than a slice of a view for each. Another library computes theirs: isal's takes twice as
-    long for 100 bytes, and fastcrc's ten times as long for 16 MiB.
+    Small values are passed to the CRC as `bytes` objects that Arrow makes, a few at a time, so that they stay in the
+    CPU's cache. This is faster than slicing a view for each value. Small and large values use different libraries:
+    isal takes twice as long for 100 bytes, and fastcrc takes ten times as long for 16 MiB.
     """
     n = len(values)
     crcs = np.empty(n, np.uint32)
@@ -280,7 +282,7 @@ def crcs_of_ranges(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[
     view = data.data
     return np.array(
         list(map(crc32, map(view.__getitem__, map(slice, starts.tolist(), ends.tolist())))), np.uint32
-    )  # large values: the CRC costs more than the slice
+    )  # for large values, the CRC costs more than the slice
 
 
 def property_crc_rows(
@@ -289,7 +291,7 @@ def property_crc_rows(
     """The rows whose record ends in a `__CRC32#` property."""
     if not len(ends):
         return np.empty(0, np.int64)
-    at = ends - PROPERTY_CRC_SIZE  # within the record: no record is that small
+    at = ends - PROPERTY_CRC_SIZE  # this stays within the record: no record is that small
     first = np.frombuffer(PROPERTY_CRC_BEGIN, np.uint64, 1)[0]
     rows = np.flatnonzero(unaligned(data, np.uint64)[at] == first)
     if len(rows):
@@ -312,14 +314,14 @@ def property_crc_digits(crcs: NDArray[np.uint32]) -> NDArray[np.uint8]:
 
 
 def bad_body_crcs(data: NDArray[np.uint8], found: NDArray[np.void], where: Parts) -> NDArray[np.bool_]:
-    """True where BODYCRC is not that of the body; an empty body has none."""
+    """True where BODYCRC is not the CRC of the body. An empty body has none."""
     crcs = crcs_of_ranges(data, where.body_starts, where.body_ends) & np.uint32(CRC_MASK)
     bad: NDArray[np.bool_] = (crcs.view(np.int32) != found["body_crc"]) & (found["body_size"] != 0)
     return bad
 
 
 def bad_property_crcs(data: NDArray[np.uint8], starts: NDArray[np.int64], where: Parts) -> NDArray[np.bool_]:
-    """True where a record has a `__CRC32#` and it is not that of the bytes before it."""
+    """True where a record has a `__CRC32#` that is not the CRC of the bytes before it."""
     bad = np.zeros(len(starts), np.bool_)
     rows = property_crc_rows(data, where.property_starts, where.ends)
     if len(rows):
@@ -344,20 +346,20 @@ def scan(
     data : uint8[m]
         Bytes of one segment.
     physical_offset : int
-        Of `data[0]`.
+        The physical offset of `data[0]`.
     file_bytes_left : int
-        From `data[0]` to the segment's end; no record ends nearer than 8 bytes to it.
+        The number of bytes from `data[0]` to the end of the segment. Every record ends at least 8 bytes before it.
     verify_body_crc : bool
-        Check BODYCRC, and `__CRC32#` where present.
+        Check BODYCRC, and `__CRC32#` if it is present.
 
     Returns
     -------
     starts : int64[n]
         Where each record begins in `data`.
     heads : structured[n]
-        As `heads` gives them.
+        The heads of these records, as from `heads`.
     end : ScanEnd
-        Why there is no further one. Garbage never raises, and no size out of it is allocated.
+        Why there is no further record. Garbage never raises an error, and no size that it contains is allocated.
     """
     usable = min(len(data), max(file_bytes_left - BLANK.size, 0))
     all_starts, all_heads = [np.empty(0, np.int64)], [np.empty(0, HEAD_DTYPE)]
@@ -373,7 +375,7 @@ def scan(
         else:
             size = _total_size(block)
             if not len(block) < size <= usable - position:
-                break  # else the record is larger than the block
+                break  # otherwise the record is larger than the block
     end = _why(data, position, physical_offset, file_bytes_left)
     return np.concatenate(all_starts), np.concatenate(all_heads), end
 
@@ -381,7 +383,9 @@ def scan(
 def _valid(
     data: NDArray[np.uint8], physical_offset: int, verify_body_crc: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Starts and heads of the valid records that follow one another from `data[0]` on and lie in `data` whole."""
+    """The starts and heads of the valid records that follow one another from `data[0]` on and are completely in
+    `data`.
+    """
     starts = _chain(data)
     found = heads(data, starts)
     count = leading(found["physical_offset"] == starts + physical_offset)
@@ -393,13 +397,13 @@ def _valid(
 
 
 def _total_size(data: NDArray[np.uint8]) -> int:
-    """TOTALSIZE at `data[0]`, unchecked; 0 when it is not there."""
+    """The TOTALSIZE at `data[0]`, unchecked; 0 if `data` is too short."""
     sizes = unaligned(data, RECORD_HEAD.dtype["total_size"])
     return int(sizes[0]) if len(sizes) else 0
 
 
 def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Starts of records that follow one another from 0 on and lie in `data` whole: magic and TOTALSIZE only."""
+    """The starts of records that follow one another from 0 on, completely in `data`, by magic and TOTALSIZE only."""
     if len(data) < MIN_RECORD_SIZE:
         return np.empty(0, np.int64)
     starts: NDArray[np.int64]
@@ -422,9 +426,9 @@ def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _follow(starts: NDArray[np.int64], ends: NDArray[np.int64], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The chain among candidates some of which are no records: a loop, since each step depends on the one before.
+    """The chain among candidates, some of which are not records. It is a loop, as each step depends on the one before.
 
-    Needed only where a body holds a magic, or where the chain breaks.
+    It runs only if a body contains a magic, or if the chain breaks.
     """
     following = np.searchsorted(starts, ends)
     linked = (following < len(starts)) & fits
@@ -441,7 +445,7 @@ def _follow(starts: NDArray[np.int64], ends: NDArray[np.int64], fits: NDArray[np
 
 
 def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The chain by reading one TOTALSIZE after another: a loop, cheaper than a look at each byte of large records."""
+    """The chain, read one TOTALSIZE after another. This loop is cheaper than examining each byte of large records."""
     view = data.data
     starts = []
     start, last = 0, len(data) - MIN_RECORD_SIZE
@@ -457,7 +461,7 @@ def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_bytes_left: int) -> ScanEnd:
-    """What is at the place where the chain ends."""
+    """What there is at the place where the chain ends."""
     rest = data[position:]
     left = file_bytes_left - position
     read_on = ScanEnd("end", position, "a record", f"{len(rest)} bytes of it")

@@ -1,8 +1,8 @@
 """The digest of a batch, which tells whether a batch that is sent again has the same rows.
 
-The digest "rowsum-1" of a batch is its row count and the sum, mod 2**64, of a hash of each row: order and partitioning
-do not matter. It is made of the user's columns before any default, routing or encoding, so that a correct replay
-agrees. FORMAT.md defines it and has test vectors.
+The digest "rowsum-1" of a batch is its row count and the sum, mod 2**64, of a hash of each row. Order and partitioning
+do not change it. It is computed from the user's columns, before defaults, routing and encoding, so that a correct
+replay has the same digest. FORMAT.md defines it and has test vectors.
 
     m = 0
     for each field k that was given and is not null:  m = (m ^ (v + k)) * 0x9E3779B1;  m ^= m >> 15     (mod 2**32)
@@ -44,7 +44,7 @@ def row_hashes(columns: MessageColumns, body_crcs: NDArray[np.uint32]) -> NDArra
 
 
 def hashes_of(texts: ColumnTexts, body_crcs: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """As `row_hashes`, for a batch whose texts were hashed before."""
+    """The row hashes of a batch whose texts were hashed before."""
     columns, given = texts.columns, texts.columns.given
     mixed = np.zeros(columns.row_count, np.uint32)
     topic = given.get("topic", None if isinstance(columns.topic, str) else columns.topic)
@@ -72,7 +72,7 @@ def hashes_of(texts: ColumnTexts, body_crcs: NDArray[np.uint32]) -> NDArray[np.u
 
 
 def _mix(mixed: NDArray[np.uint32], number: int, values: NDArray[np.int32], present: NDArray[np.bool_] | None) -> None:
-    """Mix a field into the rows that have it; in place."""
+    """Mix a field into the rows that have it, in place."""
     result = (mixed ^ (values.view(np.uint32) + np.uint32(number))) * _MULTIPLIER
     result ^= result >> np.uint32(15)
     if present is None or present.all():
@@ -82,7 +82,7 @@ def _mix(mixed: NDArray[np.uint32], number: int, values: NDArray[np.int32], pres
 
 
 def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """An int32 column as it is, an int64 column as its low half ^ its high half; and where it is not null."""
+    """An int32 column unchanged, or an int64 column as its low half ^ its high half; and where it is not null."""
     valid = valid_of(column)
     numbers = numpy_of(column, null=0)
     if numbers.dtype == np.int64:
@@ -91,7 +91,7 @@ def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
 
 
 def _property_sums(entries: Entries) -> NDArray[np.int32]:
-    """Sum, mod 2**32, of a hash of each of a row's properties: their order does not matter."""
+    """The sum, mod 2**32, of the hashes of a row's properties. Their order does not change it."""
     names = javahash.java_hashes(entries.names).view(np.uint32)
     hashes = _fmix(names * np.uint32(31) + javahash.java_hashes(entries.values).view(np.uint32))
     sums = np.zeros(len(hashes) + 1, np.uint32)
