@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,40 +24,10 @@ from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
 from messagestore.files.mapped_file_queue import MAX_OFFSET, MappedFileQueue
 from messagestore.format import record, record_scan
 from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
-from messagestore.format.record_scan import ScanEnd
 
-SCAN_SIZE = 16 * 1024 * 1024
+READ_SIZE = 16 * 1024 * 1024
 RECORD_BEGIN = struct.Struct(">ii")
 """TOTALSIZE and MAGICCODE, with which a record and a BLANK begin."""
-
-
-@dataclass
-class Scanned:
-    """A run of valid records that follow one another in one segment.
-
-    Parameters
-    ----------
-    physical_offset : int
-        Of `data[0]`.
-    data : uint8[m]
-        Bytes of the log; owned by this object.
-    starts : int64[n]
-        Where each record begins in `data`.
-    heads : structured[n]
-        Their heads, native byte order.
-    """
-
-    physical_offset: int
-    data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    heads: NDArray[np.void]
-
-    @property
-    def end(self) -> int:
-        """Physical offset behind the last record."""
-        if not len(self.starts):
-            return self.physical_offset
-        return self.physical_offset + int(self.starts[-1]) + int(self.heads["total_size"][-1])
 
 
 @dataclass
@@ -205,50 +174,6 @@ class CommitLog:
                 return segment
         return self.min_offset
 
-    def scan(self, physical_offset: int, end: int | None = None, *, verify_body_crc: bool = True) -> Iterator[Scanned]:
-        """Runs of valid records from `physical_offset` on, across segments, to the first thing that is no record.
-
-        `end` stops the scan: no record that begins at or above it is given. After the last run `scan_end` and
-        `scan_offset` say why and where it stopped ("end" when `end` was reached).
-        """
-        position = physical_offset
-        size = SCAN_SIZE
-        self.scan_end = ScanEnd("end", 0, "", "")
-        while end is None or position < end:
-            wanted = size if end is None else min(size, end - position)
-            data = self.read_array(position, wanted)
-            if not len(data):
-                self.scan_end = ScanEnd("zero", 0, "a record", "the end of the last segment")
-                break
-            starts, heads, stop = record_scan.scan(
-                data, position, file_bytes_left=self.left(position), verify_body_crc=verify_body_crc
-            )
-            run = Scanned(position, data, starts, heads)
-            if len(starts):
-                yield run
-            position += stop.position
-            size = SCAN_SIZE
-            if stop.reason == "blank":
-                blank_at = position
-                position = self.segment_of(position) + self.segment_size
-                if self.files.holding(position) is None:
-                    position = blank_at  # as Java: a BLANK without a next segment is the log's end
-                    self.scan_end = stop
-                    break
-            elif stop.reason != "end":
-                self.scan_end = stop
-                break
-            elif not stop.position:
-                if (
-                    len(data) < wanted
-                    or len(data) == self.left(position)
-                    or (end is not None and position + wanted >= end)
-                ):
-                    self.scan_end = ScanEnd("size", 0, "a record within the segment", "one that passes its end")
-                    break
-                size = 2 * len(data)  # a record larger than what was read
-        self.scan_offset = position
-
     # ---- writing
 
     def blank_needed(self, physical_offset: int, size: int) -> bool:
@@ -370,8 +295,8 @@ class CommitLog:
         file = self.files.file(start)
         found: list[tuple[int, int]] = []
         for begin, stop in self.disk.data_ranges(file, physical_offset - start, self.segment_size):
-            for position in range(begin, stop, SCAN_SIZE):
-                data = np.frombuffer(self.disk.pread(file, min(SCAN_SIZE, stop - position), position), np.uint8)
+            for position in range(begin, stop, READ_SIZE):
+                data = np.frombuffer(self.disk.pread(file, min(READ_SIZE, stop - position), position), np.uint8)
                 nonzero = np.flatnonzero(data)
                 if len(nonzero):
                     found.append((start + position + int(nonzero[0]), start + position + int(nonzero[-1]) + 1))
@@ -384,7 +309,7 @@ class CommitLog:
         """
         position = start
         while position < end:
-            data = self.read_array(position, min(SCAN_SIZE, end - position))
+            data = self.read_array(position, min(READ_SIZE, end - position))
             if not len(data):
                 raise CorruptionError(self.files.path(self.segment_of(position)), position, "a segment", "no file")
             self.write(position, data.data)
@@ -398,7 +323,7 @@ class CommitLog:
         crc = 0
         position = start
         while position < end:
-            data = self.read_array(position, min(SCAN_SIZE, end - position))
+            data = self.read_array(position, min(READ_SIZE, end - position))
             if not len(data):
                 return -1
             crc = record.crc32(data, crc)

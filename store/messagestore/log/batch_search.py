@@ -12,13 +12,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from messagestore.errors import CorruptionError
-from messagestore.files.commit_log import CommitLog, Scanned
+from messagestore.files.commit_log import CommitLog
 from messagestore.format import record_scan
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.record import decode_message
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, known_batch, read_batch
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Run, Walk, rows_of_batch_topic
 
 _TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
 _BEGIN = np.frombuffer(BODY_BEGIN, np.uint8)
@@ -64,27 +65,18 @@ def batches_of_log(log: CommitLog, start: int, end: int) -> Iterator[BatchRecord
     CorruptionError
         No record can be read at a place below the end, or a BATCH record is damaged.
     """
-    position: int | None = start
-    while position is not None and position < end:
-        following: int | None = None
-        for run in log.scan(position, end, verify_body_crc=False):
-            for at in _of_batch_topic(run):
-                batch = known_batch(log, run.physical_offset + at)
-                if batch is None:
-                    continue
-                yield batch
-                stepped_over = batch.flush_disk_type == SYNC_FLUSH and run.end < batch.end <= end
-                following = batch.end if stepped_over else None
-            if following is not None:
-                break
-        if following is None and log.scan_offset < end:
-            path = log.files.path(log.segment_of(log.scan_offset))
-            expected, found = log.scan_end.expected or "a record", log.scan_end.found or log.scan_end.reason
-            raise CorruptionError(path, log.scan_offset, f"{expected} (the log goes on to {end})", found)
-        position = following
+    walk = Walk(log, start, end, Depth.FRAMING)
+    for run in walk.whole():
+        for at in _of_batch_topic(run):
+            batch = known_batch(log, run.physical_offset + at)
+            if batch is None:
+                continue
+            yield batch
+            if batch.flush_disk_type == SYNC_FLUSH and run.end < batch.end <= end:
+                walk.jump(batch.end)
 
 
-def _of_batch_topic(run: Scanned) -> list[int]:
+def _of_batch_topic(run: Run) -> list[int]:
     """Where the records of the BATCH topic begin in a run.
 
     Raises
@@ -92,12 +84,11 @@ def _of_batch_topic(run: Scanned) -> list[int]:
     CorruptionError
         A record has the body of a BATCH record, and its CRC says that its topic is damaged.
     """
+    named = rows_of_batch_topic(run)
     _, where = record_scan.parts(run.data, run.starts, run.heads)
-    named = np.zeros(len(run.starts), np.bool_)
-    rows = np.flatnonzero(where.topic_ends - where.topic_starts == len(_TOPIC))
-    topics = run.data[where.topic_starts[rows, None] + np.arange(len(_TOPIC))]
-    named[rows] = (topics == _TOPIC).all(axis=1)
-    rows = np.flatnonzero((where.body_ends - where.body_starts > len(_BEGIN)) & ~named)
+    long_enough = where.body_ends - where.body_starts > len(_BEGIN)
+    long_enough[named] = False
+    rows = np.flatnonzero(long_enough)
     bodies = run.data[where.body_starts[rows, None] + np.arange(len(_BEGIN))]
     for row in rows[(bodies == _BEGIN).all(axis=1)].tolist():  # else a message of a user's that looks like one
         start = int(run.starts[row])
@@ -151,7 +142,8 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
     """
     if physical_offset >= end:
         return True
-    for run in log.scan(log.segment_of(physical_offset)):
+    walk = Walk(log, log.segment_of(physical_offset))
+    for run in walk:
         if run.end > physical_offset:
             if not (run.physical_offset + run.starts == physical_offset).any():
                 return True  # the chain steps over this place
@@ -160,11 +152,7 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
             if batch is None and record_topic == BATCH_TOPIC:
                 known_batch(log, physical_offset)
             return True
-    path = log.files.path(log.segment_of(log.scan_offset))
-    expected = log.scan_end.expected or "a record"
-    if log.scan_offset == physical_offset:
-        expected = f"the BATCH record that the journal names ({expected})"
-    raise CorruptionError(path, log.scan_offset, expected, log.scan_end.found or "none")
+    raise walk.broken(" (the BATCH record that the journal names)" if walk.position == physical_offset else "")
 
 
 def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:

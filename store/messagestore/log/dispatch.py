@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError
-from messagestore.files.commit_log import CommitLog, Scanned
 from messagestore.files.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
 from messagestore.files.index_file import IndexFileReplaced
 from messagestore.format.rows import Rows
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Walk
 
 _KEYS_AT_ONCE = 1_000_000
 
@@ -118,7 +117,7 @@ class Dispatcher:
         except (IndexFileReplaced, FileNotFoundError):
             index.load()
             index.unlink_all()
-            for run in log.scan(log.min_offset, end, verify_body_crc=False):
+            for run in Walk(log, log.min_offset, end, Depth.FRAMING):
                 self._put_index([rows_of(run)])
 
     def _store_time(self, physical_offset: int) -> int | None:
@@ -143,7 +142,7 @@ class Dispatcher:
         """
         log, wanted = self.files.commit_log, _Wanted(frozenset(queues), frozenset(topics))
         runs = QueueRuns(self.files, log.min_offset, units=False)
-        for run in whole_scan(log, log.min_offset, end):
+        for run in Walk(log, log.min_offset, end, Depth.FRAMING).whole():
             runs.take(rows_of(run), wanted)
         begun = {key for key in runs.next_offsets if key[0] in wanted.topics}
         for topic, queue_id in sorted(runs.remade | begun):
@@ -177,7 +176,7 @@ class Dispatcher:
         log = self.files.commit_log
         ends, self.files.ends = self.files.ends, None  # where these queues end is known
         try:
-            for run in whole_scan(log, log.min_offset, end):
+            for run in Walk(log, log.min_offset, end, Depth.FRAMING).whole():
                 rows = runs.apply(rows_of(run))
                 if queues:
                     self.dispatch_queues(rows, keys)
@@ -185,23 +184,6 @@ class Dispatcher:
                     self._put_index([rows])
         finally:
             self.files.ends = ends
-
-
-def whole_scan(log: CommitLog, start: int, end: int) -> Iterator[Scanned]:
-    """The records of a part of the log that is known to be whole; only their framing is checked.
-
-    Raises
-    ------
-    CorruptionError
-        Where the chain of records breaks before `end`.
-    """
-    if start >= end:
-        return
-    yield from log.scan(start, end, verify_body_crc=False)
-    if log.scan_offset < end:
-        stop, at = log.scan_end, log.scan_offset
-        path = log.files.path(log.segment_of(at))
-        raise CorruptionError(path, at, f"{stop.expected or 'a record'} (the log goes on to {end})", stop.found)
 
 
 def units_of(rows: Rows) -> Units:

@@ -11,9 +11,10 @@ import re
 
 import numpy as np
 
-from messagestore.files.commit_log import CommitLog, Scanned
+from messagestore.files.commit_log import CommitLog
 from messagestore.format import record_scan
 from messagestore.format.properties import PROPERTY_SEPARATOR
+from messagestore.log.walk import Depth, Run, Walk
 
 _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
 """The property by which a broker's store says which number a message has in each of its light queues."""
@@ -21,14 +22,14 @@ _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
 
 def first_light_message(log: CommitLog, start: int) -> int | None:
     """Physical offset of the first message of a light queue from a record on, or None; checks framing only."""
-    for run in log.scan(start, verify_body_crc=False):
+    for run in Walk(log, start, depth=Depth.FRAMING):
         row = _first_in(run)
         if row is not None:
             return run.physical_offset + int(run.starts[row])
     return None
 
 
-def _first_in(run: Scanned) -> int | None:
+def _first_in(run: Run) -> int | None:
     hits = [hit.start() for hit in _DISPATCHED.finditer(run.data.data)]
     if not hits:
         return None

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore.files.commit_log import Scanned
 from messagestore.format import javahash, record, record_columns
 from messagestore.format.arrow_bytes import array_of, lengths_of, list_array, numpy_of, valid_of
 from messagestore.format.layout import (
@@ -22,13 +21,14 @@ from messagestore.format.layout import (
 )
 from messagestore.format.message import SCHEDULE_TOPIC, MessageExt
 from messagestore.format.rows import Row, Rows
+from messagestore.log.walk import Run
 
 _FEW = 32  # less than 45, where both ways take as long
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's messageDelayLevel, levels 1 to 18."""
 
 
-def _without_unit(run: Scanned) -> NDArray[np.bool_]:
+def _without_unit(run: Run) -> NDArray[np.bool_]:
     """Which records of a run get no unit: PREPARED and ROLLBACK, whose QUEUEOFFSET is 0.
 
     Earlier revisions of this project gave such records of their own a number and a unit as to all others: where the
@@ -41,7 +41,7 @@ def _without_unit(run: Scanned) -> NDArray[np.bool_]:
     return half
 
 
-def rows_of(run: Scanned) -> Rows:
+def rows_of(run: Run) -> Rows:
     """The rows of a run of records."""
     rows = _few(run) if len(run.starts) <= _FEW else _many(run)
     without = _without_unit(run)
@@ -57,7 +57,7 @@ def rows_of(run: Scanned) -> Rows:
     )
 
 
-def _few(run: Scanned) -> Rows:
+def _few(run: Run) -> Rows:
     """One by one: for a few dozen records that takes a fraction of what the many steps of `_many` cost."""
     found = []
     for start in run.starts.tolist():
@@ -69,7 +69,7 @@ def _few(run: Scanned) -> Rows:
     return Rows.of(found)
 
 
-def _many(run: Scanned) -> Rows:
+def _many(run: Run) -> Rows:
     starts, heads = run.starts, run.heads
     columns = record_columns.decode(
         run.data,

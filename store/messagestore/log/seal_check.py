@@ -24,10 +24,11 @@ from messagestore.files.mapped_file_queue import FILE_NAME
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.log.dispatch import Dispatcher, whole_scan
+from messagestore.log.dispatch import Dispatcher
 from messagestore.log.read_back import rows_of
 from messagestore.log.sealed_ends import Key, Seal, SealedEnds, units_crc
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Walk
 
 MOST_BEHIND = 1 << 30
 """At most so many bytes of the log are read to find out what the file does not say."""
@@ -80,7 +81,7 @@ def _is_anchored(files: StoreFiles, ends: SealedEnds) -> bool:
 
 def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
     """Take in the units of the records of a part of the log that only this project wrote."""
-    for run in whole_scan(files.commit_log, start, end):
+    for run in Walk(files.commit_log, start, end, Depth.FRAMING).whole():
         read = rows_of(run)
         for key, rows in read.by_queue().items():
             offsets = read.queue_offsets[rows]
@@ -206,7 +207,7 @@ def without_last_unit(files: StoreFiles, start: int, end: int, keys: Collection[
     may repeat.
     """
     last: dict[Key, int] = {}
-    for run in whole_scan(files.commit_log, start, end):
+    for run in Walk(files.commit_log, start, end, Depth.FRAMING).whole():
         read = rows_of(run)
         for key, rows in read.by_queue().items():
             if key in keys:

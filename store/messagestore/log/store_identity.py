@@ -33,6 +33,7 @@ from messagestore.log.store_files import (
     sizes_of_files,
     write_identity,
 )
+from messagestore.log.walk import Depth, Walk
 
 _LAST_UNITS = 100
 SEARCHED_SIZE = 4 << 30
@@ -243,10 +244,11 @@ def _end_of_log(files: StoreFiles) -> int:
     """Where the records of the log end."""
     log = files.commit_log
     for segment in reversed(log.files.offsets):  # the last ones may be empty: a broker makes them ahead
-        for _ in log.scan(segment, verify_body_crc=False):
+        walk = Walk(log, segment, depth=Depth.FRAMING)
+        for _ in walk:
             pass
-        if log.scan_offset > segment:
-            return log.scan_offset
+        if walk.position > segment:
+            return walk.position
     return log.min_offset
 
 

@@ -19,22 +19,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from messagestore.files.commit_log import Scanned
 from messagestore.files.consume_queue import Units
 from messagestore.files.state import State
 from messagestore.format.config import SYNC_FLUSH
-from messagestore.format.layout import IPV6_EXTRA_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Rows
-from messagestore.log.batch_record import BODY_BEGIN, CHUNK_SIZE, BatchRecord, read_batch
+from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.log.dispatch import units_of
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Run, Walk
 
 Key = tuple[str, int]
-
-_CHUNK_SIZE = 4 * 1024 * 1024
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +123,6 @@ class _Chain:
         self._pieces: dict[Key, tuple[int, list[Units]]] = {}
         self._waiting: list[tuple[Key, int, Units]] = []  # not proven yet
         self._waiting_count = 0
-        self._size = 0  # how much is read at once: little where a batch may be near
 
     def run(self) -> ProvenTail:
         tail = self.tail
@@ -146,43 +142,28 @@ class _Chain:
         return log.crc(state.anchor_position, state.anchor_position + state.anchor_size) == state.anchor_crc
 
     def _follow(self, position: int) -> None:
-        while position < self.limit:
-            after = self._step(position)
-            if after is None:
+        walk, after = Walk(self.log, position, batches=True), position
+        runs = iter(walk)
+        while after < self.limit:
+            run = next(runs, None)
+            if run is None:
                 return
-            position = self.tail.hidden_end = after
-        self.tail.limited = any(self.log.read(position, 8))
-
-    def _step(self, position: int) -> int | None:
-        """Take in what begins at a position: where to go on; None where the records end."""
-        head = self.log.head(position)
-        if head is None:
-            left = self.log.left(position)
-            blank = self.log.read(position, 8) == self.log.blank(position)
-            return position + left if blank and self.log.files.holding(position + left) is not None else None
-        batch = self._batch_at(position)
-        if batch is not None:
-            self._size = 0
-            return self._take_batch(batch)
-        self._size = min(max(2 * self._size, int(head["total_size"])), _CHUNK_SIZE)
-        for run in self.log.scan(position, position + max(self._size, int(head["total_size"]))):
-            return self._take_run(run, position)
-        return None
-
-    def _batch_at(self, position: int) -> BatchRecord | None:
-        begin = self.log.read(position, RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(BODY_BEGIN))
-        return read_batch(self.log, position) if BODY_BEGIN in begin else None
+            taken = self._take_run(run) if run.batch is None else self._take_batch(run.batch)
+            if taken is None:
+                return
+            walk.jump(taken)
+            after = self.tail.hidden_end = taken
+        self.tail.limited = any(self.log.read(after, 8))
 
     def _take_batch(self, batch: BatchRecord) -> int | None:
         """A batch counts when it is whole; one of SYNC_FLUSH proves all that is below its end."""
         if batch.store_id not in self._known_ids or not self._holds(batch):
             return None
-        taken = 0
-        for run in self.log.scan(batch.physical_offset, batch.end, verify_body_crc=False):
+        walk = Walk(self.log, batch.physical_offset, batch.end, Depth.FRAMING)
+        for run in walk:
             if not self._note(rows_of(run)):
                 return None
-            taken = run.end
-        if taken < batch.data_offset or self.log.scan_offset < batch.end:
+        if walk.position < batch.end:
             return None
         if batch.flush_disk_type == SYNC_FLUSH:
             self._prove(batch.end)
@@ -197,13 +178,15 @@ class _Chain:
             position = end
         return True
 
-    def _take_run(self, run: Scanned, position: int) -> int | None:
-        """Single records, up to the next BATCH record; one of these that cannot be read ends the log."""
-        if run.physical_offset != position:
-            return None
+    def _take_run(self, run: Run) -> int | None:
+        """Single records: where they end. A BATCH record among them cannot be read, and ends the log."""
         rows = rows_of(run)
-        rows = rows.slice(0, next(rows.of_topic(BATCH_TOPIC), rows.row_count))
-        return rows.end if rows.row_count and self._note(rows) else None
+        unread = next(rows.of_topic(BATCH_TOPIC), None)
+        rows = rows.slice(0, unread if unread is not None else rows.row_count)
+        if not rows.row_count or not self._note(rows):
+            return None
+        self.tail.hidden_end = rows.end
+        return rows.end if unread is None else None
 
     def _note(self, rows: Rows) -> bool:
         """Remember the units of rows; False when a queue does not go on with them."""

@@ -18,6 +18,7 @@ from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.log.store_files import check_readable_topic
+from messagestore.log.walk import Depth, Walk
 from messagestore.read.view import StoreView
 
 LOWER, UPPER = "lower", "upper"
@@ -240,7 +241,7 @@ def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
         return []
     needle = key.encode()
     found = []
-    for run in view.files.commit_log.scan(start, end, verify_body_crc=False):
+    for run in Walk(view.files.commit_log, start, end, Depth.FRAMING):
         text = run.data.tobytes()
         hit = text.find(needle)
         while hit >= 0:

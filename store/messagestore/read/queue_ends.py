@@ -16,11 +16,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
-from messagestore.files.commit_log import Scanned
-from messagestore.format.layout import FILLER_UNIT_SIZE, IPV6_EXTRA_SIZE, RECORD_HEAD
-from messagestore.format.message import BATCH_TOPIC
-from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.log.batch_record import BatchRecord
 from messagestore.log.read_back import rows_of
+from messagestore.log.walk import Depth, Run, Walk
 from messagestore.read.view import StoreView
 
 Ends = dict[tuple[str, int], int]
@@ -172,24 +171,19 @@ class _Walk:
 
     def run(self, position: int) -> bool:
         """Whether the end was reached, record by record."""
-        size = _FIRST_CHUNK_SIZE
-        while position < self.limit:
-            batch = self._batch_at(position)
-            if batch is not None:
-                if batch.end > self.limit or not self._take_batch(batch):
+        walk = Walk(self.log, position, self.limit, Depth.FRAMING, batches=True)
+        for run in walk:
+            batch = run.batch
+            if batch is None:
+                self.left -= run.end - int(run.physical_offset + run.starts[0])
+                if not self._take_run(run) or self.left < 0:
                     return False
-                self.last = batch.physical_offset, batch.size
-                position, size = batch.end, _FIRST_CHUNK_SIZE
-                continue
-            after = self._run(position, min(size, self.limit - position))
-            if after is None or self.left < 0:
+            elif batch.end > self.limit or not self._take_batch(batch):
                 return False
-            position, size = after, min(2 * size, _CHUNK_SIZE)
-        return position == self.limit
-
-    def _batch_at(self, position: int) -> BatchRecord | None:
-        begin = self.log.read(position, RECORD_HEAD.size + 2 * IPV6_EXTRA_SIZE + len(BODY_BEGIN))
-        return read_batch(self.log, position) if BODY_BEGIN in begin else None
+            else:
+                walk.jump(batch.end)
+            self.last = run.last_offset, run.last_size
+        return walk.position == self.limit
 
     def _take_batch(self, batch: BatchRecord) -> bool:
         for topic in self.topics & batch.ranges.keys():
@@ -198,29 +192,15 @@ class _Walk:
                     return False
         return True
 
-    def _run(self, position: int, size: int) -> int | None:
-        """Take in single messages from a position on, up to a BATCH record; where to go on, or None."""
-        log = self.log
-        head = log.head(position)
-        if head is None:
-            left = log.left(position)
-            return position + left if log.read(position, 8) == log.blank(position) else None
-        for run in log.scan(position, position + max(size, int(head["total_size"])), verify_body_crc=False):
-            self.left -= run.end - position
-            return self._take_run(run)
-        return None
-
-    def _take_run(self, run: Scanned) -> int | None:
+    def _take_run(self, run: Run) -> bool:
+        """Take in single messages."""
         rows = rows_of(run)
-        batches = (row for row in rows.of_topic(BATCH_TOPIC) if row)
-        rows = rows.slice(0, next(batches, rows.row_count))  # of a batch its own record says what is in it
         for topic, queue_id, start, stop in rows.runs():
             if topic in self.topics:
                 first, last = int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
                 if last - first != stop - 1 - start or not self._take(topic, queue_id, first, stop - start):
-                    return None
-        self.last = int(rows.physical_offsets[-1]), int(rows.sizes[-1])
-        return rows.end
+                    return False
+        return True
 
     def _take(self, topic: str, queue_id: int, first: int, count: int) -> bool:
         """Messages `first` to `first + count - 1` of a queue; False when some before them are not known.

@@ -36,10 +36,11 @@ from messagestore.format.layout import (
     STATE_RECOVERING,
 )
 from messagestore.format.message import BATCH_TOPIC, put_topic_fault
+from messagestore.log import walk as log_walk
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
 from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours
-from messagestore.log.dispatch import Dispatcher, whole_scan
+from messagestore.log.dispatch import Dispatcher
 from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_behind
 from messagestore.log.queue_proof import is_settled, proven_queue_end
 from messagestore.log.queue_runs import QueueRuns
@@ -47,6 +48,7 @@ from messagestore.log.read_back import rows_of
 from messagestore.log.seal_check import is_deleted, listed, remove_files, sealed_at
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles, with_property_crc
+from messagestore.log.walk import Depth
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.walk import Walk, Walker, bad_chunk
 from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
@@ -397,16 +399,17 @@ class _Recovery:
         """
         if end <= start:
             return False
-        for _ in self.log.scan(start, end, verify_body_crc=False):
+        walk = log_walk.Walk(self.log, start, end, Depth.FRAMING)
+        for _ in walk:
             pass
-        return self.log.scan_offset == end
+        return walk.position == end
 
     def _look_below(self, start: int, doubtful: set[tuple[str, int]]) -> None:
         """The numbers of the records below the walk's start, of queues that cannot tell them."""
         if not doubtful and not self.all_queues:
             return
         self.below = QueueRuns(self.files, self.log.min_offset, units=False)
-        for run in whole_scan(self.log, self.log.min_offset, start):
+        for run in log_walk.Walk(self.log, self.log.min_offset, start, Depth.FRAMING).whole():
             self.below.take(rows_of(run), None if self.all_queues else doubtful)
         self.below.doubtful = doubtful
 
@@ -511,10 +514,8 @@ class _Recovery:
             return walk
         begin = batch.physical_offset
         before = LogEnd(begin, 0, 0, 0)
-        for run in self.log.scan(self.log.segment_of(begin), begin, verify_body_crc=False):
-            last = run.heads[-1]
-            position = run.physical_offset + int(run.starts[-1])
-            before = LogEnd(begin, position, int(last["total_size"]), int(last["store_timestamp_ms"]))
+        for run in log_walk.Walk(self.log, self.log.segment_of(begin), begin, Depth.FRAMING):
+            before = LogEnd(begin, run.last_offset, run.last_size, run.last_timestamp_ms)
         self.report.notes.append(
             f"app {batch.app_id!r}, version {batch.version}: a part of this batch is lost, and the rest of it was cut "
             f"off from {begin} on; it can be sent again"
@@ -653,7 +654,7 @@ class _Recovery:
             dispatcher.rebuild(self.below, walk.start, keys, queues=self.all_queues or bool(keys), index=self.all_index)
         for topic, queue_id in sorted(self.below.doubtful - self.lost):
             self._note_queues(f"{topic}/{queue_id}: units were missing: rebuilt from the log")
-        rest = map(rows_of, self.log.scan(walk.kept_end, walk.end.physical_offset, verify_body_crc=False))
+        rest = map(rows_of, log_walk.Walk(self.log, walk.kept_end, walk.end.physical_offset, Depth.FRAMING))
         dispatcher.dispatch(map(runs.apply, itertools.chain(walk.kept, rest)))
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()
         for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:

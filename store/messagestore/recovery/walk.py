@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from messagestore.errors import ChecksumError, CorruptionError
-from messagestore.files.commit_log import Scanned
 from messagestore.format import record_scan
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_fault, topic_fault
 from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
+from messagestore.log import walk as log_walk
 from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, is_sealed_batch, read_batch
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Run
 from messagestore.write.log_writer import LogEnd
 
 _KEPT_RECORDS = 1_000_000  # some 50 bytes each
@@ -111,15 +112,17 @@ class Walker:
     def run(self) -> Walk:
         """Walk to the end."""
         walk, log = self.walk, self.log
-        for run in log.scan(walk.start, verify_body_crc=self.files.config.check_crc_on_recover):
+        depth = Depth.CHECKSUMS if self.files.config.check_crc_on_recover else Depth.FRAMING
+        records = log_walk.Walk(log, walk.start, depth=depth)
+        for run in records:
             if not self._take(run):
                 return walk
-        walk.stop = log.scan_end
-        walk.end = walk.end._replace(physical_offset=max(log.scan_offset, walk.end.physical_offset))
+        walk.stop = records.stop
+        walk.end = walk.end._replace(physical_offset=max(records.position, walk.end.physical_offset))
         self._check_sealed_batch(walk.end.physical_offset)
         return walk
 
-    def _take(self, run: Scanned) -> bool:
+    def _take(self, run: Run) -> bool:
         """Take in the records of a run that count; False when one does not."""
         walk, rows = self.walk, rows_of(run)
         count = self._check_batches(rows, self._whole(run, rows))
@@ -143,7 +146,7 @@ class Walker:
             self._check_sealed_batch(torn)
         return False
 
-    def _whole(self, run: Scanned, rows: Rows) -> int:
+    def _whole(self, run: Run, rows: Rows) -> int:
         """How many records of a run are not torn where no CRC covers them: behind the body.
 
         What this project writes has a legal topic, and properties that end with a separator: a record that was not
@@ -181,7 +184,7 @@ class Walker:
             raise CorruptionError(path, at, "a topic and a queue id that can have a queue", found)
         return record_scan.leading(~bad)
 
-    def _torn_in_topic(self, run: Scanned, row: int) -> bool:
+    def _torn_in_topic(self, run: Run, row: int) -> bool:
         """Whether a broker's crash tore a record inside the name of its topic.
 
         A record without properties ends with its topic's name and two zero bytes. When a power cut takes the end of the

@@ -10,6 +10,7 @@ from messagestore.format.config import StoreConfig
 from messagestore.format.message import MessageExt
 from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
+from messagestore.log.walk import Walk
 from messagestore.read.view import StoreView
 
 
@@ -50,8 +51,9 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
             value=start,
         )
     while end is None or position < end:
+        walk = Walk(log, position, end)
         try:
-            for run in log.scan(position, end):
+            for run in walk:
                 for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
                     message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
                     yield run.data[at : at + size].tobytes(), message
@@ -59,7 +61,7 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
         except FileNotFoundError as error:
             position = _behind_deleted(view, position, error, tell)
             continue
-        _check_end(view, end, tell)
+        _check_end(view, walk, tell)
         return
 
 
@@ -87,20 +89,19 @@ def _behind_deleted(view: StoreView, position: int, error: FileNotFoundError, te
     return first
 
 
-def _check_end(view: StoreView, end: int | None, tell: Callable[[str], None]) -> None:
+def _check_end(view: StoreView, walk: Walk, tell: Callable[[str], None]) -> None:
     """Whether the records ended where the log ends.
 
     Raises
     ------
     CorruptionError
     """
-    log = view.files.commit_log
-    at, stop = log.scan_offset, log.scan_end
+    at, stop, end = walk.position, walk.stop, walk.end
     state = view.files.state_file.read() if view.store_id else None
     least = end if end is not None else state.clean_end if state is not None else 0
     torn = stop.reason not in ("zero", "blank", "end")
     if at < least or (torn and end is None and view.files.read_abort() is None):
-        raise CorruptionError(log.files.path(log.segment_of(at)), at, stop.expected or "a record", stop.found)
+        raise walk.broken()
     if torn and end is None:
         tell(f"a broker is at work or was killed: the log ends at {at}: expected {stop.expected}, found {stop.found}")
 

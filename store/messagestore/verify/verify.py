@@ -19,7 +19,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from messagestore.errors import CorruptionError, NotAStoreError
-from messagestore.files.commit_log import Scanned
 from messagestore.files.mapped_file import Disk
 from messagestore.format import record
 from messagestore.format.config import StoreConfig
@@ -29,6 +28,7 @@ from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store, refuse_rocksdb
+from messagestore.log.walk import Run, Walk
 from messagestore.recovery.walk import bad_chunk
 from messagestore.verify.derived import IndexCheck, QueueCheck
 from messagestore.verify.files import SmallFiles, rules_of
@@ -161,13 +161,14 @@ class _Verifier:
         log, position = self.log, start
         while position < limit:
             readable = True
+            walk = Walk(log, position, limit)
             try:
-                for run in log.scan(position, limit):
+                for run in walk:
                     position = run.end
                     self._check_run(run)
                     if self.progress is not None:
                         self.progress(position - start, limit - start)
-                position, stop = log.scan_offset, log.scan_end
+                position, stop = walk.position, walk.stop
                 expected, found = stop.expected or "a record", stop.found or stop.reason
                 if stop.reason == "blank":
                     expected, found = "a segment behind this BLANK record", "no file"
@@ -215,7 +216,7 @@ class _Verifier:
     def _log_path(self, physical_offset: int) -> str:
         return self.log.files.path(self.log.segment_of(physical_offset))
 
-    def _check_run(self, run: Scanned) -> None:
+    def _check_run(self, run: Run) -> None:
         times = run.heads["store_timestamp_ms"]
         back = np.flatnonzero(times < np.maximum.accumulate(np.concatenate([[self.last_time_ms], times[:-1]])))
         self.times_back += (run.physical_offset + run.starts[back]).tolist()
@@ -294,7 +295,7 @@ class _Verifier:
 
     def _walk_behind(self) -> None:
         """A closed store: a record behind the last one with a unit was forgotten, or is a broker's stale tail."""
-        for run in self.log.scan(self.report.end):
+        for run in Walk(self.log, self.report.end):
             rows = rows_of(run)
             (topic, queue_id, _, _), at = next(rows.runs()), rows.physical_offset
             follows = int(rows.queue_offsets[0]) == (self.queues.next_offset(topic, queue_id) or 0)

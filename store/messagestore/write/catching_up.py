@@ -6,14 +6,13 @@ end to V; a BATCH record gives its E: jump. Anything odd on the way, and recover
 
 from __future__ import annotations
 
-from messagestore.format.layout import RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import BatchRecord, read_batch
+from messagestore.log.batch_record import BatchRecord
 from messagestore.log.batch_search import batches_from
 from messagestore.log.read_back import rows_of
-from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Walk
 from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 
 
@@ -60,12 +59,12 @@ def _catch_up(writer: LogWriter) -> bool:
         files.index.load()
     files.topics.load()
     grown: dict[tuple[str, int], int] = {}
-    singles: list[tuple[int, int]] = []
-    end = _follow(writer, writer.end, state.visible_end, grown, singles)
+    end = _follow(writer, writer.end, state.visible_end, grown)
     if end is None:
         return False
     if files.ends is not None:
-        _note_grown(files, files.ends, grown, singles)
+        for key, queue_end in grown.items():
+            files.ends.ask(key, queue_end)  # their files tell the last units when they are needed
     count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
     writer.journal.extend(batches_from(files, writer.journal.covered, count))
     writer.next_offsets.clear()
@@ -73,59 +72,27 @@ def _catch_up(writer: LogWriter) -> bool:
     return True
 
 
-def _note_grown(
-    files: StoreFiles, ends: SealedEnds, grown: dict[tuple[str, int], int], singles: list[tuple[int, int]]
-) -> None:
-    """Where the queues end that others have appended to: their files tell the last units when they are needed."""
-    for begin, end in singles:
-        for run in files.commit_log.scan(begin, end, verify_body_crc=False):
+def _follow(writer: LogWriter, end: LogEnd, visible_end: int, grown: dict[tuple[str, int], int]) -> LogEnd | None:
+    """Where the log ends; `grown` gets where the queues end that others have appended to."""
+    walk = Walk(writer.log, end.physical_offset, visible_end, Depth.FRAMING, batches=True)
+    for run in walk:
+        end = LogEnd(run.end, run.last_offset, run.last_size, run.last_timestamp_ms)
+        batch = run.batch
+        if batch is not None:
+            grown[BATCH_TOPIC, 0] = batch.queue_offset + 1
+            for topic, ranges in batch.ranges.items():
+                grown.update({(topic, queue_id): first + count for queue_id, first, count in ranges})
+        elif writer.files.ends is not None:
             read = rows_of(run)
             for key, rows in read.by_queue().items():
                 grown[key] = max(grown.get(key, 0), int(read.queue_offsets[rows[-1]]) + 1)
-    for key, count in grown.items():
-        ends.ask(key, count)
-
-
-def _follow(
-    writer: LogWriter,
-    end: LogEnd,
-    visible_end: int,
-    grown: dict[tuple[str, int], int],
-    singles: list[tuple[int, int]],
-) -> LogEnd | None:
-    """Where the log ends. `grown` gets the ends of the queues of batches, `singles` where other records lie."""
-    log = writer.log
-    position = end.physical_offset
-    while position < visible_end:
-        head = log.head(position)
-        if head is None:
-            if log.left(position) == log.segment_size or log.read(position, 8) != log.blank(position):
-                return None
-            position += log.left(position)
-            continue
-        size, timestamp_ms = int(head["total_size"]), int(head["store_timestamp_ms"])
-        batch = (
-            read_batch(log, position)
-            if log.read(position + RECORD_HEAD.size, 24)[:16].startswith(b'{"messagestore"')
-            else None
-        )
-        end = LogEnd(position + size, position, size, timestamp_ms)
-        if batch is not None:
-            grown[BATCH_TOPIC, 0] = batch.queue_offset + 1
-            for topic, runs in batch.ranges.items():
-                grown.update({(topic, queue_id): first + count for queue_id, first, count in runs})
-        elif singles and singles[-1][1] == position:
-            singles[-1] = singles[-1][0], position + size
-        else:
-            singles.append((position, position + size))
-        position += size
-        if batch is not None and batch.end > position:
+        if batch is not None and batch.end > run.end:
             last = _last_record(writer, batch)
             if last is None:
                 return None
-            end = LogEnd(batch.end, last[0], last[1], timestamp_ms)
-            position = batch.end
-    return end if position == visible_end else None
+            end = LogEnd(batch.end, *last, run.last_timestamp_ms)
+            walk.jump(batch.end)
+    return end if walk.position == visible_end else None
 
 
 def _last_record(writer: LogWriter, batch: BatchRecord) -> tuple[int, int] | None:

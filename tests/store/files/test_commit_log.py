@@ -52,62 +52,6 @@ def test_blank_fills_the_segment(log: CommitLog) -> None:
     assert blank == (4534 % SEGMENT).to_bytes(4, "big") + (MAGIC_BLANK & 0xFFFFFFFF).to_bytes(4, "big")
 
 
-def test_scan_crosses_segments(log: CommitLog) -> None:
-    """Records in two segments, a BLANK between them: the scan gives both runs and stops at the zeros."""
-    position = 0
-    ends = []
-    for number in range(60):
-        size = 95 + 40
-        if log.blank_needed(position, size):
-            log.write(position, log.blank(position))
-            position += log.left(position)
-        position = put(log, position, b"b" * 40, number)
-        ends.append(position)
-    runs = list(log.scan(0))
-    assert sum(len(run.starts) for run in runs) == 60
-    assert [int(q) for run in runs for q in run.heads["queue_offset"]] == list(range(60))
-    assert (log.scan_offset, log.scan_end.reason) == (position, "zero")
-    assert runs[-1].end == ends[-1]
-
-
-def test_scan_reads_on_for_a_record_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that is larger than what is read at once is found all the same."""
-    monkeypatch.setattr("messagestore.files.commit_log.SCAN_SIZE", 1000)
-    (tmp_path / "spark").mkdir()
-    log = CommitLog(str(tmp_path / "commitlog"), 1 << 20, FilePool(Disk(), 8), str(tmp_path / "spark"))
-    log.load()
-    position = put(log, 0, b"a")
-    position = put(log, position, b"b" * 50_000, 1)
-    position = put(log, position, b"c", 2)
-    assert sum(len(run.starts) for run in log.scan(0)) == 3
-    assert log.scan_offset == position
-
-
-def test_blank_without_next_segment_is_the_end(log: CommitLog) -> None:
-    """As Java: the log ends at a BLANK when no further file is there, and behind it when one is."""
-    position = put(log, 0, b"x")
-    log.write(position, log.blank(position))
-    assert not list(log.scan(position))
-    assert log.scan_offset == position
-    log.files.create(SEGMENT)
-    list(log.scan(position))
-    assert log.scan_offset == SEGMENT
-
-
-def test_a_flipped_bit_ends_the_scan_at_its_record(log: CommitLog) -> None:
-    """A damaged record and all behind it are not given; the scan says where and why."""
-    second = put(log, 0, b"first")
-    third = put(log, second, b"second", 1)
-    put(log, third, b"third", 2)
-    path = Path(log.files.path(0))
-    data = bytearray(path.read_bytes())
-    data[second + 88] ^= 1
-    path.write_bytes(data)
-    runs = list(log.scan(0))
-    assert [len(run.starts) for run in runs] == [1]
-    assert (log.scan_offset, log.scan_end.reason) == (second, "body_crc")
-
-
 def test_zero_behind_zeroes_later_segments(log: CommitLog) -> None:
     """Everything behind the end is zero afterwards, files keep their size, and it says how much was not."""
     end = put(log, 0, b"kept")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import reference
 import strategies
 from messagestore import BatchRequest, Message, MessageStore
-from messagestore.files.commit_log import Scanned
 from messagestore.format import record, record_scan
 from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
@@ -23,6 +22,7 @@ from messagestore.format.message import SCHEDULE_TOPIC
 from messagestore.format.rows import Rows
 from messagestore.log import read_back
 from messagestore.log.read_back import rows_of
+from messagestore.log.walk import Run, Walk
 from small import SMALL, bodies, columns, filled, read_all
 
 
@@ -31,7 +31,7 @@ def test_what_is_read_back_is_what_was_dispatched(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         store.append_batch(columns(bodies(20), queues=3), BatchRequest("app", 0))
         store.put_message(Message("u", b"x", queue_id=1, keys=["a", "ü"], tags="中文"))
-        for run in store.writer.log.scan(0):
+        for run in Walk(store.writer.log, 0):
             rows = rows_of(run)
             for topic, queue_id, start, stop in rows.runs():
                 units = store.writer.files.queue(topic, queue_id).read(int(rows.queue_offsets[start]), stop - start)
@@ -51,7 +51,7 @@ def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         dispatcher = store.writer.dispatcher
         dispatcher.rewind_index(0)
-        dispatcher.dispatch(rows_of(run) for run in store.writer.log.scan(0))
+        dispatcher.dispatch(rows_of(run) for run in Walk(store.writer.log, 0))
     index = {p.name for p in before if p.parent.name == "index"}
     after = {p: data for p, data in files().items() if p.parent.name != "index"}
     assert after == {p: data for p, data in before.items() if p.parent.name != "index"}
@@ -103,7 +103,7 @@ def scanned(tmp_path: Path, messages: list[tuple[Message, int]], numbers: list[i
             )
             store.writer.log.write(position, data)
             position += len(data)
-        run = next(iter(store.writer.log.scan(0)))
+        run = next(iter(Walk(store.writer.log, 0)))
         store.writer.log.undo(0, position)
         return rows_of(run)
 
@@ -164,7 +164,7 @@ def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int,
     records = [foreign_record(*one, number) for number, one in enumerate(found)]
     data = np.frombuffer(b"".join(records), np.uint8)
     starts = np.cumsum([0, *map(len, records[:-1])])
-    run = Scanned(4096, data, starts, record_scan.heads(data, starts))
+    run = Run(4096, data, starts, record_scan.heads(data, starts))
     few, many = rows_of(run), read_back._many(run)
     for name in (field.name for field in fields(Rows)):
         value, other = getattr(few, name), getattr(many, name)

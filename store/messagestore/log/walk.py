@@ -1,0 +1,215 @@
+"""The one walk over the records of the log.
+
+Recovery walks from the clean end, a writer that catches up walks from its cached end, `verify` and a rebuild walk from
+the log's first record. They all use `Walk`, which yields runs of records and says where and why it stopped. It keeps
+nothing on the log, and it knows nothing of queues, tears or proofs: those are the business of who takes the runs.
+
+    walk = Walk(log, start)
+    for run in walk:
+        ...
+    walk.position, walk.stop.reason      # the first place where no record begins, and why
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError
+from messagestore.files.commit_log import READ_SIZE, CommitLog
+from messagestore.format import record_scan
+from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.record_scan import ScanEnd
+from messagestore.log.batch_record import BatchRecord, read_batch
+
+_FIRST_READ_SIZE = 8 * 1024
+_BATCH_TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
+
+
+class Depth(enum.Enum):
+    """How much of each record a walk checks."""
+
+    FRAMING = "magic, size, lengths and place"
+    CHECKSUMS = "the CRCs of body and properties, too"
+
+
+@dataclass
+class Run:
+    """Valid records that follow one another in one segment.
+
+    Parameters
+    ----------
+    physical_offset : int
+        Of `data[0]`.
+    data : uint8[m]
+        Bytes of the log; owned by this object.
+    starts : int64[n]
+        Where each record begins in `data`; at least one.
+    heads : structured[n]
+        Their heads, native byte order.
+    batch : BatchRecord | None
+        In a walk that looks for batches: this run is one BATCH record, and this is what it says.
+    """
+
+    physical_offset: int
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    heads: NDArray[np.void]
+    batch: BatchRecord | None = None
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last record."""
+        return self.last_offset + self.last_size
+
+    @property
+    def last_offset(self) -> int:
+        """Physical offset of the last record."""
+        return self.physical_offset + int(self.starts[-1])
+
+    @property
+    def last_size(self) -> int:
+        """Bytes of the last record."""
+        return int(self.heads["total_size"][-1])
+
+    @property
+    def last_timestamp_ms(self) -> int:
+        """Store time of the last record."""
+        return int(self.heads["store_timestamp_ms"][-1])
+
+    def slice(self, begin: int, end: int) -> Run:
+        """Some of the records, with the same bytes."""
+        return replace(self, starts=self.starts[begin:end], heads=self.heads[begin:end])
+
+
+class Walk:
+    """Runs of valid records from a place in the log on, across segments, to the first thing that is no record.
+
+    Parameters
+    ----------
+    log : CommitLog
+    start : int
+        Physical offset at which a record begins.
+    end : int | None
+        No record that begins at or above it is given.
+    depth : Depth
+    batches : bool
+        Give each BATCH record that can be read as a run of its own, and read little at a time: who takes it calls
+        `jump` to go on behind the batch's data.
+
+    Attributes
+    ----------
+    position : int
+        Behind the run that was given last; after the walk, where it stopped.
+    stop : ScanEnd
+        After the walk, why it stopped there; the reason is "end" when `end` was reached.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        start: int,
+        end: int | None = None,
+        depth: Depth = Depth.CHECKSUMS,
+        *,
+        batches: bool = False,
+    ) -> None:
+        self.log = log
+        self.end = end
+        self.depth = depth
+        self.batches = batches
+        self.position = start
+        self.stop = ScanEnd("end", 0, "", "")
+        self._jump: int | None = None
+
+    def jump(self, physical_offset: int) -> None:
+        """Go on at a place behind the run that was given last."""
+        self._jump = physical_offset
+
+    def __iter__(self) -> Iterator[Run]:
+        log, end = self.log, self.end
+        least = _FIRST_READ_SIZE if self.batches else READ_SIZE
+        size = least
+        while end is None or self.position < end:
+            start = self.position
+            wanted = size if end is None else min(size, end - start)
+            data = log.read_array(start, wanted)
+            if not len(data):
+                self.stop = ScanEnd("zero", 0, "a record", "the end of the last segment")
+                return
+            left = log.left(start)
+            starts, heads, stop = record_scan.scan(
+                data, start, file_bytes_left=left, verify_body_crc=self.depth is Depth.CHECKSUMS
+            )
+            if len(starts):
+                yield from self._given(Run(start, data, starts, heads))
+                if self._jump is not None:
+                    self.position, self._jump, size = self._jump, None, least
+                    continue
+            self.position = start + stop.position
+            size = least if not self.batches else min(2 * size, READ_SIZE)
+            if stop.reason == "blank":
+                following = log.segment_of(start) + log.segment_size
+                if log.files.holding(following) is None:
+                    self.stop = stop  # as Java: a BLANK without a next segment is the log's end
+                    return
+                self.position = following
+            elif stop.reason != "end":
+                self.stop = stop
+                return
+            elif not stop.position:
+                if len(data) < wanted or len(data) == left or (end is not None and start + wanted >= end):
+                    self.stop = ScanEnd("size", 0, "a record within the segment", "one that passes its end")
+                    return
+                size = max(size, 2 * len(data))  # a record larger than what was read
+
+    def _given(self, run: Run) -> Iterator[Run]:
+        """A run, or its parts up to a BATCH record behind which the walk jumps."""
+        given = 0
+        for row in rows_of_batch_topic(run) if self.batches else ():
+            batch = read_batch(self.log, run.physical_offset + int(run.starts[row]))
+            if batch is None:
+                continue
+            if row > given:
+                yield self._passed(run.slice(given, row))
+            yield self._passed(replace(run.slice(row, row + 1), batch=batch))
+            if self._jump is not None:
+                return
+            given = row + 1
+        if given < len(run.starts):
+            yield self._passed(run.slice(given, len(run.starts)) if given else run)
+
+    def _passed(self, run: Run) -> Run:
+        self.position = run.end
+        return run
+
+    def whole(self) -> Iterator[Run]:
+        """The runs of a part of the log that is known to be whole.
+
+        Raises
+        ------
+        CorruptionError
+            Where the chain of records breaks before the end.
+        """
+        yield from self
+        if self.end is not None and self.position < self.end:
+            raise self.broken(f" (the log goes on to {self.end})")
+
+    def broken(self, more: str = "") -> CorruptionError:
+        """The error that names the place where the walk stopped."""
+        path = self.log.files.path(self.log.segment_of(self.position))
+        expected = f"{self.stop.expected or 'a record'}{more}"
+        return CorruptionError(path, self.position, expected, self.stop.found or self.stop.reason)
+
+
+def rows_of_batch_topic(run: Run) -> list[int]:
+    """Which records of a run have the topic of BATCH records."""
+    _, where = record_scan.parts(run.data, run.starts, run.heads)
+    rows = np.flatnonzero(where.topic_ends - where.topic_starts == len(_BATCH_TOPIC))
+    topics = run.data[where.topic_starts[rows, None] + np.arange(len(_BATCH_TOPIC))]
+    found: list[int] = rows[(topics == _BATCH_TOPIC).all(axis=1)].tolist()
+    return found
