@@ -99,7 +99,8 @@ def lost_end(
     if message_count and not proof:
         later = checkpoint.physic_timestamp_ms > last_timestamp_ms
         unsaid = not files.disk.exists(files.paths.checkpoint)
-        if ours or later or (ours is None and (unsaid or 0 < last == end)):
+        # Where the journal is of this very end, a unit that points behind it is damaged.
+        if (ours and journal.end != end) or later or (ours is None and (unsaid or 0 < last == end)):
             proof = "units of ConsumeQueues point to them, and the store was closed"
     if not proof:
         return None
