@@ -569,15 +569,9 @@ class MessageStore(ReadOnlyStore):
             that, those of the store count.
         disk : Disk | None
             For tests: the object through which all system calls on files go.
-
-        Parameters
-        ----------
-        root : path
-        config : StoreConfig | None
-        disk : Disk | None
         accept_loss : bool
-            Where something proves that the end of the log is lost (`CorruptionError`), go on without the messages that
-            were there: `report.lost` says how many. Their numbers are given to new messages.
+            If the end of the log is proven to be lost (which otherwise raises `CorruptionError`), continue without the
+            messages that were there. `report.lost` says how many they are. New messages get their queue offsets.
 
         Raises
         ------
