@@ -108,8 +108,8 @@ class Cursor:
             if end < self.places[queue]:
                 topic, queue_id = queue
                 out.note(
-                    f"{topic}/{queue_id}: went back from {self.places[queue]} to {end}: deleted, or the store was "
-                    f"restored"
+                    f"{topic}/{queue_id}: the queue went back from {self.places[queue]} to {end}: it was deleted, or "
+                    f"the store was restored"
                 )
                 self.places[queue] = end
         for queue, message in heapq.merge(*parts, key=lambda pair: pair[1].physical_offset):

@@ -1,8 +1,8 @@
 """Turns the columns of a DataFrame into messages with queues.
 
 `prepare` checks the DataFrame's columns once, before a row is read. `Mapper` turns the Arrow batches of one task into
-`MessageColumns`: names and types are the store's or Kafka's, the store's own columns (a queue offset, a store time) are
-left out, and each row gets its queue.
+`MessageColumns`: it accepts the store's and Kafka's names and types, leaves out the columns that the store assigns
+itself (a queue offset, a store time), and gives each row a queue.
 
     queueSelector=auto:   column queueId, else hash of shardingKey, else of the first key, else in turn
 """
@@ -43,8 +43,8 @@ ACCEPTED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "borntimestamp": ("bornTimestamp", _TIMES, "timestamp, or bigint of ms"),
     "flag": ("flag", _WHOLE, "int"),
 }
-"""Name of a column in lower case -> the store's name, the types it may have as Spark writes them, and these in words.
-Of two columns for one field RocketMQ's name, which stands first, wins."""
+"""The name of a column in lower case -> the store's name, the types that it may have as Spark writes them, and these in
+words. If two columns are given for one field, RocketMQ's name, which comes first, takes precedence."""
 
 _KNOWN = (
     "body (value), topic, tags, keys (key), properties (headers), queueId (partition), shardingKey, bornTimestamp, flag"
@@ -66,8 +66,8 @@ ASSIGNED = frozenset(
         *("offset", "timestamp", "timestamptype"),
     }
 )
-"""Columns of the source, and of Kafka's, that the store assigns itself: they are allowed and left out, so that what was
-read can be written back."""
+"""Columns of this source and of Kafka's that the store assigns itself. They are allowed and left out, so that a
+DataFrame that was read can be written back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
     Raises
     ------
     ConfigError
-        A column that is unknown, missing or of the wrong type.
+        A column is unknown, is missing or has the wrong type.
     """
     found: dict[str, tuple[int, int]] = {}
     order = list(ACCEPTED)
@@ -119,7 +119,7 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
             found[stored] = (rank, index)
     if "body" not in found:
         raise ConfigError(
-            "column body (or value): is missing; give the messages' bytes as binary or string", key="body"
+            "column body (or value): is missing; give the bodies of the messages as binary or string", key="body"
         )
     if "topic" not in found and topic is None:
         raise ConfigError("topic: found neither the option topic nor a column topic; give one of them", key="topic")
@@ -134,7 +134,7 @@ class Mapper:
     ----------
     mapping : Mapping
     topic : str | None
-        The option; wins over the column.
+        The option, which takes precedence over the column.
     selector : str
         auto, keys or roundRobin.
     queue_count : function of str to int

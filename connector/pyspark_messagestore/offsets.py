@@ -1,13 +1,13 @@
 """The place of a stream: how far it has read, how far it reads next, and in which pieces.
 
-A stream offset is a dict that Spark keeps as JSON text and compares as text, so it is canonical: keys sorted, one form.
+A stream offset is a dict that Spark keeps and compares as JSON text, so its form is canonical: its keys are sorted.
 
     {"formatVersion": 1, "last": {"crc": .., "position": .., "size": .., "storeTimestamp": ..}, "physicalOffset": ..,
      "queues": {"flights": {"0": 1200, "1": 1190}}, "storeId": ".."}
 
 `storeTimestamp` is missing in offsets of earlier releases.
 
-Pure functions on numbers: nothing here opens a store.
+The functions are pure and work on numbers; nothing here opens a store.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class StreamOffset:
     store_id : str
         Empty for a store without one.
     topics : tuple of str
-        Subscribed; some may have no queue yet.
+        The subscribed topics; some may have no queue yet.
     queues : dict
         The next queue offset of each queue.
     physical_offset : int
-        End of the last record covered.
+        The end of the last record that is covered.
     last : LastRecord | None
         That record.
     """
@@ -62,7 +62,7 @@ class StreamOffset:
     last: LastRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As Spark gets it: always the same text for the same offset."""
+        """The form that Spark gets: always the same text for the same offset."""
         queues: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
         for (topic, queue_id), offset in self.queues.items():
             queues.setdefault(topic, {})[str(queue_id)] = offset
@@ -76,12 +76,12 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> StreamOffset:
-        """From what Spark kept.
+        """Read what Spark kept.
 
         Raises
         ------
         ConfigError
-            When it is of another source, or of a newer release.
+            The offset belongs to another source, or to a newer release.
         """
         try:
             version = fields["formatVersion"]
@@ -112,10 +112,11 @@ class StreamOffset:
 
 
 def limited(starts: Queues, ends: Queues, most: int) -> Queues:
-    """Ends that take in exactly `most` messages (or all, when there are fewer).
+    """The ends of a step that takes exactly `most` messages (or all, if there are fewer).
 
-    Shares are in proportion to what the queues hold, and at least one message each. With fewer messages than queues
-    that hold any, these take turns: where the turn begins moves on with the start offsets, so that none starves.
+    The shares of the queues are in proportion to what they hold, and at least one message each. If there are more
+    queues with messages than `most`, the queues take turns. The turn begins at another queue each time, as the start
+    offsets move, so that none starves.
     """
     waiting = {queue: end - starts.get(queue, 0) for queue, end in sorted(ends.items()) if end > starts.get(queue, 0)}
     if sum(waiting.values()) <= most:
@@ -141,15 +142,15 @@ def limited(starts: Queues, ends: Queues, most: int) -> Queues:
 
 
 def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | None = None) -> list[list[Range]]:
-    """Ranges cut and put together to pieces of about the weight `most`, in order; none is much heavier.
+    """Divide and combine ranges into pieces of about the weight `most`, in order; none is much heavier.
 
-    A queue is cut into equal parts when it is heavier than `most`; light ones are put together.
+    A queue that is heavier than `most` is divided into equal parts; light queues are combined.
 
     Parameters
     ----------
     most : float
     weights : mapping of (topic, queue id) to float, optional
-        What one message of a queue weighs; 1 where nothing is given.
+        The weight of one message of a queue; 1 for queues without an entry.
     """
     parts: list[tuple[Range, float]] = []
     for each in ranges:

@@ -1,11 +1,11 @@
 """Publishes how far a query has read as a consumer group's offsets.
 
-With the option `consumerGroup` each finished micro-batch is published as the offsets of a RocketMQ consumer group.
-It is information: nothing is recovered from it, and what cannot be published is told once and tried again, while the
-query goes on.
+With the option `consumerGroup`, each finished micro-batch is published as the offsets of a RocketMQ consumer group. The
+offsets are information only, and nothing is recovered from them. If they cannot be published, a warning says so once,
+and the query continues and tries again.
 
-Published is the `start` that Spark hands to `latestOffset`: it does so as soon as a micro-batch is done, also for the
-last one and while idle. `commit` comes only with the batch after it.
+What is published is the `start` that Spark passes to `latestOffset`. Spark does so as soon as a micro-batch is done,
+also for the last one and while idle; it calls `commit` only with the next batch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from messagestore.spi import StoreReader
 from pyspark_messagestore.offsets import StreamOffset
 
 RETRY_S = 5.0
-"""As often as a broker writes its own."""
+"""The interval at which a broker writes its own offsets."""
 
 _log = logging.getLogger(__name__)
 
 
 class GroupProgress:
-    """A query's progress as a consumer group's. On the driver; one thread.
+    """Publishes the progress of a query as a consumer group's. It runs on the driver, in one thread.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class GroupProgress:
         self._told: set[tuple[type, int | None]] = set()
 
     def publish(self, store: StoreReader, start: dict[str, Any]) -> None:
-        """Publish a stream offset whose messages are done with. Microseconds when it is published already."""
+        """Publish a stream offset whose messages are finished. It takes microseconds if that is published already."""
         if start == self._published or (start == self._failed and time.monotonic() < self._again_s):
             return
         try:
@@ -53,13 +53,13 @@ class GroupProgress:
             self._told.clear()
 
     def _tell(self, error: Exception) -> None:
-        """A warning, once for each kind of error until it goes well again."""
+        """Log a warning, once for each kind of error until publishing succeeds again."""
         kind = (type(error), getattr(error, "errno", None))
         if kind not in self._told:
             self._told.add(kind)
             _log.warning(
-                "consumer group %s: progress is not published: %s; the query goes on and tries again: put that right, "
-                "or leave out the option consumerGroup",
+                "consumer group %s: its progress cannot be published: %s; the query continues and tries again. Remove "
+                "the cause, or leave out the option consumerGroup",
                 self.group,
                 error,
             )

@@ -1,7 +1,7 @@
 """The columns of the source, and those that a read asks for.
 
-One table, `COLUMNS`: the name users see, Spark's type, and the column of the store it is made of. Spark's schema and
-Arrow's are both derived from it, so that they cannot differ.
+The table `COLUMNS` holds the name that users see, Spark's type, and the column of the store that it is made from.
+Spark's schema and Arrow's are both derived from it, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Column:
     name : str
     spark_type : DataType
     stored : str
-        Name in `messagestore.spi.COLUMNS`.
+        The name in `messagestore.spi.COLUMNS`.
     core : bool
-        In the schema without being asked for.
+        Whether the column is in the default schema.
     may_be_null : bool
     """
 
@@ -86,7 +86,7 @@ def core_schema() -> StructType:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The columns a query asked for: what is decoded, and the Arrow schema that Spark expects of the source."""
+    """The columns that a query asks for: what is decoded, and the Arrow schema that Spark expects of the source."""
 
     stored: tuple[str, ...]
     arrow_schema: pa.Schema
@@ -98,7 +98,7 @@ class Projection:
         Raises
         ------
         ConfigError
-            A column that the source does not have, or has with another type.
+            The source does not have a column, or has it with another type.
         """
         stored = []
         for asked in schema.fields:
@@ -121,13 +121,13 @@ class Projection:
         return cls(tuple(stored), to_arrow_schema(schema, timezone="UTC"))
 
     def converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch of the store, as Spark expects it; texts and bytes are not copied."""
+        """A batch of the store as Spark expects it. Texts and bytes are not copied."""
         arrays = [_converted(*pair) for pair in zip(batch.columns, self.arrow_schema.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
 
 def _same(ours: DataType, asked: DataType) -> bool:
-    """The same type, whatever is said about nulls inside it."""
+    """The same type, regardless of what it says about nulls inside it."""
     return ours.simpleString() == asked.simpleString()
 
 

@@ -3,9 +3,9 @@
     driver     StreamReader: latestOffset (ninety times a second, so microseconds when idle), partitions(start, end)
     tasks      read(partition): ranges of queues -> record batches with the columns that were asked for
 
-Progress is Spark's: nothing here depends on `commit` or `stop`. What was read can be read again as long as the log
-holds it; where it does not, that is an error, or with failOnDataLoss=false a gap that is counted in a warning. Whether
-the log is still the one that was read is checked whenever there is something new.
+Spark keeps the progress; nothing here depends on `commit` or `stop`. Messages can be read again as long as the log
+holds them. If it does not, that is an error, or with failOnDataLoss=false a gap that a warning counts. Whenever there
+is something new, the source checks that the log is still the one that was read.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from pyspark_messagestore.progress import GroupProgress
 from pyspark_messagestore.schema import Projection
 
 PARTITION_ROWS = 262_144
-"""Messages of a Spark partition, at most."""
+"""The largest number of messages in a Spark partition."""
 PARTITION_SIZE = 128 * 1024 * 1024
-"""Bytes of records of a Spark partition, at most."""
+"""The largest number of bytes of records in a Spark partition."""
 ROW_WEIGHT = 256
-"""What one more message costs a task, in bytes of records."""
+"""What one more message costs a task, expressed in bytes of records."""
 SMALL_WEIGHT = 16 * 1024 * 1024
-"""Less than this is not divided: another task would cost more than it saves."""
+"""A range with less than this is not divided: another task would cost more than it saves."""
 _SLACK = 1.05
-"""A task may get so much more than its share, before a queue is cut or another task begun."""
+"""A task may get this much more than its share before a queue is divided or another task is begun."""
 _KEPT_PLACES = 3
-"""Steps of which the driver remembers where the messages before their ends lie: the last one may be planned again."""
+"""The number of steps for which the driver remembers where the messages before their ends are: the last step may be
+planned again."""
 _SAMPLED_QUEUES = 64
 """Of so many queues the sizes of some records are looked at."""
 BATCH_ROWS = 65_536
@@ -56,12 +57,12 @@ class RangesPartition(InputPartition):
     Parameters
     ----------
     store_id : str
-        Of the store these ranges were planned in.
+        The store in which these ranges were planned.
     ranges : list of (topic, queue id, start, end)
     physical_offset : int
-        No record of the ranges ends behind it; 0: not known.
+        No record of the ranges ends behind this offset; 0: not known.
     last : LastRecord | None
-        The last record that was planned: a task knows the log by it.
+        The last record that was planned; by it, a task recognises the log.
     proven : Proven | None
         What the driver has proven of a store that no writer has recovered since the machine was started, as far as
         these ranges need it.
@@ -87,16 +88,16 @@ class RangesPartition(InputPartition):
 def read_ranges(
     options: SourceOptions, partition: InputPartition, projection: Projection, stores: Stores = LOCAL_STORES
 ) -> Iterator[pa.RecordBatch]:
-    """In a task: the messages of a partition as Spark's record batches.
+    """Read the messages of a partition as record batches for Spark. It runs in a task.
 
     Raises
     ------
     NotAStoreError
-        The store at the path is not the one that was planned: this host sees another disk.
+        The store at the path is not the one in which the ranges were planned: this host sees another disk.
     OffsetOutOfRangeError
-        Retention has taken messages since the ranges were planned; with failOnDataLoss=false they are counted.
+        Retention has deleted messages since the ranges were planned. With failOnDataLoss=false, a warning counts them.
     StoreWentBackwardsError
-        The log was restored or made again since the ranges were planned.
+        The log was restored or created again since the ranges were planned.
     """
     if not isinstance(partition, RangesPartition) or not partition.ranges:
         return
@@ -112,7 +113,7 @@ def read_ranges(
         _check_planned(store, path, partition)
         ranges = [Range(*each) for each in partition.ranges]
         yield from _read_ranges(store, ranges, projection, fail_on_data_loss=options.fail_on_data_loss)
-        _check_planned(store, path, partition)  # behind the reading: the store may change at any moment
+        _check_planned(store, path, partition)  # after reading: the store may change at any moment
     finally:
         store.close()
 
@@ -122,16 +123,16 @@ def _check_planned(store: StoreReader, path: str, partition: RangesPartition) ->
     fault = ""
     last = partition.last
     if last is not None and not _is_there(store, last):
-        fault = f"the record at physical offset {last.position} is not the one that was there"
+        fault = f"the record at physical offset {last.position} has changed"
     if partition.physical_offset:
         ends = {(topic, queue_id): end for topic, queue_id, _, end in partition.ranges}
         for (topic, queue_id), place in store.places(ends).items():
             if _ends_behind(place, partition.physical_offset):
-                fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} is not the one that was there"
+                fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} has changed"
     if fault:
         raise StoreWentBackwardsError(
-            f"{path}: {fault} when this micro-batch was planned: the log was cut or restored, or the topic made again, "
-            f"meanwhile; restart the query"
+            f"{path}: {fault} since this micro-batch was planned: the log was cut or restored, or the topic was "
+            f"created again; restart the query"
         )
 
 
@@ -180,12 +181,12 @@ def _drop_before(left: list[Range], queue: Queue, offset: int) -> None:
         left.pop()
 
 
-_GO_ON = "Start a new query, or set failOnDataLoss=false to go on at the first message that is there"
+_GO_ON = "Start a new query, or set failOnDataLoss=false to continue at the first message that is left"
 
 
 def _tell_gap(queue: Queue, start: int, end: int) -> None:
     _log.warning(
-        "%s/%d: %d messages, %d to %d, are gone (retention); failOnDataLoss=false: going on behind them",
+        "%s/%d: retention has deleted %d messages, %d to %d; with failOnDataLoss=false the query continues behind them",
         *queue,
         end - start,
         start,
@@ -195,19 +196,19 @@ def _tell_gap(queue: Queue, start: int, end: int) -> None:
 
 def _elsewhere(path: str, store_id: str, found: str) -> NotAStoreError:
     return NotAStoreError(
-        f"{path}: host {socket.gethostname()} found {found} there, and the driver planned to read store "
+        f"{path}: host {socket.gethostname()} found {found} there, but the driver planned to read store "
         f"{store_id or 'without an id'}; executors and driver must see the same disk",
         path=path,
     )
 
 
 class Follower:
-    """The store as the driver sees it: how far the subscribed queues reach, and whether a start is still good.
+    """The store as the driver sees it: how far the subscribed queues reach, and whether a start is still valid.
 
     Attributes
     ----------
     checked : bool
-        The start that was examined last is of this log, and nothing about it is unknown.
+        The start that was examined last belongs to this log, and nothing about it is unknown.
     """
 
     def __init__(self, options: SourceOptions, stores: Stores = LOCAL_STORES) -> None:
@@ -225,7 +226,8 @@ class Follower:
     # ---- ends
 
     def ends(self) -> Queues:
-        """Queue -> number of the first message that cannot be seen yet. Microseconds when nothing changed.
+        """Queue -> the queue offset of its first message that is not visible yet. It takes microseconds if nothing
+        changed.
 
         Raises
         ------
@@ -236,7 +238,7 @@ class Follower:
         """
         found = self.store.ends(self.options.subscribe)
         if found is not self._ends:
-            if found.generation != self._ends.generation:  # what was found about a start was found in other files
+            if found.generation != self._ends.generation:  # the start was examined in other files
                 self.checked, self._examined = False, None
                 self.restarted.clear()
             self.restarted |= found.restarted
@@ -244,12 +246,12 @@ class Follower:
         return found.queues
 
     def check_topics(self) -> None:
-        """Refuse a topic the store has never heard of.
+        """Refuse a topic that the store does not know.
 
         Raises
         ------
         UnknownTopicError
-            It lists the topics there are.
+            It lists the topics that the store has.
         """
         found = self.store.describe(queues=True)
         known = found.queue_ids.keys() | found.queue_counts.keys()
@@ -260,14 +262,14 @@ class Follower:
     # ---- the first offset
 
     def starting(self, default: int) -> Queues:
-        """Where a new query begins, by `startingOffsets`.
+        """Where a new query begins, according to `startingOffsets`.
 
         Raises
         ------
         ConfigError
-            Queues that are not listed, or that are not there.
+            A queue is not listed, or does not exist.
         OffsetOutOfRangeError
-            An offset that the queue does not hold, with failOnDataLoss=true.
+            A queue does not hold its offset, and failOnDataLoss is true.
         """
         self.check_topics()
         ends = self.ends()
@@ -292,7 +294,9 @@ class Follower:
             there = {queue_id for t, queue_id in ends if t == topic}
             listed = set(offsets) - {EVERY_QUEUE}
             if listed - there:
-                raise _starting(f"queue {min(listed - there)} of {topic} is not there; its queues are {sorted(there)}")
+                raise _starting(
+                    f"queue {min(listed - there)} of {topic} does not exist; its queues are {sorted(there)}"
+                )
             if there - listed and EVERY_QUEUE not in offsets:
                 raise _starting(f'queue {min(there - listed)} of {topic} is not listed; list it, or give "*"')
 
@@ -316,11 +320,10 @@ class Follower:
     def _gone(self, queue: Queue, offset: int, begin: int) -> OffsetOutOfRangeError:
         topic, queue_id = queue
         end = self._ends.queues.get(queue, 0)
-        lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "it has not got that far"
+        lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "the queue has not grown that far"
         return OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: offset {offset} was asked for, {begin} to {end} are there: {lost}; start a new "
-            f"query, or set "
-            "failOnDataLoss=false to go on at the first offset that is there",
+            f"{topic}/{queue_id}: offset {offset} was requested, but the queue holds {begin} to {end}: {lost}; start a "
+            f"new query, or set failOnDataLoss=false to continue at the first offset that is there",
             topic=topic,
             queue_id=queue_id,
             queue_offset=offset,
@@ -331,7 +334,7 @@ class Follower:
     # ---- whether a start is good
 
     def check_start(self, start: StreamOffset) -> None:
-        """Is this still the log that `start` was read from? Asked whenever there is something new.
+        """Check that this is still the log that `start` was read from. It runs whenever there is something new.
 
         The last record that was read is read again. A queue must reach the start, and the message before the start must
         lie within what was read: of all queues the first time, then of those that have changed.
@@ -339,7 +342,7 @@ class Follower:
         Raises
         ------
         StoreWentBackwardsError
-            The log was cut below it, a queue was made again, or it is another store.
+            The log was cut below the start, a queue was created again, or this is another store.
         """
         ends = self.ends()
         if start.store_id not in ("", self._ends.store_id):
@@ -351,32 +354,32 @@ class Follower:
             return
         if self.options.fail_on_data_loss:
             raise StoreWentBackwardsError(
-                f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored or made again below "
+                f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored or created again below "
                 f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted; start a new query, "
-                f"or set failOnDataLoss=false to go on at the first newer message"
+                f"or set failOnDataLoss=false to continue at the first newer message"
             )
         self._go_on(start, ends, faults)
 
     def _check_copy(self, start: StreamOffset) -> None:
-        """The checkpoint is of another store. This one may be a copy of it: then the last record is the same."""
+        """The checkpoint belongs to another store. This one may be a copy of it: then the last record is the same."""
         here, last = self.store.describe(), start.last
         known = not here.store_id or start.store_id in here.ancestors
         found = None if last is None else self.store.prove_last(last.position, last.size)
         if known and (last is None or (found is not None and found.crc == last.crc)):
             return
-        why = "which is no copy of it" if not known else "which does not have the last record that was read"
+        why = "which is no copy of it" if not known else "which does not hold the last record that was read"
         raise StoreWentBackwardsError(
-            f"{self.options.path}: the checkpoint is of store {start.store_id}, and this is store "
+            f"{self.options.path}: the checkpoint belongs to store {start.store_id}, but this is store "
             f"{here.store_id or 'without an id'}, {why}; use a new checkpoint for another store"
         )
 
     def _faults(self, start: StreamOffset, ends: Queues) -> dict[Queue | None, str]:
-        """What is wrong, by queue; None: with the log."""
+        """The faults by queue. The key None stands for the log."""
         every, unknown = not self.checked, False
         faults: dict[Queue | None, str] = {}
         last = start.last
         if last is not None and not _is_there(self.store, last):
-            faults[None] = f"the record at physical offset {last.position} is not the one this query has read"
+            faults[None] = f"the record at physical offset {last.position} is not the one that this query has read"
         looked = {
             queue: offset
             for queue, offset in start.queues.items()
@@ -386,30 +389,31 @@ class Follower:
         for queue, offset in looked.items():
             end = ends.get(queue)
             if queue in self.restarted:
-                faults[queue] = f"{queue[0]}/{queue[1]} was made again: it began below message {offset} again"
+                faults[queue] = f"{queue[0]}/{queue[1]} was created again: it began again below message {offset}"
             elif end is None or end < offset:
                 if not self._ends.recovered:
                     unknown = True  # what was read may be there, but a writer must recover the store first
                 elif queue[0] in self.options.subscribe:
                     faults[queue] = (
-                        f"{queue[0]}/{queue[1]} ends at {end}, and this query has read up to {offset}"
+                        f"{queue[0]}/{queue[1]} ends at {end}, but this query has read up to {offset}"
                         if end is not None
-                        else f"{queue[0]}/{queue[1]} is gone, and this query has read up to {offset}"
+                        else f"{queue[0]}/{queue[1]} is gone, but this query has read up to {offset}"
                     )
             elif _ends_behind(places.get(queue), start.physical_offset):
                 faults[queue] = (
-                    f"{queue[0]}/{queue[1]} was made again: message {offset - 1} is another than this query has read"
+                    f"{queue[0]}/{queue[1]} was created again: message {offset - 1} is not the one that this query has "
+                    f"read"
                 )
         self.checked = not unknown
         return faults
 
     def planned_faults(self, finish: StreamOffset, queues: list[Queue], ends: Queues) -> dict[Queue | None, str]:
-        """What is wrong with the end of a micro-batch that was planned before, by queue; None: with the log."""
+        """The faults of the end of a micro-batch that was planned before, by queue. The key None stands for the log."""
         faults: dict[Queue | None, str] = {}
         last = finish.last
         if last is not None and not _is_there(self.store, last):
             faults[None] = (
-                f"the record at physical offset {last.position} is not the one this micro-batch was planned up to"
+                f"the record at physical offset {last.position} is not the one that this micro-batch was planned up to"
             )
         reached = {queue: finish.queues[queue] for queue in queues}
         places = self.store.places({queue: end for queue, end in reached.items() if 0 < end <= ends.get(queue, 0)})
@@ -418,34 +422,34 @@ class Follower:
             name = f"{queue[0]}/{queue[1]}"
             if offset > end:
                 faults[queue] = (
-                    f"{name}: this micro-batch was planned up to offset {offset}, and the queue ends at {end}"
+                    f"{name}: this micro-batch was planned up to offset {offset}, but the queue ends at {end}"
                 )
             elif _ends_behind(places.get(queue), finish.physical_offset):
-                faults[queue] = f"{name}: message {offset - 1} is not the one this micro-batch was planned up to"
+                faults[queue] = f"{name}: message {offset - 1} is not the one that this micro-batch was planned up to"
         return faults
 
     def _go_on(self, start: StreamOffset, ends: Queues, faults: dict[Queue | None, str]) -> None:
-        """With failOnDataLoss=false: find the first newer message of each queue, and say so."""
+        """With failOnDataLoss=false: find the first newer message of each queue, and log it."""
         queues = list(start.queues) if None in faults else [queue for queue in faults if queue is not None]
         restarted = set(queues) & self.restarted
         self.restarted -= restarted
         for queue, fault in faults.items():
             if queue not in self._moved:
-                self._tell(f"{fault}; failOnDataLoss=false: going on at the first newer message")
+                self._tell(f"{fault}; with failOnDataLoss=false the query continues at the first newer message")
         for queue in queues:
             if queue in self._moved or queue not in ends:
                 continue
-            # In a log that is otherwise the same all messages of a queue that was made again are newer.
+            # In a log that is otherwise the same, all messages of a queue that was created again are newer.
             made_again = queue in restarted and None not in faults
             self._moved[queue] = 0 if made_again else self.first_newer(queue, start)
             if self._moved[queue] != start.queues[queue]:
                 self._tell(
-                    f"{queue[0]}/{queue[1]}: going on at message {self._moved[queue]}, not {start.queues[queue]}; "
-                    f"the {self._moved[queue]} before it were read, or are taken for read"
+                    f"{queue[0]}/{queue[1]}: continuing at message {self._moved[queue]} instead of "
+                    f"{start.queues[queue]}; the {self._moved[queue]} before it were read, or count as read"
                 )
 
     def _tell(self, text: str) -> None:
-        """A warning, once."""
+        """Log a warning, once."""
         if text not in self._told:
             self._told.add(text)
             _log.warning("%s: %s", self.options.path, text)
@@ -459,7 +463,7 @@ class Follower:
         if place >= 0 and first > offset:
             found = self.store.places({queue: offset}).get(queue)
             if found is not None and found.physical_offset != place:
-                return first  # the queue's numbers are those of another time: the start says nothing about them
+                return first  # the queue has new numbers, about which the start says nothing
         return min(first, offset)  # a limit may have left older messages unread
 
     def firsts_of(self, queues: Iterable[Queue], start: StreamOffset, ends: Queues, *, tell: bool = False) -> Queues:
@@ -482,7 +486,7 @@ class Follower:
 
     @property
     def moved(self) -> set[Queue]:
-        """Queues that do not go on where the start says, which was examined last (failOnDataLoss=false)."""
+        """The queues that do not continue where the start that was examined last says (failOnDataLoss=false)."""
         return set(self._moved)
 
     def changed(self, start: StreamOffset, ends: Queues) -> list[Queue]:
@@ -493,7 +497,9 @@ class Follower:
     # ---- the end of a step
 
     def next_offset(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
-        """As `offset_at`, for a step that Spark is told of: queues that were made again before are in it."""
+        """The same as `offset_at`, for a step that Spark hears of: it includes queues that were created again
+        before.
+        """
         ends = {queue: end for queue, end in reached.items() if queue in firsts and end}
         found = self.store.places(ends)
         for queue, end in ends.items():
@@ -527,7 +533,7 @@ class Follower:
         return StreamOffset(self._ends.store_id, self.options.subscribe, reached, physical_offset, last)
 
     def plan(self, firsts: Queues, ends: Queues, finish: StreamOffset) -> list[InputPartition]:
-        """The pieces tasks read: as many as there are processors, unless they would be small, or large."""
+        """The pieces that tasks read: as many as there are processors, unless they would be too small or too large."""
         ranges = [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
         if not ranges:
             return []
@@ -542,7 +548,7 @@ class Follower:
         return [RangesPartition(self._ends.store_id, part, finish, self.store.proven(part)) for part in parts]
 
     def _weights(self, ranges: list[Range]) -> dict[Queue, float]:
-        """What one message of each range costs, by the sizes in some units; no record is read."""
+        """What one message of each range costs, estimated from the sizes in some units; no record is read."""
         longest = sorted(ranges, key=lambda r: -r.count)[:_SAMPLED_QUEUES]
         sizes = zip(longest, self.store.mean_sizes(longest), strict=True)
         weights = {(each.topic, each.queue_id): ROW_WEIGHT + max(0.0, size) for each, size in sizes}
@@ -555,7 +561,7 @@ def _starting(fault: str) -> ConfigError:
 
 
 class BatchReader(DataSourceReader):
-    """What `spark.read` sees: all that is visible when the query is planned."""
+    """The reader of `spark.read`: it reads everything that is visible when the query is planned."""
 
     def __init__(self, options: SourceOptions, projection: Projection, stores: Stores = LOCAL_STORES) -> None:
         self.options = options
@@ -563,11 +569,11 @@ class BatchReader(DataSourceReader):
         self.stores = stores
 
     def partitions(self) -> list[InputPartition]:
-        """On the driver."""
+        """Plan the ranges, on the driver."""
         follower = Follower(self.options, self.stores)
         try:
             firsts = follower.starting(EARLIEST)
-            ends = follower.ends()  # a queue that came in between is left for the next read
+            ends = follower.ends()  # a queue that was created in between is left for the next read
             reached = {queue: ends[queue] for queue in firsts}
             return follower.plan(firsts, reached, follower.offset_at(StreamOffset(), firsts, reached))
         finally:
@@ -579,7 +585,7 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What `readStream` sees. On the driver one lives as long as the query; copies of it read in tasks."""
+    """The reader of `readStream`. On the driver, one lives as long as the query; copies of it read in tasks."""
 
     def __init__(self, options: SourceOptions, projection: Projection, stores: Stores = LOCAL_STORES) -> None:
         self.options = options
@@ -592,15 +598,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress = GroupProgress(group) if group is not None else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What tasks need; open files stay here."""
+        """What tasks need; open files stay on the driver."""
         return {"options": self.options, "projection": self.projection, "stores": self.stores}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc] # a copy begins like new
+        self.__init__(**state)  # type: ignore[misc] # a copy begins like a new object
 
     @property
     def follower(self) -> Follower:
-        """The store; opened when it is first asked for."""
+        """The store, which is opened at the first use."""
         if self._follower is None:
             self._follower = Follower(self.options, self.stores)
         return self._follower
@@ -619,7 +625,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """The query ends at what is visible now."""
+        """Let the query end at what is visible now."""
         self.follower.check_topics()
         self._target = dict(self.follower.ends())
 
@@ -628,7 +634,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset("", self.options.subscribe, self.follower.ends()).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """How far the next micro-batch reads; `start` itself when there is nothing new."""
+        """How far the next micro-batch reads; `start` itself if there is nothing new."""
         follower = self.follower
         current = follower.ends()
         ends = current if self._target is None else self._target
@@ -658,13 +664,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.follower.check_start(start)
 
     def _publish(self, start: dict[str, Any]) -> None:
-        if self._progress is not None and self.follower.checked:  # offsets of another log are nobody's progress
+        if self._progress is not None and self.follower.checked:  # offsets in another log are no progress
             self._progress.publish(self.follower.store, start)
 
     # ---- ranges
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of one micro-batch; the same rows each time it is asked."""
+        """The pieces of one micro-batch; the same rows for each call."""
         follower = self.follower
         begin, finish = StreamOffset.from_json(start), StreamOffset.from_json(end)
         visible = follower.ends()
@@ -674,17 +680,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if faults and self.options.fail_on_data_loss:
             raise StoreWentBackwardsError(
                 f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored, or not recovered yet "
-                f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to go on"
+                f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to continue"
             )
         ends: Queues = {}
         for queue in queues:
             if queue not in visible:
                 continue
             offset = min(finish.queues[queue], visible[queue])
-            if None in faults or queue in faults:  # what is newer than the plan comes with the next micro-batch
+            if (
+                None in faults or queue in faults
+            ):  # messages that are newer than the plan come with the next micro-batch
                 offset = min(offset, follower.first_newer(queue, finish))
                 _log.warning(
-                    "%s: %s; failOnDataLoss=false: this micro-batch ends at message %d of %s/%d, not %d",
+                    "%s: %s; with failOnDataLoss=false this micro-batch ends at message %d of %s/%d instead of %d",
                     self.options.path,
                     faults.get(queue) or faults[None],
                     offset,
@@ -694,7 +702,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends[queue] = offset
         firsts = follower.firsts_of(ends, begin, ends, tell=True)
         if faults:
-            follower.checked = False  # the next step begins at what was planned: each queue is compared with it
+            follower.checked = False  # the next step begins at the planned end: each queue is compared with it
             finish = follower.offset_at(StreamOffset(), firsts, ends)
         return follower.plan(firsts, ends, finish)
 
@@ -703,10 +711,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_ranges(self.options, partition, self.projection, self.stores)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing depends on it: Spark does not call it for the last batch."""
+        """Do nothing: Spark does not call it for the last batch, so nothing may depend on it."""
 
     def stop(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         if self._follower is not None:
             self._follower.store.close()
             self._follower = None

@@ -142,7 +142,7 @@ def test_a_store_that_was_made_again(root) -> None:
     start = again(first.initialOffset())
     shutil.rmtree(root)
     add(root, 100)
-    with pytest.raises(StoreWentBackwardsError, match="the checkpoint is of store"):
+    with pytest.raises(StoreWentBackwardsError, match="the checkpoint belongs to store"):
         stream(root).latestOffset(start, ALL)
     forged = {**start, "storeId": again(stream(root).initialOffset())["storeId"]}
     with pytest.raises(StoreWentBackwardsError, match="failOnDataLoss=false"):
@@ -176,12 +176,12 @@ def test_starting_offsets(root) -> None:
     assert reader.initialOffset()["queues"] == {"t": {"0": 20, "1": 0, "2": 25, "3": 25}}
     for wrong, match in [
         ('{"t": {"0": 1}}', "queue 1 of t is not listed"),
-        ('{"t": {"9": 1, "*": -1}}', "queue 9 of t is not there"),
+        ('{"t": {"9": 1, "*": -1}}', "queue 9 of t does not exist"),
         ('{"u": {"*": -1}}', "topic"),
     ]:
         with pytest.raises(ConfigError, match=match):
             stream(root, startingOffsets=wrong).initialOffset()
-    with pytest.raises(OffsetOutOfRangeError, match="offset 99 was asked for"):
+    with pytest.raises(OffsetOutOfRangeError, match="offset 99 was requested"):
         stream(root, startingOffsets='{"t": {"*": 99}}').initialOffset()
     assert (
         stream(root, startingOffsets='{"t": {"*": 99}}', failOnDataLoss="false").initialOffset()["queues"]["t"]["0"]
@@ -309,12 +309,12 @@ def test_a_new_queue_whose_first_messages_are_gone_is_not_skipped_over(root, cap
         start = finished(reader, start)[1]
     put_many(root, 900, 5)
     retain(root, 2)
-    with pytest.raises(OffsetOutOfRangeError, match=r"t/5: offset 0 was asked for, .* messages are gone"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"t/5: offset 0 was requested, .* messages are gone"):
         readers["true"].latestOffset(start, ALL)
     found, end = finished(readers["false"], start)
     numbers = [n for q, n in found if q == 5]
     assert numbers == list(range(numbers[0], 900))
-    assert f"t/5: {numbers[0]} messages, 0 to {numbers[0] - 1}, are gone" in caplog.text
+    assert f"t/5: retention has deleted {numbers[0]} messages, 0 to {numbers[0] - 1};" in caplog.text
     assert end["queues"]["t"]["5"] == 900
 
 
@@ -355,11 +355,11 @@ def test_a_backup_restored_under_a_running_query(root, caplog, how: str, grown: 
     time.sleep(0.01)  # messages are told from those before by their store time
     if grown:
         add(root, 400)
-    with pytest.raises(StoreWentBackwardsError, match="is not the one this query has read"):
+    with pytest.raises(StoreWentBackwardsError, match="is not the one that this query has read"):
         readers["true"].latestOffset(end, ALL)
     found, end = finished(readers["false"], end)
     assert len(found) == (400 if grown else 0)
-    assert "failOnDataLoss=false: going on at the first newer message" in caplog.text
+    assert "with failOnDataLoss=false the query continues at the first newer message" in caplog.text
     add(root, 40)
     found, end = finished(readers["false"], end)
     assert len(found) == 40
@@ -403,7 +403,7 @@ def test_a_topic_deleted_and_made_again_under_a_running_query(root, caplog, coun
         readers["true"].latestOffset(end, ALL)
     found, end = bodies_of(readers["false"], end)
     assert sorted(found) == sorted([f"again {n}" for n in range(count)] + ["u"])
-    assert "t/2: going on at message 0, not 25" in caplog.text
+    assert "t/2: continuing at message 0 instead of 25" in caplog.text
     broker.put("t", b"more", 2)
     assert bodies_of(readers["false"], end)[0] == ["more"]
 
@@ -418,10 +418,10 @@ def test_a_topic_deleted_under_a_running_query(root, caplog) -> None:
         end = finished(reader, start)[1]
     shutil.rmtree(Path(root) / "consumequeue" / "t" / "1")
     Broker(Path(root), SMALL).put("t", b"x", 0)
-    with pytest.raises(StoreWentBackwardsError, match=r"t/1 (is gone|ends at 0), and this query has read up to 25"):
+    with pytest.raises(StoreWentBackwardsError, match=r"t/1 (is gone|ends at 0), but this query has read up to 25"):
         readers["true"].latestOffset(end, ALL)
     assert bodies_of(readers["false"], end)[0] == ["x"]
-    assert "and this query has read up to 25; failOnDataLoss=false" in caplog.text
+    assert "but this query has read up to 25; with failOnDataLoss=false" in caplog.text
 
 
 def test_retention_between_planning_and_reading(root, caplog) -> None:
@@ -439,7 +439,7 @@ def test_retention_between_planning_and_reading(root, caplog) -> None:
     retain(root, 1)
     found = rows(reader, planned)
     assert 0 < len(found) < 2000
-    assert "are gone (retention)" in caplog.text
+    assert "retention has deleted" in caplog.text
 
 
 def test_a_backup_restored_between_planning_and_reading(root) -> None:
@@ -454,7 +454,7 @@ def test_a_backup_restored_between_planning_and_reading(root) -> None:
     shutil.rmtree(root)
     shutil.copytree(backup, root)
     add(root, 480)
-    with pytest.raises(StoreWentBackwardsError, match="not the one that was there when this micro-batch was planned"):
+    with pytest.raises(StoreWentBackwardsError, match="has changed since this micro-batch was planned"):
         rows(reader, planned)
     with pytest.raises(StoreWentBackwardsError, match="not the one this micro-batch was planned up to"):
         stream(root).partitions(start, end)
@@ -483,7 +483,7 @@ def test_a_topic_made_again_between_planning_and_reading(root) -> None:
         broker.close()
         for lenient, reader in readers.items():
             if when == "before the tasks":
-                with pytest.raises(StoreWentBackwardsError, match="when this micro-batch was planned"):
+                with pytest.raises(StoreWentBackwardsError, match="since this micro-batch was planned"):
                     rows(reader, planned[lenient])
             elif lenient == "true":
                 with pytest.raises(StoreWentBackwardsError):
@@ -569,5 +569,5 @@ def test_a_copy_that_is_older_than_the_checkpoint(root, tmp_path) -> None:
     for count in (0, 8):
         if count:
             add(copy, count)
-        with pytest.raises(StoreWentBackwardsError, match="does not have the last record that was read"):
+        with pytest.raises(StoreWentBackwardsError, match="does not hold the last record that was read"):
             stream(copy).latestOffset(end, ALL)
