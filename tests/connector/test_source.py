@@ -456,7 +456,7 @@ def test_a_backup_restored_between_planning_and_reading(root) -> None:
     add(root, 480)
     with pytest.raises(StoreWentBackwardsError, match="has changed since this micro-batch was planned"):
         rows(reader, planned)
-    with pytest.raises(StoreWentBackwardsError, match="not the one this micro-batch was planned up to"):
+    with pytest.raises(StoreWentBackwardsError, match="not the one that this micro-batch was planned up to"):
         stream(root).partitions(start, end)
 
 
