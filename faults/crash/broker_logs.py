@@ -1,4 +1,4 @@
-"""Logs of a broker that recovery must keep whole: what a crash checker takes for torn or stale, and is not."""
+"""Logs that a broker left and that recovery must keep whole, although parts of them look torn or stale."""
 
 from __future__ import annotations
 

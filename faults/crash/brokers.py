@@ -1,8 +1,8 @@
-"""Brokers that start, write and stop, one after the other, beside processes that write now and then.
+"""Imitated brokers that start, write and stop beside processes that write now and then.
 
 A broker is a process that does what RocketMQ's does, in its order, with pauses by chance: it opens `lock` for writing,
 looks where the log ends, takes the lock, and appends at the end it saw. A writer opens a session for a put or two,
-commits and stays attached, or commits and detaches. Whatever was acknowledged, by whom ever, is there once in the end.
+commits and stays attached, or commits and detaches. In the end, whatever was acknowledged, by either side, must be there once.
 
     starts      brokers beside writers
     ways        one broker comes to a session into which four threads put; it must get in soon, to a store that was closed

@@ -1,10 +1,11 @@
-"""A second opinion on a store: slow, with `struct` only, and without a line of the package.
+"""A checker of whole stores that shares no code with the package.
 
-Written from store/FORMAT.md; it shares `tests/reference.py` (also `struct` only) with the other tests. It looks at the
-bytes of a whole small store (path below the root -> bytes; folders end with a slash), says every fault with file, offset,
-expected and found, and gives the messages of each queue, in order: what the log holds, not what the store says it holds.
+It is slow and uses `struct` only. It is written from store/FORMAT.md and shares `tests/reference.py` (also `struct` only)
+with the other tests. It looks at the bytes of a whole small store (path below the root -> bytes; folders end with a slash),
+reports every fault with file, offset, expected and found, and lists the messages of each queue in order, as the log holds
+them.
 
-What it knows of: stores that only this project has written. What a Java broker may leave is `verify`'s business.
+It knows stores that only this project has written. What a Java broker may leave is checked by `verify`.
 """
 
 from __future__ import annotations

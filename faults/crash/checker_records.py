@@ -1,4 +1,4 @@
-"""What do one record, `spark/state` and `spark/journal` say? With `struct` only, and without a line of the package."""
+"""The checker's own decoders of records, `spark/state` and `spark/journal`: `struct` only, and no code of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A clock that was far ahead once: store times go back to now, and nothing that reads times is misled.
+"""Stores whose clock was far ahead once: store times go back to now, and nothing that reads times is misled.
 
 A named case of the mode `fuzz`: a put with the wrong clock, then puts with the right one, killed at every operation.
 """

@@ -1,4 +1,4 @@
-"""The mode `concurrency` of `make crash`: many at once, on a real disk.
+"""The mode `concurrency` of `make crash`: many readers, writers and brokers at once, on a real disk.
 
 readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 gaps, 0 repeats, batches whole
 threads     16 threads put and append through one session

@@ -1,4 +1,4 @@
-"""What did one mode of `make crash` do, and find?"""
+"""Counts of what one mode of `make crash` did and found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file system that turns read-only while it is written, or is shut down while it is read: ext4 and XFS on loop devices.
+"""File systems that turn read-only while they are written, or are shut down while they are read (ext4 and XFS on loop devices).
 
     read-only   `mount -o remount,abort`: what ext4 does to itself when it finds an error; writes say EROFS, reads go on
     shut down   `FS_IOC_SHUTDOWN`: everything says EIO, what is in the page cache, too

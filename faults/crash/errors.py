@@ -1,4 +1,4 @@
-"""The mode `errors` of `make crash`: what the operating system refuses, at the n-th operation for every n.
+"""The mode `errors` of `make crash`: the operating system refuses the n-th operation, for every n.
 
 faults      each operation of each workload fails, once, and from then on: EIO, ENOSPC, EMFILE, EROFS, EACCES, MemoryError
 opens       the n-th opening of a file fails

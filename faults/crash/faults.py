@@ -1,7 +1,7 @@
-"""The operating system says no: operation n fails, for n = 0, 1, 2, ... and the process lives on.
+"""Operation n of a workload fails, for n = 0, 1, 2 and so on, and the process lives on.
 
-It must not acknowledge what is not safe, not sync again what failed to sync, say what is wrong in an error of its own
-kind, and stay of use where the disk was only full. Then it dies, by a kill and by power cuts, and is judged.
+It must not acknowledge what is not safe, must not sync again what failed to sync, must raise an error of the store's own
+kind, and must go on where the disk was only full. Then it dies, by a kill and by power cuts, and the store is judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mode `flips` of `make crash`: damaged bytes are named, or put right; never is a log shorter in silence.
+"""The mode `flips` of `make crash`: damaged bytes, each of which must be reported or repaired.
 
     bit flips   every bit of three small stores, one at a time, in every file: Spark batches, closed and left by a kill;
                 plain puts with `enabledAppendPropCRC`

@@ -1,5 +1,6 @@
-"""The mode `fuzz` of `make crash`: hostile bytes for everything that reads bytes. Only errors of the store's own kinds may
-come of it, soon, and without much memory.
+"""The mode `fuzz` of `make crash`: hostile bytes for everything that reads bytes.
+
+They may only lead to errors of the store's own kinds, soon, and without much memory.
 
 Inputs are valid files with bytes flipped, lengths and offsets replaced by the numbers that hurt, parts cut out, doubled or
 swapped; and bytes of no meaning. They go to the readers of segments, records, units, index files, `state`, the journal,

@@ -1,4 +1,4 @@
-"""A store that dies and comes back: scripts of steps, what was promised, and what must hold afterwards.
+"""Scripts of steps for a process that dies, what it promised, and what must hold afterwards.
 
 What was acknowledged is kept outside the store. After a death the store is opened as the next process would, checked,
 given the batches again as Spark would, checked again, closed, verified, and opened and closed once more without a byte

@@ -1,4 +1,4 @@
-"""Contents that look like something else: zeros, magics, the store's own records, keys and bodies whose hashes collide.
+"""Message contents that look like something else: zeros, magics, the store's own records, colliding hashes.
 
 A store must not read meaning into what a user sends. Any put of the harness whose number is at least `FROM`, and any batch
 of an app whose name begins with `APP`, has such contents: the same for the same number, in its body, keys, tags and

@@ -1,4 +1,4 @@
-"""Crash images: what any kill, and any power cut, may have left of a workload, judged one after the other.
+"""The mode `images` of `make crash`: what any kill and any power cut may have left of a workload, judged one by one.
 
 A workload is recorded once. For every operation index there are images of a kill (with the next write done by half, too)
 and of a power cut: what was not synced survives in any subset, by 512-byte sector, reordered, and names without a

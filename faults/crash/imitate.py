@@ -1,4 +1,4 @@
-"""What does a Java broker leave in the files, and what does it see in them?
+"""A Java broker played by files; other processes and other boots.
 
 Imitated with `struct` and `tests/reference.py` only, so that no Java is needed and no code is shared with the store: a
 broker that opens a store, appends, closes or dies. Besides: other processes (as objects with locks of their own), other

@@ -1,4 +1,4 @@
-"""Ctrl-C between any two lines of the store's code: `KeyboardInterrupt`, `SystemExit` or `MemoryError`, by `sys.settrace`.
+"""Interrupts between any two lines of the store's code: `KeyboardInterrupt`, `SystemExit` or `MemoryError`, by `sys.settrace`.
 
 Some stories are told again and again, each time with one error in another line. What a person, or Spark, would do then is
 done: the step is tried again. In the end the process is killed, and everything is judged: what was acknowledged is there,

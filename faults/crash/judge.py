@@ -1,4 +1,4 @@
-"""A store as a crash left it: does the next process find everything that was promised, and nothing else?
+"""The judge of a store that a crash left: whether the next process finds everything that was promised, and nothing else.
 
 `judge` looks at one image in memory, as the next processes would: a reader that comes first; the next writer, which
 recovers; the batches again, as Spark would replay them; close; another open. In between, and at the end, the checker that

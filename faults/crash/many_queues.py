@@ -1,4 +1,4 @@
-"""One batch for thousands of queues: two syncs, few descriptors, no memory per queue that would count."""
+"""A batch for thousands of queues, which may take two syncs, few descriptors and little memory per queue."""
 
 from __future__ import annotations
 

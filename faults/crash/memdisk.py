@@ -1,4 +1,4 @@
-"""A disk that is a dictionary: stores are opened, killed and compared in memory, thousands a minute.
+"""A disk in memory, on which stores are opened, killed and compared by the thousand per minute.
 
 `MemDisk`
     The seam of `mapped_file.Disk` over a tree in memory, made from what a power cut left (`power_cut.Folder`) or from a

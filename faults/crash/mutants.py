@@ -1,4 +1,4 @@
-"""The mode `mutants` of `make crash`: bugs planted in the store, one at a time; a harness that misses one is not done.
+"""The mode `mutants` of `make crash`: bugs planted in the store, one at a time, each of which a search must find.
 
 Each mutant is a patch of the store's code and the search that must find it: kills, power cuts, second deaths, errors,
 damage, or many at once. The store it begins with is made by the code without the bug; everything after, by the code with

@@ -2,7 +2,7 @@
 
 `FS_IOC_SHUTDOWN` with "no log flush" drops every page and every part of the journal that is not on the disk; mounting
 again replays the journal, as after a power cut. The writers are those of `crash.kills`; they are killed just before or
-just after, so that some see what a dead disk says. Each cut is another boot. (FAULTS.md 0.1 and 2.5.)
+just after, so that some see what a dead disk says. Each cut is another boot.
 
 Needs root, loop devices, and mkfs of the two file systems; where something is missing the result says so.
 """

@@ -1,4 +1,4 @@
-"""What may a power cut leave of what was done to a folder?
+"""A model of what a power cut may leave of what was done to a folder.
 
 A model of a disk: operations go in, one by one; what is safe and what is not comes out, and an `Image` for any choice
 of what survives. `crash.simdisk.RecordingDisk` feeds it.

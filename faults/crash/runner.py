@@ -1,12 +1,12 @@
-"""`make crash`: every fault of FAULTS.md injected, counted, and judged.
+"""The command behind `make crash`: injects faults into stores, judges what is left, and counts.
 
     make crash                                    the quick profile: fixed counts, some 8 minutes on 2 cores
     make crash-deep SECONDS=3600 SEED=7           each mode in turn, by chance, for as long as it is told
     make crash ARGS="--only images --seed 7 --case 'roll-over/31'"   one case again
 
-Each mode is a function `run(seconds, seed, quick) -> counts`; those that can be shared out among processes also take
-`part` (which, of how many) and `case`. One more process runs than there are cores, since some of them wait for disks and for Spark. The last line is computed from what
-was found; anything found ends the run with status 1.
+Each mode is a module with `run(seconds, seed, quick) -> counts`; those that can be shared out among processes also take
+`part` (which, of how many) and `case`. One more process runs than there are cores, since some of them wait for disks and
+for Spark. The last line is computed from what was found; anything found ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -48,25 +48,32 @@ class Mode:
         Into how many jobs the quick profile shares it out; 0: it takes no `part`.
     share : float
         Of the seconds of `make crash-deep`.
+    what : str
+        What it does, for `--help`.
     """
 
     name: str
     module: str
     parts: int
     share: float
+    what: str
 
 
 MODES = (
-    Mode("spark", "spark_faults", 0, 0.2),  # mostly waits; the longest, so it begins first
-    Mode("images", "crash.images", 4, 0.35),
-    Mode("power", "crash.power", 1, 0.05),
-    Mode("kills", "crash.kills", 1, 0.05),
-    Mode("flips", "crash.flips", 2, 0.1),
-    Mode("replays", "crash.replays", 2, 0.05),
-    Mode("errors", "crash.errors", 2, 0.1),
-    Mode("fuzz", "crash.fuzz", 2, 0.1),
-    Mode("concurrency", "crash.concurrency", 1, 0.05),
-    Mode("mutants", "crash.mutants", 2, 0.0),
+    Mode(
+        "spark", "spark_faults", 0, 0.2, "random histories of a fake Spark, and kills of a real one"
+    ),  # longest: first
+    Mode("images", "crash.images", 4, 0.35, "a kill or a power cut at every operation of every workload, in memory"),
+    Mode("power", "crash.power", 1, 0.05, "power cuts of ext4 and XFS on loop devices (needs root)"),
+    Mode("kills", "crash.kills", 1, 0.05, "SIGKILL of writers at any moment, on a real disk"),
+    Mode("flips", "crash.flips", 2, 0.1, "flipped bits, and damaged sectors, pages, lengths and files"),
+    Mode(
+        "replays", "crash.replays", 2, 0.05, "small files damaged, lost or swapped before Spark sends its batches again"
+    ),
+    Mode("errors", "crash.errors", 2, 0.1, "operation n fails, for every n; full and dead disks; interrupts"),
+    Mode("fuzz", "crash.fuzz", 2, 0.1, "hostile bytes, links, owners and clocks"),
+    Mode("concurrency", "crash.concurrency", 1, 0.05, "many readers, writers, brokers and streams at once"),
+    Mode("mutants", "crash.mutants", 2, 0.0, "bugs planted in the store, each of which must be found"),
 )
 
 
@@ -115,14 +122,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="make crash", description=__doc__.partition("\n")[0])
-    parser.add_argument("--deep", type=float, metavar="SECONDS", help="by chance, for so long; else the quick profile")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", help=f"some modes: {','.join(mode.name for mode in MODES)}")
-    parser.add_argument("--case", default="", help="one case of one mode, as a failure printed it")
-    parser.add_argument("--part", default="", help="i/n: one share of one mode, in this process")
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 2, 8) + 1)
-    parser.add_argument("--json", type=Path, help="write the counts there")
+    parser = argparse.ArgumentParser(
+        prog="python -m crash",
+        description="Injects faults into stores, judges what is left, and counts what was lost, duplicated or misread.\n"
+        "The last line is computed from what was found; if anything was found, the status is 1.\n"
+        "faults/README.md tells more.",
+        epilog="modes:\n" + "\n".join(f"  {mode.name:12} {mode.what}" for mode in MODES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="MODES", help="run these modes only, with commas between them; otherwise all")
+    parser.add_argument("--case", default="", help="run one case of one mode, by the key that a failure printed")
+    parser.add_argument("--seed", type=int, default=1, help="for everything that is left to chance (default: 1)")
+    parser.add_argument(
+        "--deep", type=float, metavar="SECONDS", help="choose cases by chance for so long, instead of the quick profile"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(os.cpu_count() or 2, 8) + 1,
+        help="processes at a time (default: one more than there are cores)",
+    )
+    parser.add_argument("--part", default="", metavar="I/N", help="run one share of one mode, in this process")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to a file")
     options = parser.parse_args(arguments)
     modes = [mode for mode in MODES if not options.only or mode.name in options.only.split(",")]
     if not modes or (options.case and len(modes) != 1):

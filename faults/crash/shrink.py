@@ -1,4 +1,4 @@
-"""A case that is judged wrong, made as small as it goes."""
+"""Reduction of a failing case to a minimal reproducer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left on the disk after a kill, or after a power cut?
+"""Disks that kill, fail and record: what is left on them after a kill or a power cut.
 
 Three disks for tests, each the real one with something added. They know nothing of the store: only the seam.
 

@@ -1,4 +1,4 @@
-"""What other users prepare, and whose files come of it: links that lead out of a store, owners, modes.
+"""Stores that other users prepared: links that lead out of a store, owners, modes.
 
 Named cases of the mode `fuzz`. A case fails with an `AssertionError`; an error of the store's own kind is an answer.
 """

@@ -1,4 +1,4 @@
-"""The kind `surprises` of the mode `concurrency`: what happens to a store under a stream that reads it.
+"""The kind `surprises` of the mode `concurrency`: stores that change under the streams that read them.
 
 A history is a random row of events, and a stream asks for the next micro-batch, plans it and reads it between any two of
 them: batches and puts, retention, a backup that is restored (another folder, or file by file), a folder that is renamed

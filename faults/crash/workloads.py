@@ -1,4 +1,4 @@
-"""What do processes do to a store, in the crash tests? Scripts of steps, the stores they begin with, and recordings.
+"""The workloads of the harness: scripts of steps, the stores they begin with, and recordings of them.
 
 A `Workload` is what one process does between its open and its close. `record` runs one on a disk that writes down every
 operation, and notes with each promise how many operations had been done when it was made.

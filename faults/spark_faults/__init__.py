@@ -1,4 +1,4 @@
-"""Spark is killed, whatever and when: histories of a fake Spark, and kills of the real one.
+"""The mode `spark` of `make crash`: random histories of a fake Spark, and kills of a real one.
 
 `run` is a mode of `make crash`. By hand:
 

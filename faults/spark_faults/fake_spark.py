@@ -1,5 +1,6 @@
-"""A small model of what Spark does with a Python sink and source (SPARK.md, FAULTS.md; a Spark test compares it with
-the real one). It calls the connector's own classes, each call in the process that Spark makes it in.
+"""A small model of what Spark does with a Python sink and source; a test compares its calls with those of a real Spark.
+
+It calls the connector's own classes, each call in the process that Spark makes it in.
 
 A driver is a generator: it yields the name of each place where it could be killed, or where another gets its turn.
 

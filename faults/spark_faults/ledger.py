@@ -1,4 +1,4 @@
-"""What was given to `commit`, and what must be in the store because of it; and two ways to read a store."""
+"""What was given to `commit` and must therefore be in the store, and two ways to read a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many histories, one after another, each in an empty folder of its own."""
+"""Runs histories one after another, each in an empty folder of its own."""
 
 from __future__ import annotations
 

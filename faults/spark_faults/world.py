@@ -1,4 +1,4 @@
-"""What a history of a fake Spark happens to: a store, an input, queries, processes; and what is right in it."""
+"""The world of a history: a store, an input, queries and processes, and what must hold in it."""
 
 from __future__ import annotations
 
