@@ -55,7 +55,7 @@ from messagestore.log.dispatch import Dispatcher
 from messagestore.log.store_files import StoreFiles
 from messagestore.read.view import StoreView
 from messagestore.recovery import recover as recovery
-from messagestore.recovery import walk as recovery_walk
+from messagestore.recovery import survey
 from messagestore.session import AttachedStore
 from messagestore.write import batch_rules, catching_up, transaction
 from messagestore.write.batch_rules import Decision
@@ -304,7 +304,7 @@ _LOG_AND_LOCKS = (
     Mutant("two new names of a folder are not synced", patched(MappedFileQueue, "create", _forget_names), "power cuts", power_cuts("roll-over", "async roll-over")),
     Mutant("recovery does not make durable what it keeps", without(recovery._Recovery, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts")),
     Mutant("the ASYNC flag is not synced before the first ASYNC byte", no_sync("/spark/state/"), "power cuts", power_cuts(*_ASYNC)),
-    Mutant("the CRCs of a batch are not checked in recovery", without(recovery_walk, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
+    Mutant("the CRCs of a batch are not checked in recovery", without(survey, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check")), "an entry without its batch", vanished_batch),
     Mutant("the tail is not zeroed", without(CommitLog, "zero_behind", 0), "kills", kills("batches", "recovery: not sealed")),
     Mutant("a batch is visible before it is dispatched", patched(transaction, "_publish", state_before_dispatch), "kills", kills("batches")),

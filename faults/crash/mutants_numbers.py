@@ -23,7 +23,7 @@ from messagestore.log.queue_runs import QueueRuns
 from messagestore.read import query
 from messagestore.read.view import StoreView
 from messagestore.recovery.recover import _Recovery
-from messagestore.recovery.walk import Walker
+from messagestore.recovery.survey import Surveyor
 from messagestore.verify.derived import QueueCheck
 from messagestore.verify.verify import verify
 
@@ -79,8 +79,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("nobody remembers that a broker was there", without(_Recovery, "_broker_was_here", result=False), _FOUND_BY, brought_back),
     Mutant("verify goes by the numbers that records say", patched(QueueCheck, "_numbers", as_records_say), _FOUND_BY, brought_back),
     Mutant("every store is checked as if a broker had been there", patched(State, "own", lambda _: False), "a changed number in our own store", a_changed_number),
-    Mutant("a record torn inside its topic's name is damage", without(Walker, "_torn_in_topic", result=False), "a torn record", named(broker_logs.torn_in_a_name)),
-    Mutant("a topic that can have no queue ends any log", without(Walker, "_torn_in_topic", result=True), "a torn record", named(broker_logs.torn_in_a_name)),
+    Mutant("a record torn inside its topic's name is damage", without(Surveyor, "_torn_in_topic", result=False), "a torn record", named(broker_logs.torn_in_a_name)),
+    Mutant("a topic that can have no queue ends any log", without(Surveyor, "_torn_in_topic", result=True), "a torn record", named(broker_logs.torn_in_a_name)),
     Mutant("files of the controller mode and of DLedger are passed over", without(store_files, "_refuse_elected"), "refusals", many(brokers.refusals)),
     Mutant("only folders tell of light queues", without(store_files, "_refuse_light_messages"), "light queues", named(broker_logs.light_queues_behind)),
     Mutant("what a killed broker had not dispatched is not looked at", without(CommitLog, "segment_before_time", result=1 << 40), "light queues", named(broker_logs.light_queues_behind)),

@@ -22,11 +22,10 @@ from messagestore.format.message import BATCH_TOPIC, topic_fault
 from messagestore.format.record_scan import leading
 from messagestore.log import batch_record, read_back
 from messagestore.log.queue_runs import QueueRuns
-from messagestore.recovery import log_tail
+from messagestore.recovery import log_tail, survey
 from messagestore.recovery import recover as recovery
-from messagestore.recovery import walk as recovery_walk
 from messagestore.recovery.recover import _Recovery
-from messagestore.recovery.walk import Walker
+from messagestore.recovery.survey import Surveyor
 from small import SMALL
 
 
@@ -115,9 +114,9 @@ def torn_forgery(ground: Ground) -> Iterator[Verdict]:
 def numbers_decide(whole: Any) -> Any:
     """A record counts only if it has the next number of its queue."""
 
-    def until_a_number_does_not_follow(walker: Walker, run: Any, rows: Any) -> int:
-        count = int(whole(walker, run, rows))
-        following: dict[tuple[str, int], int] = walker.__dict__.setdefault("following", {})
+    def until_a_number_does_not_follow(surveyor: Surveyor, run: Any, rows: Any) -> int:
+        count = int(whole(surveyor, run, rows))
+        following: dict[tuple[str, int], int] = surveyor.__dict__.setdefault("following", {})
         for topic, queue_id, start, stop in rows.runs():
             for row in range(start, min(stop, count)):
                 number = int(rows.queue_offsets[row])
@@ -132,8 +131,8 @@ def numbers_decide(whole: Any) -> Any:
 def zeros_are_torn(whole: Any) -> Any:
     """A sector of zeros in the properties counts as a lost one."""
 
-    def until_a_sector_of_zeros(walker: Walker, run: Any, rows: Any) -> int:
-        count = int(whole(walker, run, rows))
+    def until_a_sector_of_zeros(surveyor: Surveyor, run: Any, rows: Any) -> int:
+        count = int(whole(surveyor, run, rows))
         _, where = record_scan.parts(run.data, run.starts, run.heads)
         bad = [
             bytes(512) in run.data[start:end].tobytes()
@@ -171,19 +170,19 @@ _BROKER = "fills of a broker's log"
 MUTANTS = (
     Mutant(
         "a queue offset that does not follow ends the log",
-        patched(Walker, "_whole", numbers_decide),
+        patched(Surveyor, "_whole", numbers_decide),
         _BROKER,
         logs_of_a_broker("made_again_twice", "transactions"),
     ),
     Mutant(
         "a sector of zeros in properties counts as torn",
-        patched(Walker, "_whole", zeros_are_torn),
+        patched(Surveyor, "_whole", zeros_are_torn),
         "kills",
         kills("hostile puts", "hostile puts, async"),
     ),
     Mutant(
         "topics of more than 127 bytes are refused",
-        patched(recovery_walk, "stored_topic_fault", lambda _: topic_fault),
+        patched(survey, "stored_topic_fault", lambda _: topic_fault),
         _BROKER,
         logs_of_a_broker("long_topics"),
     ),
@@ -207,7 +206,7 @@ MUTANTS = (
     ),
     Mutant(
         "a torn put that looks like a BATCH record counts as one",
-        patched(recovery_walk, "is_sealed_batch", by_its_looks),
+        patched(survey, "is_sealed_batch", by_its_looks),
         "kills and power cuts",
         lambda ground: (v for name in ("hostile puts",) for s in (kills, power_cuts) for v in s(name)(ground)),
     ),

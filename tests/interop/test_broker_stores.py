@@ -26,7 +26,7 @@ from interop.java_store import COUNTS, Driver
 from messagestore.format import record_scan
 from messagestore.log import read_back
 from messagestore.log.queue_runs import QueueRuns
-from messagestore.recovery.walk import Walker
+from messagestore.recovery.survey import Surveyor
 
 STORES = int(os.environ.get("INTEROP_STORES", "150"))
 FIRST_SEED = int(os.environ.get("INTEROP_SEED", "0"))
@@ -82,11 +82,11 @@ def test_a_broker_that_is_killed(
 def ends_where_numbers_begin_again(real: Callable[..., bool]) -> Callable[..., bool]:
     """Recovery takes a queue offset that does not follow for the end of the log."""
 
-    def take(walker: Walker, run: Any) -> bool:
-        before = walker.walk.end
-        went_on = real(walker, run)
-        if walker.walk.queues.restarted:
-            walker.walk.end = before
+    def take(surveyor: Surveyor, run: Any) -> bool:
+        before = surveyor.walk.end
+        went_on = real(surveyor, run)
+        if surveyor.walk.queues.restarted:
+            surveyor.walk.end = before
             return False
         return went_on
 
@@ -96,7 +96,7 @@ def ends_where_numbers_begin_again(real: Callable[..., bool]) -> Callable[..., b
 PLANTED: dict[str, tuple[str, Planted]] = {
     "the log ends where queue offsets begin again": (
         "remade twice",
-        patched(Walker, "_take", ends_where_numbers_begin_again),
+        patched(Surveyor, "_take", ends_where_numbers_begin_again),
     ),
     "a topic's earlier life stays in its queue": (
         "remade twice",

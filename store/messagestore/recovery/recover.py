@@ -36,7 +36,6 @@ from messagestore.format.layout import (
     STATE_RECOVERING,
 )
 from messagestore.format.message import BATCH_TOPIC, put_topic_fault
-from messagestore.log import walk as log_walk
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
 from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours
@@ -48,9 +47,10 @@ from messagestore.log.read_back import rows_of
 from messagestore.log.seal_check import is_deleted, listed, remove_files, sealed_at
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles, with_property_crc
-from messagestore.log.walk import Depth
+from messagestore.log.walk import Depth, Walk
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
-from messagestore.recovery.walk import Walk, Walker, bad_chunk
+from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
+from messagestore.recovery.trust import Trust
 from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
 from messagestore.write.transaction import batch_is_there
 
@@ -170,7 +170,7 @@ class _Recovery:
         self._before: dict[str, list[int]] | None = None
         self.journal = self._read_journal()
         self.below = QueueRuns(files, units=False)
-        """The numbers of the records below the walk's start, of the queues that are made again from there."""
+        """The numbers of the records below the survey's start, of the queues that are made again from there."""
         self.lost: set[tuple[str, int]] = set()
         """Queues whose folders are gone by accident."""
         self.all_queues = False
@@ -216,34 +216,34 @@ class _Recovery:
             self.report.start = self.report.end = clean.physical_offset
             return self._writer(clean), self.report
         self._check_segments()
-        walk = self._walk()
-        self._check_proofs(walk)
+        survey = self._survey()
+        self._check_proofs(survey)
         if self.report.lost is not None:
-            walk = self._without_partial_batch(walk)
-        tail = tail_behind(self.log, walk.end.physical_offset)
+            survey = self._without_partial_batch(survey)
+        tail = tail_behind(self.log, survey.end.physical_offset)
         self.report.cut_messages, self.report.cut_queues = tail.message_count, len(tail.queues)
         if self.state is None and self.journal.end:
             self.report.notes.append(f"{self.files.paths.state} was missing or damaged: made again")
         # from here on the store is changed
-        self._begin(walk)
+        self._begin(survey)
         self.files.sweep_temporary()
-        self._save_torn(walk)
-        self.report.zeroed_bytes = self.log.zero_behind(walk.end.physical_offset)
-        self._make_durable(walk)
-        if {topic for topic, _ in walk.queues.next_offsets}.intersection(self.without_folder):
+        self._save_torn(survey)
+        self.report.zeroed_bytes = self.log.zero_behind(survey.end.physical_offset)
+        self._make_durable(survey)
+        if {topic for topic, _ in survey.queues.next_offsets}.intersection(self.without_folder):
             # The repair makes a folder for the queues that have new records, and their siblings are lost with no trace:
             # killed before they are made again, the next recovery makes all queues again.
             self._begin_rebuild(queues=True, index=False)
-        self._repair_derived(walk)
-        self._rebuild_named(walk.end.physical_offset)
-        journal = self._journal_of(walk)
+        self._repair_derived(survey)
+        self._rebuild_named(survey.end.physical_offset)
+        journal = self._journal_of(survey)
         journal.queues = None  # as the folders are now
-        self.files.ends = self._sealed_ends(walk)
-        writer = self._publish(walk.end, journal)
-        self.report.end = walk.end.physical_offset
-        self.report.record_count = walk.record_count
-        self.report.stop = walk.stop.reason
-        for runs in (self.below, walk.queues):
+        self.files.ends = self._sealed_ends(survey)
+        writer = self._publish(survey.end, journal)
+        self.report.end = survey.end.physical_offset
+        self.report.record_count = survey.record_count
+        self.report.stop = survey.stop.reason
+        for runs in (self.below, survey.queues):
             self.report.notes += [
                 f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in runs.restarted
             ]
@@ -337,9 +337,9 @@ class _Recovery:
         self.report.lost = f"{lost.words} ({lost.proof})"
         _LOGGER.warning("%s: goes on without what is lost: %s", self.files.paths.root, self.report.lost)
 
-    # ---- the walk
+    # ---- the survey
 
-    def _walk(self) -> Walk:
+    def _survey(self) -> Survey:
         files, state = self.files, self.state
         ours = self.abort == files.abort_token
         anchored = self._anchored(state) if state is not None else None
@@ -372,24 +372,27 @@ class _Recovery:
             else:
                 self.report.notes.append(note)
         self.report.start = before.physical_offset
-        synced_only = ours and state is not None and not state.asynchronous
-        own = ours and before is anchored
-        if own and state is not None and not self.all_queues:
+        trust = self._trust(anchored=before is anchored)
+        if trust.own and state is not None and not self.all_queues:
             self.settled_end = state.clean_end
         self.lost = set() if self.all_queues else self._lost_by_accident()
         doubtful = self.lost
         while True:
             self._look_below(before.physical_offset, doubtful)
-            queues = QueueRuns(
-                files, before.physical_offset, self.below.next_offsets, units=not self.all_queues, own=own
-            )
-            crashed = self.abort is not None
-            walk = Walker(
-                files, before, queues, sync_proof=synced_only, own=own, broker=not ours, crashed=crashed
-            ).run()
+            queues = QueueRuns(files, before.physical_offset, self.below.next_offsets, units=trust.units, own=trust.own)
+            survey = Surveyor(files, before, queues, trust).run()
             if queues.doubtful <= doubtful:
-                return walk
+                return survey
             doubtful = doubtful | queues.doubtful
+
+    def _trust(self, *, anchored: bool) -> Trust:
+        units = not self.all_queues
+        if self.abort is None:
+            return Trust.closed_by_a_broker(units=units)
+        if self.abort != self.files.abort_token:
+            return Trust.crashed_broker(units=units)
+        only_synced = self.state is not None and not self.state.asynchronous
+        return Trust.killed_writer(anchored=anchored, only_synced=only_synced, units=units)
 
     def _leads_to(self, start: int, end: int) -> bool:
         """Whether records follow one another from `start` up to `end`.
@@ -399,17 +402,17 @@ class _Recovery:
         """
         if end <= start:
             return False
-        walk = log_walk.Walk(self.log, start, end, Depth.FRAMING)
+        walk = Walk(self.log, start, end, Depth.FRAMING)
         for _ in walk:
             pass
         return walk.position == end
 
     def _look_below(self, start: int, doubtful: set[tuple[str, int]]) -> None:
-        """The numbers of the records below the walk's start, of queues that cannot tell them."""
+        """The numbers of the records below the survey's start, of queues that cannot tell them."""
         if not doubtful and not self.all_queues:
             return
         self.below = QueueRuns(self.files, self.log.min_offset, units=False)
-        for run in log_walk.Walk(self.log, self.log.min_offset, start, Depth.FRAMING).whole():
+        for run in Walk(self.log, self.log.min_offset, start, Depth.FRAMING).whole():
             self.below.take(rows_of(run), None if self.all_queues else doubtful)
         self.below.doubtful = doubtful
 
@@ -471,13 +474,13 @@ class _Recovery:
                 return LogEnd(segment, 0, 0, 0)
         return LogEnd(self.log.min_offset, 0, 0, 0)
 
-    def _check_proofs(self, walk: Walk) -> None:
+    def _check_proofs(self, survey: Survey) -> None:
         """Refuse when something behind the end proves that the bytes at the end were on the disk."""
-        end, state = walk.end.physical_offset, self.state
+        end, state = survey.end.physical_offset, self.state
         path = self.log.files.path(self.log.segment_of(end))
         ours = self.abort == self.files.abort_token
-        expected, found = walk.stop.expected or "a record", walk.stop.found or "none"
-        lost = self._lost_end(walk)
+        expected, found = survey.stop.expected or "a record", survey.stop.found or "none"
+        lost = self._lost_end(survey)
         if lost is not None:
             self._refuse_lost(lost)
         elif state is not None and end < state.clean_end:
@@ -490,11 +493,11 @@ class _Recovery:
             )
         if not ours and state is not None and self.report.lost is None:
             self.report.changed = self._changed_below(state)
-        if self.abort is None and self.all_queues and walk.record_count:
-            self._check_closed(walk, path)
+        if self.abort is None and self.all_queues and survey.record_count:
+            self._check_closed(survey, path)
         if not ours or state is None:
             return
-        batch = later_sync_batch(self.files, walk.end)
+        batch = later_sync_batch(self.files, survey.end)
         if batch is not None:
             raise CorruptionError(
                 path, end, f"{expected} (the batch at {batch.physical_offset} proves {batch.end} bytes synced)", found
@@ -502,33 +505,33 @@ class _Recovery:
         if not state.asynchronous and not self.accept_loss:
             for topic, queue_ids in self._queues_to_look_at().items():
                 for queue_id in queue_ids:
-                    self._check_unit_behind(topic, queue_id, walk, path)
+                    self._check_unit_behind(topic, queue_id, survey, path)
 
-    def _without_partial_batch(self, walk: Walk) -> Walk:
+    def _without_partial_batch(self, survey: Survey) -> Survey:
         """The walk ending before the last batch, when a part of that batch is behind the log's end, which is lost: a
         batch is there whole or not at all, and Spark can send it again.
         """
-        end = walk.end.physical_offset
+        end = survey.end.physical_offset
         batch = max(all_batches(self.files, end), key=lambda batch: batch.physical_offset, default=None)
         if batch is None or batch.end <= end:
-            return walk
+            return survey
         begin = batch.physical_offset
         before = LogEnd(begin, 0, 0, 0)
-        for run in log_walk.Walk(self.log, self.log.segment_of(begin), begin, Depth.FRAMING):
+        for run in Walk(self.log, self.log.segment_of(begin), begin, Depth.FRAMING):
             before = LogEnd(begin, run.last_offset, run.last_size, run.last_timestamp_ms)
         self.report.notes.append(
             f"app {batch.app_id!r}, version {batch.version}: a part of this batch is lost, and the rest of it was cut "
             f"off from {begin} on; it can be sent again"
         )
-        return Walk(begin, before, QueueRuns(self.files, begin, units=True))
+        return Survey(begin, before, QueueRuns(self.files, begin, units=True))
 
-    def _lost_end(self, walk: Walk) -> LostEnd | None:
+    def _lost_end(self, survey: Survey) -> LostEnd | None:
         """What proves that records behind the end of the walk are lost."""
         ours = self.abort == self.files.abort_token
         if self.abort is not None and not ours:
             return None  # a broker crashed: units behind the end are what it leaves
         by_us = True if ours else self._checkpoint_is_ours()
-        end, time_ms = walk.end.physical_offset, walk.end.last_store_timestamp_ms
+        end, time_ms = survey.end.physical_offset, survey.end.last_store_timestamp_ms
         return lost_end(self.files, end, time_ms, self.journal, ours=by_us, closed=self.abort is None)
 
     def _changed_below(self, state: State) -> str | None:
@@ -557,25 +560,25 @@ class _Recovery:
             self.to_look_at = names
         return {topic: queue_ids.copy() for topic, queue_ids in self.to_look_at.items()}
 
-    def _check_closed(self, walk: Walk, path: str) -> None:
+    def _check_closed(self, survey: Survey, path: str) -> None:
         """Nothing is torn in a log that was closed: where a record cannot be read, it was damaged. The queues, which
         would tell where the log ends, are gone.
         """
-        end = walk.end.physical_offset
-        if walk.stop.reason in ("end", "blank") or not next(heads_behind(self.log, end), None):
+        end = survey.end.physical_offset
+        if survey.stop.reason in ("end", "blank") or not next(heads_behind(self.log, end), None):
             return
         raise CorruptionError(
             path,
             end,
-            f"{walk.stop.expected or 'a record'} (the store was closed, and records lie behind this place)",
-            walk.stop.found or "none",
+            f"{survey.stop.expected or 'a record'} (the store was closed, and records lie behind this place)",
+            survey.stop.found or "none",
             hint="Put back the folder consumequeue, or this segment from a copy. If these bytes are what a crash left "
             "behind the log's end, let a broker open and close the store once.",
         )
 
-    def _check_unit_behind(self, topic: str, queue_id: int, walk: Walk, path: str) -> None:
+    def _check_unit_behind(self, topic: str, queue_id: int, survey: Survey, path: str) -> None:
         """In SYNC_FLUSH a unit is written after its record was synced."""
-        queue, end = self.files.queue(topic, queue_id), walk.end.physical_offset
+        queue, end = self.files.queue(topic, queue_id), survey.end.physical_offset
         count = queue.end()
         if not count:
             return
@@ -587,29 +590,29 @@ class _Recovery:
             raise CorruptionError(
                 path,
                 end,
-                f"{walk.stop.expected or 'a record'} (unit {count - 1} of {topic}/{queue_id} proves the record at "
+                f"{survey.stop.expected or 'a record'} (unit {count - 1} of {topic}/{queue_id} proves the record at "
                 f"{int(unit['physical_offset'])} synced)",
-                walk.stop.found or "none",
+                survey.stop.found or "none",
             )
 
     # ---- changes
 
-    def _begin(self, walk: Walk) -> None:
+    def _begin(self, survey: Survey) -> None:
         """A recovery that dies half-way is noticed by writers that stayed attached: something is in flight."""
         if self.state is not None:
             own = 0 if self._broker_was_here() else STATE_OWN
             state = replace(
                 self.state,
                 counter=self.state.counter + 1,
-                in_flight=walk.end.physical_offset,
+                in_flight=survey.end.physical_offset,
                 flags=(self.state.flags & (~(STATE_CLEAN | STATE_OWN) | own)) | STATE_RECOVERING,
             )
             self.state = self.files.state_file.write(state)
 
-    def _save_torn(self, walk: Walk) -> None:
+    def _save_torn(self, survey: Survey) -> None:
         """Keep torn bytes that are in no replay."""
-        end = walk.end.physical_offset
-        if walk.in_batch or (self.state is not None and self.state.in_flight == end and self._unsealed(end)):
+        end = survey.end.physical_offset
+        if survey.in_batch or (self.state is not None and self.state.in_flight == end and self._unsealed(end)):
             return
         ranges = self.log.nonzero_ranges(end)
         if not ranges:
@@ -627,17 +630,17 @@ class _Recovery:
     def _unsealed(self, end: int) -> bool:
         return not any(self.log.read(end, 8))
 
-    def _make_durable(self, walk: Walk) -> None:
+    def _make_durable(self, survey: Survey) -> None:
         """What is kept above the clean end is on the disk when this returns."""
-        start, end = walk.start, walk.end.physical_offset
+        start, end = survey.start, survey.end.physical_offset
         if self.abort == self.files.abort_token:
             self.log.rewrite(start, end)
         elif start < end:
             self.log.sync(start, end)
 
-    def _repair_derived(self, walk: Walk) -> None:
+    def _repair_derived(self, survey: Survey) -> None:
         """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
-        files, runs = self.files, walk.queues
+        files, runs = self.files, survey.queues
         dispatcher = Dispatcher(files)
         if self.all_queues or self.all_index:
             self._begin_rebuild(queues=self.all_queues, index=self.all_index)
@@ -648,14 +651,16 @@ class _Recovery:
             queue = files.queue(topic, queue_id)
             queue.truncate(0)
             files.mark_written(topic, queue_id, queue)
-        self._rewind_index(walk, dispatcher)
-        if walk.start > self.log.min_offset and (self.all_queues or self.all_index or self.below.doubtful):
+        self._rewind_index(survey, dispatcher)
+        if survey.start > self.log.min_offset and (self.all_queues or self.all_index or self.below.doubtful):
             keys = None if self.all_queues else self.below.doubtful
-            dispatcher.rebuild(self.below, walk.start, keys, queues=self.all_queues or bool(keys), index=self.all_index)
+            dispatcher.rebuild(
+                self.below, survey.start, keys, queues=self.all_queues or bool(keys), index=self.all_index
+            )
         for topic, queue_id in sorted(self.below.doubtful - self.lost):
             self._note_queues(f"{topic}/{queue_id}: units were missing: rebuilt from the log")
-        rest = map(rows_of, log_walk.Walk(self.log, walk.kept_end, walk.end.physical_offset, Depth.FRAMING))
-        dispatcher.dispatch(map(runs.apply, itertools.chain(walk.kept, rest)))
+        rest = map(rows_of, Walk(self.log, survey.kept_end, survey.end.physical_offset, Depth.FRAMING))
+        dispatcher.dispatch(map(runs.apply, itertools.chain(survey.kept, rest)))
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()
         for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
             queue = files.queue(topic, queue_id)
@@ -668,26 +673,26 @@ class _Recovery:
         zeroed = 0
         for topic, queue_ids in names.items():
             for queue_id in queue_ids:
-                zeroed += self._truncate_queue(topic, queue_id, walk)
+                zeroed += self._truncate_queue(topic, queue_id, survey)
         if zeroed:
             self.report.notes.append(f"{zeroed} queues had units behind the log's end: zeroed")
 
-    def _rewind_index(self, walk: Walk, dispatcher: Dispatcher) -> None:
+    def _rewind_index(self, survey: Survey, dispatcher: Dispatcher) -> None:
         """The index as if nothing from the walk's start on, or nothing at all, had been put."""
         index = self.files.index
         if index is None:
             return
         if self.all_index:
             index.unlink_all()
-        elif self.abort is not None or walk.start < walk.end.physical_offset or self.report.lost is not None:
-            dispatcher.rewind_index(walk.start)
+        elif self.abort is not None or survey.start < survey.end.physical_offset or self.report.lost is not None:
+            dispatcher.rewind_index(survey.start)
 
-    def _truncate_queue(self, topic: str, queue_id: int, walk: Walk) -> bool:
+    def _truncate_queue(self, topic: str, queue_id: int, survey: Survey) -> bool:
         queue = self.files.queue(topic, queue_id)
         key = (topic, queue_id)
-        end = walk.queues.next_offsets.get(key, self.below.next_offsets.get(key))
+        end = survey.queues.next_offsets.get(key, self.below.next_offsets.get(key))
         if end is None:
-            end = proven_queue_end(self.files, topic, queue_id, walk.end.physical_offset, crc=False)
+            end = proven_queue_end(self.files, topic, queue_id, survey.end.physical_offset, crc=False)
         before = len(queue.dirty), queue.files.offsets.copy()
         queue.truncate(end)
         if (len(queue.dirty), queue.files.offsets) == before:
@@ -830,11 +835,11 @@ class _Recovery:
             note += "; the log does not begin at 0, so batches that retention took are not in it"
         self.report.notes.append(note)
 
-    def _journal_of(self, walk: Walk) -> BatchJournal:
-        journal = self._journal_up_to(walk.end.physical_offset)
+    def _journal_of(self, survey: Survey) -> BatchJournal:
+        journal = self._journal_up_to(survey.end.physical_offset)
         if self.abort != self.files.abort_token:
             clean_end = max(self.state.clean_end if self.state is not None else 0, self.log.min_offset)
-            end = walk.end.physical_offset
+            end = survey.end.physical_offset
             for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, end), above=clean_end):
                 self.report.notes.append(
                     f"app {app_id!r}, version {version}: a power cut took a part of this batch, and a broker went on "
@@ -916,21 +921,21 @@ class _Recovery:
         self._note_queues(f"{names}: the queues' folders were missing: rebuilt from the log")
         return set(lost)
 
-    def _sealed_ends(self, walk: Walk) -> SealedEnds:
+    def _sealed_ends(self, survey: Survey) -> SealedEnds:
         """Where the queues end. A broker may have deleted topics, so their files tell where it was at work."""
         files, state = self.files, self.state
         ends = SealedEnds()
         ours = self.abort == files.abort_token or (self.abort is None and self._checkpoint_is_ours() is True)
         if ours and not self.all_queues and state is not None and self._anchored(state) is not None:
             clean_end = state.clean_end
-            ends = sealed_at(files, clean_end, max(clean_end, min(walk.start, walk.end.physical_offset)))
+            ends = sealed_at(files, clean_end, max(clean_end, min(survey.start, survey.end.physical_offset)))
             for key in [key for key in ends.seals if is_deleted(files, key)]:
                 ends.answer(key, None)
         else:
             for topic, queue_ids in files.queue_names().items():
                 for queue_id in queue_ids:
                     ends.ask((topic, queue_id))
-        for key, count in {**self.below.next_offsets, **walk.queues.next_offsets}.items():
+        for key, count in {**self.below.next_offsets, **survey.queues.next_offsets}.items():
             ends.ask(key, count)
         return ends
 

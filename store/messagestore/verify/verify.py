@@ -29,7 +29,7 @@ from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store, refuse_rocksdb
 from messagestore.log.walk import Run, Walk
-from messagestore.recovery.walk import bad_chunk
+from messagestore.recovery.survey import bad_chunk
 from messagestore.verify.derived import IndexCheck, QueueCheck
 from messagestore.verify.files import SmallFiles, rules_of
 from messagestore.verify.report import Finding, Progress, VerifyReport

@@ -23,7 +23,7 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.files.mapped_file import Disk
-from messagestore.recovery import walk as recovery_walk
+from messagestore.recovery import survey
 from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
@@ -177,7 +177,7 @@ def test_derived_files_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Queues or index deleted under a store that was not closed: written again from the log, byte for byte; from what
     the walk kept, and behind that from the log.
     """
-    monkeypatch.setattr(recovery_walk, "_KEPT_RECORDS", kept)
+    monkeypatch.setattr(survey, "_KEPT_RECORDS", kept)
     root = tmp_path / "s"
     store = MessageStore.open(root, SMALL)
     for i, body in enumerate(bodies(100)):

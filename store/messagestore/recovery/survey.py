@@ -19,12 +19,12 @@ from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_
 from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
-from messagestore.log import walk as log_walk
 from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, is_sealed_batch, read_batch
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Run
+from messagestore.log.walk import Depth, Run, Walk
+from messagestore.recovery.trust import Trust
 from messagestore.write.log_writer import LogEnd
 
 _KEPT_RECORDS = 1_000_000  # some 50 bytes each
@@ -32,8 +32,8 @@ _DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")
 
 
 @dataclass
-class Walk:
-    """What a walk found.
+class Survey:
+    """What was found.
 
     Parameters
     ----------
@@ -47,11 +47,10 @@ class Walk:
         Why it stopped there.
     in_batch : bool
         It stopped at a BATCH whose data do not hold (ASYNC_FLUSH): these bytes are in a replay.
-    batches : list of BatchRecord
     record_count : int
     kept : list of Rows
         The records from `start` up to `kept_end`, all that were met or the first 1,000,000: what is dispatched after
-        the walk need not be decoded again.
+        the survey need not be decoded again.
     kept_end : int
     """
 
@@ -60,7 +59,6 @@ class Walk:
     queues: QueueRuns
     stop: ScanEnd = field(default_factory=lambda: ScanEnd("end", 0, "", ""))
     in_batch: bool = False
-    batches: list[BatchRecord] = field(default_factory=list)
     record_count: int = 0
     kept: list[Rows] = field(default_factory=list)
     kept_end: int = field(init=False)
@@ -69,8 +67,8 @@ class Walk:
         self.kept_end = self.start
 
 
-class Walker:
-    """Walks one store's log.
+class Surveyor:
+    """Finds out which records of one store's log count.
 
     Parameters
     ----------
@@ -79,14 +77,8 @@ class Walker:
         Where to start, and the last record before.
     queues : QueueRuns
         Takes the records in.
-    sync_proof : bool
-        Every BATCH record that is there was sealed after its data were synced, unless it says ASYNC_FLUSH itself.
-    own : bool
-        All records from the start on were written by this project.
-    broker : bool
-        A broker wrote last: it may have kept a part of an ASYNC batch, and what it appended behind that part counts.
-    crashed : bool
-        Who wrote last did not close the store: the last record of the log may be torn.
+    trust : Trust
+        What may be believed of what is found.
     """
 
     def __init__(
@@ -94,55 +86,48 @@ class Walker:
         files: StoreFiles,
         before: LogEnd,
         queues: QueueRuns,
-        *,
-        sync_proof: bool,
-        own: bool = False,
-        broker: bool = False,
-        crashed: bool = False,
+        trust: Trust,
     ) -> None:
         self.files = files
         self.log = files.commit_log
-        self.sync_proof = sync_proof
-        self.own = own
-        self.broker = broker
-        self.crashed = crashed
-        self.walk = Walk(before.physical_offset, before, queues)
+        self.trust = trust
+        self.survey = Survey(before.physical_offset, before, queues)
         self._batches_end = 0
 
-    def run(self) -> Walk:
-        """Walk to the end."""
-        walk, log = self.walk, self.log
+    def run(self) -> Survey:
+        """Look at the records up to the end."""
+        survey, log = self.survey, self.log
         depth = Depth.CHECKSUMS if self.files.config.check_crc_on_recover else Depth.FRAMING
-        records = log_walk.Walk(log, walk.start, depth=depth)
+        records = Walk(log, survey.start, depth=depth)
         for run in records:
             if not self._take(run):
-                return walk
-        walk.stop = records.stop
-        walk.end = walk.end._replace(physical_offset=max(records.position, walk.end.physical_offset))
-        self._check_sealed_batch(walk.end.physical_offset)
-        return walk
+                return survey
+        survey.stop = records.stop
+        survey.end = survey.end._replace(physical_offset=max(records.position, survey.end.physical_offset))
+        self._check_sealed_batch(survey.end.physical_offset)
+        return survey
 
     def _take(self, run: Run) -> bool:
         """Take in the records of a run that count; False when one does not."""
-        walk, rows = self.walk, rows_of(run)
+        survey, rows = self.survey, rows_of(run)
         count = self._check_batches(rows, self._whole(run, rows))
         all_count = count == rows.row_count
         if not all_count:
             torn = int(rows.physical_offsets[count])
             rows = rows.slice(0, count)
-        walk.queues.take(rows)
+        survey.queues.take(rows)
         if count:
             end, last, size = rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1])
-            walk.end = LogEnd(end, last, size, int(rows.store_timestamps_ms[-1]))
-            walk.record_count += count
-            if walk.record_count <= _KEPT_RECORDS and walk.kept_end == rows.physical_offset:
-                walk.kept.append(rows)
-                walk.kept_end = end
+            survey.end = LogEnd(end, last, size, int(rows.store_timestamps_ms[-1]))
+            survey.record_count += count
+            if survey.record_count <= _KEPT_RECORDS and survey.kept_end == rows.physical_offset:
+                survey.kept.append(rows)
+                survey.kept_end = end
         if all_count:
             return True
-        walk.end = walk.end._replace(physical_offset=torn)
-        if not walk.in_batch:
-            walk.stop = ScanEnd("torn", 0, "a record", "a part of one")
+        survey.end = survey.end._replace(physical_offset=torn)
+        if not survey.in_batch:
+            survey.stop = ScanEnd("torn", 0, "a record", "a part of one")
             self._check_sealed_batch(torn)
         return False
 
@@ -163,14 +148,14 @@ class Walker:
         """
         bad_runs = np.array(
             [
-                (topic_fault(topic) if self.own else stored_topic_fault(topic)) is not None
-                or not 0 <= queue_id <= (MAX_QUEUE_ID if self.own else queue_id)
+                (topic_fault(topic) if self.trust.own else stored_topic_fault(topic)) is not None
+                or not 0 <= queue_id <= (MAX_QUEUE_ID if self.trust.own else queue_id)
                 for topic, queue_id, _, _ in rows.runs()
             ],
             np.bool_,
         )
         bad = np.repeat(bad_runs, rows.run_counts)
-        if self.own:
+        if self.trust.own:
             _, where = record_scan.parts(run.data, run.starts, run.heads)
             sizes = where.ends - where.property_starts
             bad |= (sizes > 0) & (run.data[where.ends - 1] != PROPERTY_SEPARATOR[0])
@@ -192,7 +177,7 @@ class Walker:
         the end of the log: no folder has such a name, so no queue can have had the record, and RocketMQ cannot go on
         behind it.
         """
-        if not self.crashed or row < len(run.starts) - 1:
+        if not self.trust.last_record_may_be_torn or row < len(run.starts) - 1:
             return False
         _, where = record_scan.parts(run.data, run.starts[row:], run.heads[row:])
         name = run.data[int(where.topic_starts[0]) : int(where.topic_ends[0])]
@@ -205,8 +190,8 @@ class Walker:
         """Rows up to the first BATCH whose data do not hold."""
         for row in rows.of_topic(BATCH_TOPIC):
             if row < count and not self._batch_holds(int(rows.physical_offsets[row])):
-                self.walk.in_batch = True
-                self.walk.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
+                self.survey.in_batch = True
+                self.survey.stop = ScanEnd("batch", 0, "the data of the BATCH record", "other bytes")
                 return row
         return count
 
@@ -222,10 +207,10 @@ class Walker:
             return True  # among the data of a batch: what a client sent to this topic, and no BATCH record of ours
         batch = read_batch(self.log, physical_offset)
         path = self.log.files.path(self.log.segment_of(physical_offset))
-        if batch is None and self.sync_proof:
+        if batch is None and self.trust.seals_prove:
             raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
         if batch is None:
-            return self.broker  # torn, and a broker does not look at its `__CRC32#`
+            return self.trust.partial_batches_stay  # torn, and a broker does not look at its `__CRC32#`
         if batch.store_id not in self.files.known_ids:
             raise CorruptionError(
                 path,
@@ -236,7 +221,6 @@ class Walker:
         bad = bad_chunk(self.files, batch)
         if bad is None:
             self._batches_end = batch.end
-            self.walk.batches.append(batch)
             return True
         if batch.flush_disk_type == SYNC_FLUSH:
             raise ChecksumError(
@@ -245,16 +229,20 @@ class Walker:
                 f"the data of the batch at {physical_offset} (CRC-32)",
                 "other bytes",
             )
-        return self.broker
+        return self.trust.partial_batches_stay
 
     def _check_sealed_batch(self, physical_offset: int) -> None:
         """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn
         tail.
         """
-        if self.sync_proof and self.walk.stop.reason in _DAMAGED and is_sealed_batch(self.log, physical_offset):
+        if (
+            self.trust.seals_prove
+            and self.survey.stop.reason in _DAMAGED
+            and is_sealed_batch(self.log, physical_offset)
+        ):
             path = self.log.files.path(self.log.segment_of(physical_offset))
             raise ChecksumError(
-                path, physical_offset, f"a BATCH record ({self.walk.stop.expected})", self.walk.stop.found
+                path, physical_offset, f"a BATCH record ({self.survey.stop.expected})", self.survey.stop.found
             )
 
 

@@ -1,0 +1,78 @@
+"""What a recovery may believe of the log and the queues that it finds: one value for each way a store can be left.
+
+| Left by | whose records | a seal proves the data | parts of batches stay | last record may be torn |
+|---|---|---|---|---|
+| a writer of ours, killed; C is anchored | ours | where only SYNC_FLUSH wrote | no | yes |
+| a writer of ours, killed; no anchor | anybody's | where only SYNC_FLUSH wrote | no | yes |
+| a broker, crashed | anybody's | no | yes | yes |
+| a broker, closed; or nobody yet | anybody's | no | yes | no |
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Left(enum.Enum):
+    """Who wrote last, and how that ended."""
+
+    KILLED = "a writer of ours, killed"
+    CRASHED = "a broker, crashed"
+    CLOSED = "a broker, closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What may be believed.
+
+    Parameters
+    ----------
+    left : Left
+    anchored : bool
+        The survey begins at the clean end, and the record before it is there as `state` has it.
+    only_synced : bool
+        Since the clean end nobody wrote in ASYNC_FLUSH.
+    units : bool
+        There are queue files that tell something; False when all queues are made again.
+    """
+
+    left: Left
+    anchored: bool
+    only_synced: bool
+    units: bool
+
+    @classmethod
+    def killed_writer(cls, *, anchored: bool, only_synced: bool, units: bool) -> Trust:
+        """A writer of ours died."""
+        return cls(Left.KILLED, anchored, only_synced, units)
+
+    @classmethod
+    def crashed_broker(cls, *, units: bool) -> Trust:
+        """A broker died: it does not say what it synced."""
+        return cls(Left.CRASHED, anchored=False, only_synced=False, units=units)
+
+    @classmethod
+    def closed_by_a_broker(cls, *, units: bool) -> Trust:
+        """A broker closed the store, or nobody has written to it yet."""
+        return cls(Left.CLOSED, anchored=False, only_synced=False, units=units)
+
+    @property
+    def own(self) -> bool:
+        """Whether this project wrote every record from the start of the survey on."""
+        return self.left is Left.KILLED and self.anchored
+
+    @property
+    def seals_prove(self) -> bool:
+        """Whether a BATCH record was sealed after its data were synced, unless it says ASYNC_FLUSH itself."""
+        return self.left is Left.KILLED and self.only_synced
+
+    @property
+    def partial_batches_stay(self) -> bool:
+        """Whether a broker may have kept a part of an ASYNC_FLUSH batch and appended behind it."""
+        return self.left is not Left.KILLED
+
+    @property
+    def last_record_may_be_torn(self) -> bool:
+        """Whether nobody closed the store."""
+        return self.left is not Left.CLOSED
