@@ -306,7 +306,8 @@ class AttachedStore:
         watcher, self._watcher = self._watcher, None
         if watcher is not None and watcher is not threading.current_thread():
             self.wake_watcher()
-            watcher.join(_BRIEFLY_S)
+            if watcher.ident is not None:  # None: an interrupt came before it was started
+                watcher.join(_BRIEFLY_S)
 
     def wake_watcher(self) -> None:
         """Let the thread look now; may be called from a signal handler."""

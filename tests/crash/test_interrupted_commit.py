@@ -60,7 +60,7 @@ def in_function(story: str, *functions: Callable[..., object]) -> list[tuple[Lin
 @pytest.mark.parametrize(
     ("story", "functions", "power_cut"),
     [
-        ("async session", (LogWriter.drain,), False),
+        ("async session", (LogWriter.drain, LogWriter._drain), False),
         ("puts", (LogWriter.append, LogWriter.append_side_by_side), False),
         ("batches", (CommitLog.write, MappedFileQueue.create), True),
         ("turns", (_catch_up, BatchJournal.add), False),
