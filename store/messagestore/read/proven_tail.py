@@ -1,15 +1,15 @@
 """Proves which part of a log is on the disk after a reboot, before a writer has recovered the store.
 
-Up to the clean end C everything is. Above it only the log was synced, and only as far as SYNC_FLUSH asked for it: the
-head of a SYNC_FLUSH batch is written after everything below its end E is on the disk. So a reader follows the records
-from C on; a batch whose CRCs hold, and that was written in SYNC_FLUSH, proves all of them up to its E. Recovery keeps
-these records, or refuses the store. ConsumeQueue units above C were never synced: they are built from the records.
+Everything up to the clean end C is on the disk. Above C, only the log was synced, and only where SYNC_FLUSH required
+it: the head of a SYNC_FLUSH batch is written after everything below its end E is on the disk. So a reader follows the
+records from C on. A SYNC_FLUSH batch whose CRCs match proves all records up to its E; recovery keeps these records, or
+refuses the store. ConsumeQueue units above C were never synced, so they are built from the records.
 
     C | put | async batch | SYNC batch | put | SYNC batch | put | async batch | torn
       |<------------------ proven ------------------------>|<-- recovery decides -->
 
-Not proven, though it may be there: single puts and ASYNC_FLUSH batches behind the last SYNC_FLUSH batch, and what lies
-above C by more than the limit.
+Not proven, although they may be there, are single puts and ASYNC_FLUSH batches behind the last SYNC_FLUSH batch, and
+everything that lies above C by more than the limit.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class ProvenTail:
     start : int
         C.
     end : int
-        Where the last batch ends that proves everything below it; `start` when none does.
+        Where the last batch ends that proves everything below it; `start` if there is none.
     units : dict of (topic, queue id) to (int, Units)
-        Of the records between: the first one's queue offset, and one unit for each.
+        For the records in between: the queue offset of the first one, and one unit for each.
     hidden_end : int
-        Where the valid records end that follow; nothing proves that these stay.
+        Where the valid records behind that end. Nothing proves that they are on the disk.
     hidden_count : int
-        How many they are.
+        The number of these records.
     limited : bool
-        What follows was not looked at: the limit was reached.
+        The limit was reached, and what follows was not examined.
     """
 
     start: int
@@ -64,27 +64,27 @@ class ProvenTail:
     limited: bool = False
 
     def read(self, key: Key, start: int, end: int) -> Units:
-        """Units `start..end` of a queue, as far as they are here."""
+        """The units `start..end` of a queue, as far as they are in `units`."""
         first, units = self.units[key]
         return units[max(0, start - first) : max(0, end - first)]
 
     def queue_end(self, key: Key) -> int:
-        """Queue offset behind the last message of a queue that is in `units`."""
+        """The queue offset behind the last message of a queue that is in `units`."""
         first, units = self.units[key]
         return first + len(units)
 
     def search_physical(self, key: Key, physical_offset: int) -> int:
-        """Queue offset of the first message here that lies at a physical offset or above."""
+        """The queue offset of the first message in `units` at a physical offset or above."""
         first, units = self.units[key]
         return first + int(np.searchsorted(units["physical_offset"], physical_offset))
 
     @property
     def complete(self) -> bool:
-        """Whether no record is known that is left out."""
+        """Whether no known record is left out."""
         return not self.hidden_count and not self.limited
 
     def words(self, root: str) -> str:
-        """What a reader is told about what it does not see."""
+        """The text that tells a reader what it does not see."""
         hidden = f"{self.hidden_count} records between {self.end} and {self.hidden_end} are there"
         if self.limited:
             hidden += ", and the log was not looked at any further (provenTailSize)"
@@ -96,15 +96,15 @@ class ProvenTail:
 
 
 def find_proven_tail(files: StoreFiles, state: State, limit: int) -> ProvenTail:
-    """The proven part of the log above C.
+    """Find the proven part of the log above C.
 
     Parameters
     ----------
     files : StoreFiles
     state : State
-        As the last writer left it, in another boot.
+        The state as the last writer left it, in another boot.
     limit : int
-        At most so many bytes above C are looked at.
+        The largest number of bytes above C to examine.
     """
     return _Chain(files, state, limit).run()
 
@@ -133,7 +133,7 @@ class _Chain:
         return tail
 
     def _anchored(self) -> bool:
-        """Whether the record before C is there: else C is no place where a record begins."""
+        """Whether the record before C is there. If it is not, no record begins at C."""
         state, log = self.state, self.log
         if not state.anchor_size:
             return state.clean_end == log.min_offset
@@ -156,7 +156,7 @@ class _Chain:
         self.tail.limited = any(self.log.read(after, 8))
 
     def _take_batch(self, batch: BatchRecord) -> int | None:
-        """A batch counts when it is whole; one of SYNC_FLUSH proves all that is below its end."""
+        """Count a batch if it is complete. A SYNC_FLUSH batch proves everything below its end."""
         if batch.store_id not in self._known_ids or not self._holds(batch):
             return None
         walk = Walk(self.log, batch.physical_offset, batch.end, Depth.FRAMING)
@@ -179,7 +179,7 @@ class _Chain:
         return True
 
     def _take_run(self, run: Run) -> int | None:
-        """Single records: where they end. A BATCH record among them cannot be read, and ends the log."""
+        """Where single records end. A BATCH record among them cannot be read, and ends the log."""
         rows = rows_of(run)
         unread = next(rows.of_topic(BATCH_TOPIC), None)
         rows = rows.slice(0, unread if unread is not None else rows.row_count)
@@ -189,7 +189,7 @@ class _Chain:
         return rows.end if unread is None else None
 
     def _note(self, rows: Rows) -> bool:
-        """Remember the units of rows; False when a queue does not go on with them."""
+        """Remember the units of rows; False if a queue does not continue with them."""
         units = units_of(rows)
         for topic, queue_id, start, stop in rows.runs():
             key, first, last = (topic, queue_id), int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
@@ -201,7 +201,7 @@ class _Chain:
         return True
 
     def _continues(self, key: Key, first: int) -> bool:
-        """Whether a record is its queue's next one. The units below C are synced; those above it say nothing."""
+        """Whether a record is the next one of its queue. The units below C are synced; those above it prove nothing."""
         known = self._next.get(key)
         if known is not None:
             return first == known
@@ -215,6 +215,6 @@ class _Chain:
 
 
 def tell(tail: ProvenTail, root: str) -> None:
-    """Say what is not shown."""
+    """Log what is not shown."""
     if not tail.complete:
         _log.warning("%s", tail.words(root))

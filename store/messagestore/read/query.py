@@ -1,7 +1,7 @@
 """Finds messages by queue offset, by physical offset, by key and by time.
 
-RocketMQ's answers to the same questions (DefaultMessageStore.getMessage, lookMessageByOffset, queryMessage,
-getOffsetInQueueByTime), over a `StoreView`.
+The functions answer as RocketMQ does (DefaultMessageStore.getMessage, lookMessageByOffset, queryMessage,
+getOffsetInQueueByTime), from a `StoreView`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ NO_END_MS = (1 << 63) - 1
 
 
 def _looked_up(view: StoreView, look: Callable[[], T]) -> T:
-    """What `look` finds in the store that the view has opened; again when a file was deleted meanwhile."""
+    """What `look` finds in the store that the view has opened. It looks again if a file was deleted meanwhile."""
     found = view.healed(look)
     view.check_place()
     return found
 
 
 def get_status(view: StoreView, topic: str, queue_id: int, queue_offset: int) -> tuple[GetMessageStatus, int, int, int]:
-    """RocketMQ's status for an offset, where to go on, and the queue's min and max offset."""
+    """RocketMQ's status for an offset, the offset to continue with, and the queue's minimum and maximum offset."""
     low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
     if high == 0:
         return GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0, low, high
@@ -66,7 +66,7 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
         for number, unit in enumerate(units, queue_offset):
             physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
             if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
-                continue  # deleted by retention, or below the queue's first message
+                continue  # retention has deleted it, or it is below the queue's first message
             view.check_units(topic, queue_id, number, np.array([physical_offset]), np.array([size], np.int32))
             messages.append(_numbered(view, topic, queue_id, number, message_at(view, physical_offset, size)))
         next_offset = queue_offset + len(units)
@@ -76,12 +76,12 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
 
 
 def _numbered(view: StoreView, topic: str, queue_id: int, number: int, message: MessageExt) -> MessageExt:
-    """The message of a unit, with the unit's number.
+    """The message of a unit, with the number of the unit.
 
     Raises
     ------
     MagicError
-        No broker ever wrote the store, and the record says that it is another message.
+        No broker ever wrote the store, but the record says that it is another message.
     """
     if (message.topic, message.queue_id, message.queue_offset) == (topic, queue_id, number):
         return message
@@ -102,7 +102,7 @@ def get_batch(
     *,
     verify_body_crc: bool = True,
 ) -> pa.RecordBatch | None:
-    """As `get_message`, as one record batch; None where the status is not FOUND."""
+    """The messages of `get_message` as one record batch; None if the status is not FOUND."""
     view.refresh()
     status, _, _, high = get_status(view, topic, queue_id, queue_offset)
     if status is not GetMessageStatus.FOUND:
@@ -124,7 +124,7 @@ def message_at(view: StoreView, physical_offset: int, size: int | None = None) -
     Raises
     ------
     CorruptionError
-        When none does, or it is damaged.
+        No record begins there, or it is damaged.
     """
     log = view.files.commit_log
     path = log.files.path(log.segment_of(physical_offset))
@@ -137,7 +137,7 @@ def message_at(view: StoreView, physical_offset: int, size: int | None = None) -
 
 
 def look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
-    """The message at a physical offset; None when no visible record begins there."""
+    """The message at a physical offset; None if no visible record begins there."""
     return _looked_up(view, lambda: _look_message_by_offset(view, physical_offset))
 
 
@@ -168,17 +168,17 @@ def query_message(
 ) -> list[MessageExt]:
     """The newest messages of a topic with a key (or unique key), oldest first; each hit is checked against its record.
 
-    What the index files do not cover is scanned, so a missing index file makes this slow, not wrong.
+    The parts of the log that no index file covers are scanned, so a missing index file makes this slow but not wrong.
 
     Parameters
     ----------
     max_count : int | None
-        At most so many; None: `maxMsgsNumBatch` of the configuration.
+        The largest number of messages; None: the setting `maxMsgsNumBatch`.
 
     Raises
     ------
     ConfigError
-        For a count below 1.
+        `max_count` is below 1.
     """
     if max_count is None:
         max_count = view.files.config.max_msgs_num_batch
@@ -195,9 +195,9 @@ def _query_message(
     if topic not in view.topics():
         check_readable_topic(files, topic)
         raise UnknownTopicError(topic, view.topics())
-    # entries keep whole seconds, and hits may be other keys with the same hash: ask for more, then check
+    # entries hold whole seconds, and hits may be other keys with the same hash: ask for more, and then check
     hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
-    if view.refresh().recovered != visible.recovered:  # a recovery began, or ended, while we looked
+    if view.refresh().recovered != visible.recovered:  # a recovery began or ended meanwhile
         visible = view.visible
         hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     limit = visible.end if visible.end is not None else files.commit_log.files.max_offset
@@ -211,7 +211,7 @@ def _query_message(
         if message is None or message.topic != topic or not (key == message.unique_key or key in message.keys):
             continue
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK:
-            continue  # found by scanning: in RocketMQ it has no entries
+            continue  # the scan found it; in RocketMQ it has no index entries
         if begin_ms <= message.store_timestamp_ms <= end_ms:
             found.append(message)
     return found[-max_count:]
@@ -220,7 +220,7 @@ def _query_message(
 def _look_up(
     view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
 ) -> tuple[set[int], list[tuple[int, int]]]:
-    """What the index has, and the ranges of the log that it does not cover."""
+    """The hits of the index, and the ranges of the log that it does not cover."""
     index, visible, position = view.files.index, view.visible, view.files.commit_log.min_offset
     hits: set[int] = set()
     gaps = []
@@ -236,7 +236,7 @@ def _look_up(
 
 
 def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
-    """Physical offsets of records in a range whose bytes may hold the key (checked by the caller)."""
+    """The physical offsets of records in a range whose bytes may contain the key. The caller checks them."""
     if start >= end:
         return []
     needle = key.encode()
@@ -254,13 +254,13 @@ def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
 
 
 def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str = LOWER) -> int:
-    """Queue offset for a store time, as RocketMQ's getOffsetInQueueByTime.
+    """The queue offset for a store time, as in RocketMQ's getOffsetInQueueByTime.
 
     Parameters
     ----------
     boundary : str
-        "lower": the first message stored at or after the time (the queue's end when none is). "upper": the last one
-        stored at or before it (the queue's begin when none is).
+        "lower": the first message that was stored at the time or later (the queue's end if there is none). "upper": the
+        last message that was stored at the time or earlier (the queue's begin if there is none).
     """
     return _looked_up(view, lambda: _queue_offset_by_time(view, topic, queue_id, timestamp_ms, boundary))
 

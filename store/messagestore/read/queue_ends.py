@@ -1,12 +1,12 @@
 """The ends of the queues of some topics, while the store grows.
 
-A stream over thousands of queues asks this many times a second, and mostly one or two of them have grown. Where a
-writer of ours says how far the log is visible, the queues that grew are found in the log: from the last record that is
-known, over the records and BATCH records behind it, to the visible end. The queues themselves are asked the first time,
-under a broker's rules, and whenever the log does not continue what is known.
+A stream over thousands of queues needs these ends many times a second, and usually one or two of the queues have grown.
+If a writer of ours says how far the log is visible, the queues that grew are found in the log: from the last record
+that is known, over the records and BATCH records behind it, to the visible end. The queues themselves are read the
+first time, under a broker's rules, and whenever the log does not continue what is known.
 
-A queue that was deleted and made again may by chance be as long as the old one. So the place of each queue's last
-message is remembered, and compared when the queue is asked again.
+A queue that was deleted and created again may happen to be as long as the old one. Therefore the place of each queue's
+last message is remembered, and is compared when the queue is read again.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from messagestore.read.view import StoreView
 
 Ends = dict[tuple[str, int], int]
 FEW_QUEUES = 16
-"""So many queues are asked sooner than the log is read."""
+"""Up to this number of queues, reading the queues is preferred to reading the log."""
 _WALK_SIZE = 1 << 20
 _WALK_SIZE_PER_QUEUE = 16 * 1024
-"""Single messages: at most so many bytes of the log are read before the queues are asked instead."""
+"""The largest number of bytes of single messages that are read before the queues are read instead."""
 _FIRST_CHUNK_SIZE = 64 * 1024
 _CHUNK_SIZE = 4 * 1024 * 1024
 _LONG_LOOK_S = 0.05
 _PAUSE = 2.0
-"""After a look at all queues of a broker's store that took long: the next one comes after so many times as long."""
+"""If reading all queues of a broker's store took long, the next time comes after this many times as long."""
 
 
 class _Mark(NamedTuple):
@@ -58,12 +58,12 @@ class QueueEnds:
     Attributes
     ----------
     ends : dict of (topic, queue id) to int
-        Number of the first message that cannot be seen (yet). The same object until it changes.
+        The number of the first message that is not visible yet. It is the same object until it changes.
     restarted : set of (topic, queue id)
-        Queues that were found to begin again below or at the end known before: they were deleted and made again. The
-        caller removes what it has taken in.
+        Queues that begin again at or below the end that was known before: they were deleted and created again. The
+        caller removes those that it has processed.
     waiting : bool
-        The last look was left out: it would have taken long, and the one before is not long ago.
+        The last look was skipped, because it would have taken long and the one before was recent.
     """
 
     def __init__(self, view: StoreView, topics: Iterable[str]) -> None:
@@ -83,7 +83,7 @@ class QueueEnds:
         Parameters
         ----------
         find_queues : bool
-            Look for new queues, too, when the queues are asked.
+            Also look for new queues when the queues are read.
         """
         found = self._followed()
         self.waiting = found is None and self.view.known_end is None and time.monotonic() < self._not_before_s
@@ -117,7 +117,7 @@ class QueueEnds:
         return ends
 
     def _place(self, key: tuple[str, int], end: int) -> tuple[int, int]:
-        """Physical offset and size of the last message before an end; (-1, 0) when its unit is not there any more."""
+        """The physical offset and the size of the last message before an end; (-1, 0) if its unit is gone."""
         units = self.view.units(*key, end - 1, end)
         if not len(units) or units["size"][0] == FILLER_UNIT_SIZE:
             return -1, 0
@@ -130,7 +130,7 @@ class QueueEnds:
     # ---- the log
 
     def _followed(self) -> Ends | None:
-        """The ends by what the log has got since the last look; None when the queues must be asked."""
+        """The ends according to what was added to the log since the last look; None if the queues must be read."""
         view, mark, limit = self.view, self._mark, self.view.known_end
         if mark is None or limit is None or limit < mark.end or len(self.ends) <= FEW_QUEUES:
             return None
@@ -140,7 +140,7 @@ class QueueEnds:
             return self.ends
         try:
             walk = view.healed(lambda: self._walked(mark.end, limit))
-        except CorruptionError:  # it is named when the message is read
+        except CorruptionError:  # the error comes when the message is read
             return None
         if walk is None:
             return None
@@ -156,7 +156,7 @@ class QueueEnds:
 
 
 class _Walk:
-    """From one record of the log to its visible end."""
+    """Follows the log from one record to its visible end."""
 
     def __init__(self, known: QueueEnds, limit: int) -> None:
         self.log = known.view.files.commit_log
@@ -193,7 +193,7 @@ class _Walk:
         return True
 
     def _take_run(self, run: Run) -> bool:
-        """Take in single messages."""
+        """Add single messages."""
         rows = rows_of(run)
         for topic, queue_id, start, stop in rows.runs():
             if topic in self.topics:
@@ -203,9 +203,9 @@ class _Walk:
         return True
 
     def _take(self, topic: str, queue_id: int, first: int, count: int) -> bool:
-        """Messages `first` to `first + count - 1` of a queue; False when some before them are not known.
+        """Add the messages `first` to `first + count - 1` of a queue; False if some before them are not known.
 
-        Where a broker was at work, a number that does not follow says nothing: the queue may have another one for it.
+        After a broker was at work, a number that does not follow proves nothing: the unit may have another number.
         """
         key = (topic, queue_id)
         known = self.ends.get(key)

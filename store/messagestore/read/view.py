@@ -1,15 +1,16 @@
 """The view of a reader: what it may see, and how it reads it.
 
-`abort` alone decides whose rules hold. Our store id in it: `state` rules; V is loaded once and every queue is clamped
-to units whose record ends at or below it. Absent, or anything else (a broker lives, crashed, or closed): what the
-queues show, each unit checked against its record, and then `abort` is read again; if it is ours now, `state` rules.
+The file `abort` alone decides whose rules hold. If it holds our store id, `state` rules: V is loaded once, and every
+queue is limited to units whose record ends at or below V. If it is absent or holds anything else (a broker is running,
+has crashed, or has closed the store), the reader sees what the queues show. It checks each unit against its record, and
+then reads `abort` again; if that is ours now, `state` rules.
 
-A V that was written in another boot counts only up to C, and up to the end of the last batch behind it that is proven
-to be on the disk (`proven_tail`), until a writer has recovered. Readers never write.
+Until a writer has recovered the store, a V that was written in another boot counts only up to C, and up to the end of
+the last batch behind C that is proven to be on the disk (`proven_tail`). Readers never write.
 
-A view belongs to the folder that was at its path when it was opened. When that folder is renamed, or another one is put
-there, the view raises and never shows the other store. Files that retention deletes are noticed, and what they held is
-counted.
+A view belongs to the folder that was at its path when it was opened. If that folder is renamed, or another one takes
+its place, the view raises an error and never shows the other store. The view notices files that retention deletes, and
+counts what they held.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ from messagestore.read.proven_tail import ProvenTail, find_proven_tail, tell
 
 _TRIES = 2
 _HEALING_TRIES = 5
-"""How often a look begins again because files that it needs were deleted meanwhile."""
+"""How often a look is repeated because files that it needs were deleted meanwhile."""
 READ_ROWS = record_columns.BLOCK_ROWS
 READ_BYTES = 16 * 1024 * 1024
 _READ_AHEAD = 2
 _GAP = 16 * 1024
 """Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
 _MOST_GAPS = 4
-"""At most so many times the bytes that were asked for are read to have records of a sparse queue together."""
+"""How many times the requested bytes may be read in order to read the records of a sparse queue together."""
 
 T = TypeVar("T")
 
@@ -78,14 +79,14 @@ class Visible:
     Parameters
     ----------
     end : int | None
-        Physical offset; None: what the queues show (a broker's store).
+        A physical offset; None: as far as the queues show (a broker's store).
     counter : int
-        `state`'s counter at that moment; -1 without one.
+        The counter of `state` at that moment; -1 without `state`.
     clean_end : int
-        C: what survives a power cut.
+        C: everything below it survives a power cut.
     recovered : bool
-        False: written in another boot, or taken over by a recovery that has not ended: what is derived from the log
-        above C, and files that hold such things besides older ones, may be in pieces.
+        False: the state was written in another boot, or by a recovery that has not ended. What is derived from the log
+        above C may be incomplete, and so may files that hold such data besides older data.
     """
 
     end: int | None
@@ -95,7 +96,7 @@ class Visible:
 
 
 class Block(NamedTuple):
-    """Records as bytes, and what they must be."""
+    """Records as bytes, and what they must say."""
 
     queue_offsets: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
@@ -115,13 +116,13 @@ class StoreView:
         Index slot and entry counts of a store without `spark/store.json`; `proven_tail_size`, `fail_on_unproven`.
     disk : Disk
     tail : ProvenTail, optional
-        What was found before of a store that no writer has recovered since the machine was started: it is not looked
-        for again.
+        The result of an earlier search in a store that no writer has recovered since the machine was started. It saves
+        the search.
 
     Raises
     ------
     NotAStoreError
-        When there is no store, or one with RocksDB queues.
+        There is no store, or its queues are in RocksDB.
 
     Threads: one thread at a time.
     """
@@ -149,7 +150,7 @@ class StoreView:
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
         self.tail: ProvenTail | None = None
-        """What is proven above C, in a store that no writer has recovered since the machine was started."""
+        """What is proven above C in a store that no writer has recovered since the machine was started."""
         self._given_tail = tail
         self._tail_key: tuple[int, int] | None = None
         self.generation = 0
@@ -159,28 +160,29 @@ class StoreView:
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
         self.own = False
-        """No broker ever wrote the store, by the last `refresh`: each record says the number of its unit."""
+        """Whether no broker ever wrote the store, by the last `refresh`: then each record has the number of its
+        unit."""
         self._seals: tuple[State, SealedEnds] | None = None  # what is known of the queues of a store that was closed
         self._closed_state: State | None = None
         self.visible = self.refresh()
 
     @property
     def store_id(self) -> str:
-        """The store's id; empty for a store this project never wrote."""
+        """The store's id; empty if this project never wrote the store."""
         return self.files.store_id
 
     @property
     def known_end(self) -> int | None:
-        """Where the log ends for readers, by the last `refresh`; None where only the queues show it (a broker's)."""
+        """Where the log ends for readers, by the last `refresh`; None if only the queues show it (a broker's store)."""
         return self._closed_end if self.visible.end is None else self.visible.end
 
     @property
     def known_ids(self) -> frozenset[str]:
-        """The store's id, and those of the stores that it is a copy of."""
+        """The id of the store, and those of the stores that it is a copy of."""
         return self.files.known_ids
 
     def refresh(self) -> Visible:
-        """Look how far the store has grown. Microseconds when nothing changed.
+        """Look how far the store has grown. It takes microseconds if nothing changed.
 
         Raises
         ------
@@ -229,7 +231,7 @@ class StoreView:
             if end is None or end > files.commit_log.files.max_offset:
                 files.commit_log.load()
             if self._seen is not None and self._seen.end is None and end is not None:
-                self._ends.clear()  # a writer of ours took over: what was taken on trust is clamped now
+                self._ends.clear()  # a writer of ours took over: limit what was accepted without proof
             self._seen = self.visible
         if abort is None and state is None and not self._end_checked:
             self._check_end()
@@ -272,7 +274,7 @@ class StoreView:
         return back or self.files.log_pool.has_replaced()
 
     def _begin_anew(self) -> None:
-        """Forget all that was known of the files."""
+        """Forget everything that was known about the files."""
         self.generation += 1
         self._drop_files()
         self.files.commit_log.load()
@@ -280,7 +282,7 @@ class StoreView:
         self._seen, self._closed, self._seals = None, (-1, None), None
 
     def _proven_end_of(self, state: State) -> int:
-        """How far the log of another boot is proven to be on the disk; looked for once."""
+        """How far the log of another boot is proven to be on the disk. It is searched for once."""
         files, key = self.files, (state.counter, state.clean_end)
         if self.tail is None or self._tail_key != key:
             files.commit_log.load()
@@ -298,13 +300,13 @@ class StoreView:
     # ---- the place
 
     def _pin_folders(self, disk: Disk, paths: Paths) -> None:
-        """Hold on to the folders that are there: they are compared with what is at their paths later."""
+        """Keep the folders open, to compare them later with what is at their paths."""
         for path in (paths.root, paths.commit_log):
             if path not in self._folders:
                 try:
                     self._folders[path] = disk.open_folder(path)
                 except FileNotFoundError:
-                    continue  # a store without messages has no log yet
+                    continue  # a store without messages has no log folder yet
 
     def _read_identity(self, disk: Disk, paths: Paths) -> Identity | None:
         """`spark/store.json`, and the file itself, to notice another one."""
@@ -338,7 +340,7 @@ class StoreView:
             self._read_identity(disk, paths)  # a new file with the same id: an upgrade of its format
 
     def _moved(self) -> StoreError:
-        """What to say when the folder that was opened is not at its path."""
+        """The error for a folder that is not at its path any more."""
         disk, paths = self.files.disk, self.files.paths
         self._drop_files()  # some may have been opened at the path since then
         opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
@@ -358,12 +360,12 @@ class StoreView:
         )
 
     def _forget_deleted(self) -> None:
-        """Take in that retention has deleted the first segments; one system call when it has not.
+        """Notice that retention has deleted the first segments. It takes one system call if it has not.
 
         Raises
         ------
         CorruptionError
-            All of them are gone: retention leaves the last one.
+            All segments are gone, although retention leaves the last one.
         """
         log = self.files.commit_log
         had = log.files.offsets[-1:]
@@ -373,12 +375,12 @@ class StoreView:
                 raise CorruptionError(log.files.path(had[0]), had[0], "this segment", "none")
 
     def healed(self, look: Callable[[], T]) -> T:
-        """`look()`, again from the start when a file that it reads was deleted meanwhile.
+        """Return `look()`, repeated from the start if a file that it reads was deleted meanwhile.
 
         Raises
         ------
         CorruptionError
-            A file that its neighbours say must be there is not.
+            A file is missing, although its neighbours prove that it must be there.
         """
         for _ in range(_HEALING_TRIES):
             try:
@@ -389,7 +391,7 @@ class StoreView:
         raise CorruptionError(str(missing.filename), 0, "this file", "none") from missing
 
     def _heal(self) -> None:
-        """Look at all folders again."""
+        """Read all folders again."""
         self.check_place()
         self._forget_deleted()
         self._drop_files()
@@ -455,7 +457,7 @@ class StoreView:
         there = {name: set(queue_ids_of(files.disk, files.paths.root, name)) for name in {name for name, _ in keys}}
         lost = [key for key in keys if key[1] not in there[key[0]]]
         if lost:
-            files.topics.load()  # a broker that deletes a topic takes its name away
+            files.topics.load()  # a broker that deletes a topic removes its name
         return [key for key in lost if not is_deleted(files, key)]
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -530,17 +532,19 @@ class StoreView:
         if self.visible.end is not None:
             return queue.end(hint=hint, limit=self.visible.end)
         end = self._proven_end(topic, queue_id, hint)
-        if self.files.abort_is_ours:  # a writer of ours took over while we looked
+        if self.files.abort_is_ours:  # a writer of ours took over meanwhile
             self.refresh()
             return queue.end(hint=0, limit=self.visible.end)
         return end
 
     def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """The max offsets of many queues at one moment: of a Spark batch all of them show everything, or nothing.
+        """The maximum offsets of many queues at one moment. Together they include all of a Spark batch, or nothing of
+        it.
 
-        Under a broker's rules the queues are read one after the other; a writer of ours that came meanwhile, or came
-        and went, shows in `abort` or in `state`'s counter: they are read again. Where writers come and go faster than
-        that, up to the V of one of them: what was in the store when it came lies below.
+        Under a broker's rules the queues are read one after the other. If a writer of ours came meanwhile, or came and
+        went, `abort` or the counter of `state` shows it, and the queues are read again. If writers come and go faster
+        than that, the queues are limited to the V of one of them: everything that was in the store when it came is
+        below V.
         """
         keys = list(queues)
         for tries in itertools.count():
@@ -558,7 +562,7 @@ class StoreView:
         sealed = self._sealed() if self._closed_end is not None else None
         known = sealed is None or sealed.end_of((topic, queue_id)) in (hint, None)
         if known and (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
-            return hint  # nothing came: one read
+            return hint  # nothing was added: one read
         if self._closed_end is not None:
             return self._sealed_end(topic, queue_id, hint)
         log = self.files.commit_log
@@ -578,12 +582,12 @@ class StoreView:
         return self._seals[1]
 
     def _sealed_end(self, topic: str, queue_id: int, hint: int) -> int:
-        """The end of a queue of a store that was closed.
+        """The end of a queue in a store that was closed.
 
         Raises
         ------
         CorruptionError
-            The queue has not the units that it had then.
+            The queue lacks units that it had then.
         """
         ends, key, state = self._sealed(), (topic, queue_id), self._closed_state
         expected, queue = ends.end_of(key), self.files.queue(topic, queue_id)
@@ -591,8 +595,8 @@ class StoreView:
             return queue.end(hint=hint)
         fault = fault_of(self.files, ends, key)
         if fault is not None:
-            self.files.topics.load()  # a broker that deletes a topic takes its name away
-            queue.load()  # a writer may have made the next file, or have made the queue again
+            self.files.topics.load()  # a broker that deletes a topic removes its name
+            queue.load()  # a writer may have created the next file, or rebuilt the queue
             fault = fault_of(self.files, ends, key)
         end = queue.end(hint=expected)
         if fault is None and end > expected:
@@ -603,10 +607,12 @@ class StoreView:
         self.refresh()
         if self._closed_end is not None and self._closed_state == state:
             raise fault.error()
-        return self._visible_end(topic, queue_id, 0)  # a writer has come meanwhile
+        return self._visible_end(topic, queue_id, 0)  # a writer came meanwhile
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Number of the first message of a queue whose record is still in the log (the max offset when none is)."""
+        """The number of the first message of a queue whose record is still in the log; its maximum offset if there is
+        none.
+        """
         return self.healed(lambda: self._min_offset(topic, queue_id))
 
     def _min_offset(self, topic: str, queue_id: int) -> int:
@@ -622,11 +628,15 @@ class StoreView:
         return min(found, self._max_offset(topic, queue_id))
 
     def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
-        """Number of the first message of a queue that lies at a physical offset or above; its max offset when none."""
+        """The number of the first message of a queue at a physical offset or above; its maximum offset if there is
+        none.
+        """
         return self.healed(lambda: self._search_physical(topic, queue_id, physical_offset))
 
     def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Number of the first message of a queue that was stored after a time; its max offset when none was."""
+        """The number of the first message of a queue that was stored after a time; its maximum offset if there is
+        none.
+        """
         left, right = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
         while left < right:
             middle = (left + right) // 2
@@ -639,7 +649,7 @@ class StoreView:
         return left
 
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
-        """Units `start..end` of a queue, as far as its files hold them; the caller has asked `max_offset`."""
+        """The units `start..end` of a queue, as far as its files hold them. The caller has called `max_offset`."""
         return self.healed(lambda: self._units(topic, queue_id, start, end))
 
     def _units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
@@ -657,12 +667,12 @@ class StoreView:
         return np.concatenate([below, above]) if len(below) == first - start else below
 
     def record_crc(self, position: int, size: int) -> int | None:
-        """CRC-32 of bytes of the log, from the file that is at its path now.
+        """The CRC-32 of bytes of the log, read from the file that is at the path now.
 
         Returns
         -------
         int | None
-            None: they lie below the first segment. -1: the log does not reach so far.
+            None: the bytes lie below the first segment. -1: the log does not reach that far.
         """
         return self.healed(lambda: self._record_crc(position, size))
 
@@ -691,26 +701,26 @@ class StoreView:
         max_bytes: int = READ_BYTES,
         read_ahead: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """Messages `start..end` of a queue as record batches, in order, each message once.
+        """Read the messages `start..end` of a queue as record batches, in order, each message once.
 
         Parameters
         ----------
         start, end : int
             Queue offsets; `end` at most `max_offset`.
         columns : sequence of str
-            Names of `record_columns.COLUMNS`; nothing else is decoded.
+            Names in `record_columns.COLUMNS`; nothing else is decoded.
         max_rows, max_bytes : int
-            Of one batch (bytes of records); at least one message is given.
+            The limits of one batch, in messages and bytes of records. A batch has at least one message.
         read_ahead : bool
-            Read the next records on a thread meanwhile; not worth it where all cores are busy anyway (Spark's tasks).
+            Let a thread read the next records meanwhile. That does not help if all cores are busy (Spark's tasks).
 
         Raises
         ------
         CorruptionError
-            A unit and its record do not agree, or a CRC does not; with file and offset.
+            A unit and its record do not agree, or a CRC does not match. The error names file and offset.
         OffsetOutOfRangeError
-            The next message, at `queue_offset`, was deleted with the first segments (retention); `min` is the first one
-            that is left. All before it were given.
+            Retention has deleted the next message, at `queue_offset`; `min` is the first one that is left. All messages
+            before it were given.
         """
         blocks = self.blocks(topic, queue_id, start, end, max_rows, max_bytes)
 
@@ -731,14 +741,14 @@ class StoreView:
         if end - start <= max_rows or not read_ahead:
             yield from map(decoded, blocks)
             return
-        with ThreadPoolExecutor(1) as pool:  # reading and copying does not need the GIL, which CRCs hold for long
+        with ThreadPoolExecutor(1) as pool:  # reading and copying do not need the GIL, which the CRCs hold for long
             ahead = deque(pool.submit(next, blocks, None) for _ in range(_READ_AHEAD))
             while (block := ahead.popleft().result()) is not None:
                 ahead.append(pool.submit(next, blocks, None))
                 yield decoded(block)
 
     def blocks(self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int) -> Iterator[Block]:
-        """Messages of a queue as bytes, so many rows and bytes of records at a time."""
+        """The messages of a queue as bytes, up to `max_rows` messages and `max_bytes` bytes at a time."""
         position = start
         while position < end:
             try:
@@ -756,7 +766,7 @@ class StoreView:
             position += len(block.sizes)
 
     def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Block | None:
-        """The next messages of a queue; None when the first of them is not in the queue or not in the log any more."""
+        """The next messages of a queue; None if the first of them is not in the queue or in the log any more."""
         units = self.units(topic, queue_id, position, end)
         if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
             return None
@@ -769,7 +779,7 @@ class StoreView:
         sizes, physical_offsets = sizes[:count], physical_offsets[:count]
         self.check_units(topic, queue_id, position, physical_offsets, sizes)
         data, starts = self._gather(physical_offsets, sizes)
-        self.check_place()  # behind the reading: files are opened by their paths
+        self.check_place()  # after reading, because files are opened by their paths
         queue_offsets = np.arange(position, position + count, dtype=np.int64)
         renumbered = None if self.own else self._in_order(topic, queue_id, position, physical_offsets)
         return Block(queue_offsets, physical_offsets, sizes, data, starts, renumbered)
@@ -777,7 +787,7 @@ class StoreView:
     def _in_order(
         self, topic: str, queue_id: int, position: int, physical_offsets: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Which units point behind the record of the unit before.
+        """Which units point to a place behind the record of the unit before.
 
         A broker that brings a topic back that was deleted gives its records the next units, whatever number they say.
         Its units point to ever later records all the same, so that no record is in its queue twice.
@@ -794,9 +804,9 @@ class StoreView:
         Raises
         ------
         OffsetOutOfRangeError
-            It was; how many of those up to `end` are gone.
+            It was. The error says how many messages up to `end` are gone.
         NotAStoreError, StoreWentBackwardsError
-            The whole store is not there any more.
+            The whole store is gone.
         """
         self._heal()
         begin = self.min_offset(topic, queue_id)
@@ -821,12 +831,12 @@ class StoreView:
         physical_offsets: NDArray[np.int64],
         sizes: NDArray[np.int32],
     ) -> None:
-        """Refuse units that can be no record's, before anything is read or allocated for them.
+        """Refuse units that cannot belong to a record, before anything is read or allocated for them.
 
         Raises
         ------
         MagicError
-            For the first whose size is none, or more than its segment has room for.
+            The size of a unit is not that of a record, or exceeds the room in its segment.
         """
         log = self.files.commit_log
         room = log.segment_size - BLANK.size - (physical_offsets - log.min_offset) % log.segment_size
@@ -845,7 +855,7 @@ class StoreView:
     def _gather(
         self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Records as (data, where each begins in it); those that lie close together are read in one call."""
+        """Records as (data, where each record begins in it). Records that lie close together are read in one call."""
         log = self.files.commit_log
         ends = physical_offsets + sizes
         begin, end = int(physical_offsets[0]), int(ends[-1])
@@ -872,7 +882,7 @@ class StoreView:
         return data, physical_offsets - span_starts[spans] + span_positions[spans]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self.files.close()
         for held in (*self._folders.values(), self._identity_file):
             if held is not None:

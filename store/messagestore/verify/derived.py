@@ -1,9 +1,9 @@
 """Checks that ConsumeQueues and index say what the log says.
 
-Records come in log order, as rows; units and entries are read and compared, nothing is written. What only
-a Java broker does is no fault: a topic that was deleted leaves records without a queue, one that was made again starts
-its numbers anew, one that a crash of the broker brought back has units with other numbers than its records, and after
-such a crash stretches of the log are in no index file.
+The records come in the order of the log, as rows; their units and entries are read and compared, and nothing is
+written. What only a Java broker does is no fault: a topic that was deleted leaves records without a queue; a topic that
+was created again starts its numbers anew; a topic that a crash of the broker brought back has units with other numbers
+than its records; and after such a crash, stretches of the log are in no index file.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ Units = NDArray[np.void]
 
 @dataclass(slots=True)
 class _Seen:
-    """What was met of one queue.
+    """What the check has seen of one queue.
 
     Parameters
     ----------
     first, next : int | None
-        Number of its first record, and the one its next record must have.
+        The number of its first record, and the number that its next record must have.
     gap : int
-        How many stretches of the log could not be read when it was met last.
+        The number of stretches of the log that could not be read when the queue was last seen.
     begin, last : int
-        Physical offsets of the first record since the queue started, and of the last one.
+        The physical offsets of the first record since the queue started, and of the last one.
     renumbered : int
-        How many records have a unit with another number than they say.
+        The number of records whose unit has another number than the record.
     repeated : int
-        How many records repeat a number and have no unit.
+        The number of records that repeat a number and have no unit.
     faults : list of Finding
-        Kept until the end: when the queue starts again, what came before is gone by right.
+        They are kept until the end: if the queue starts again, records before that are rightly gone.
     """
 
     first: int | None = None
@@ -74,9 +74,9 @@ class QueueCheck:
     limit : int
         Units of records that end above it may be unfinished.
     had_queue : callable
-        Whether a queue had messages when a Python writer was there last, and no broker has been there since.
+        Whether a queue had messages at the end of the last Python writer, and no broker has been there since.
     own : bool
-        No broker ever wrote the store: each unit has the number that its record says.
+        No broker ever wrote the store, so each unit has the number of its record.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class QueueCheck:
         self.names = files.queue_names()
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """A queue; None, and a finding, when its files cannot be used."""
+        """A queue; None, and a finding, if its files cannot be used."""
         key = (topic, queue_id)
         if key in self._unreadable:
             return None
@@ -115,14 +115,14 @@ class QueueCheck:
             return None
 
     def next_offset(self, topic: str, queue_id: int) -> int | None:
-        """Number the next record of a queue must have; None when none was met."""
+        """The number that the next record of a queue must have; None if no record was seen."""
         seen = self.seen.get((topic, queue_id))
         return seen.next if seen is not None and seen.first is not None else None
 
     # ---- records
 
     def take(self, rows: Rows) -> None:
-        """Each record has its unit, with the next number of its queue."""
+        """Check that each record has its unit, with the next number of its queue."""
         units = units_of(rows)
         for (topic, queue_id), numbers in rows.by_queue().items():
             self._take_queue(topic, queue_id, rows.queue_offsets[numbers], units[numbers])
@@ -142,7 +142,7 @@ class QueueCheck:
         if has_unit is not None:
             breaks |= np.diff(has_unit)
         starts = np.concatenate([[0], np.flatnonzero(breaks) + 1, [len(units)]]).tolist()
-        for start, end in itertools.pairwise(starts):  # one, unless the numbers of the queue jump
+        for start, end in itertools.pairwise(starts):  # one run, unless the numbers of the queue jump
             without_unit = has_unit is not None and not has_unit[start]
             self._take_part(topic, queue_id, queue, int(numbers[start]), units[start:end], without_unit)
             self.seen[topic, queue_id].renumbered += int((numbers[start:end] != said[start:end]).sum())
@@ -150,7 +150,7 @@ class QueueCheck:
     def _numbers(
         self, queue: ConsumeQueue, said: NDArray[np.int64], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The number of each record's unit (what the record says, where it has none), and which records have one."""
+        """The number of each record's unit (without a unit, that of the record), and which records have a unit."""
         units = queue.read(int(said[0]), len(said)) if (np.diff(said) == 1).all() else queue.read(0, 0)
         if len(units) == len(said) and (units["physical_offset"] == places).all():
             return said, np.ones(len(said), np.bool_)
@@ -166,7 +166,7 @@ class QueueCheck:
     def _take_part(
         self, topic: str, queue_id: int, queue: ConsumeQueue, first: int, units: Units, without_unit: bool
     ) -> None:
-        """Records with consecutive numbers.
+        """Check records with consecutive numbers.
 
         Parameters
         ----------
@@ -213,7 +213,9 @@ class QueueCheck:
             self._fault(seen, Finding(path, position, f"unit {first + row} of {name}: {_words(units[row])}", unit))
 
     def _earlier(self, queue: ConsumeQueue, first: int, last_place: int) -> int:
-        """How many numbers from one on a queue has no units for, because it begins behind a place in the log."""
+        """The count of numbers, from a given one on, without units, because the queue begins behind a place in the
+        log.
+        """
         begin = queue.begin(0) if queue.files.offsets else 0
         units = queue.read(begin, 1 if begin > first else 0)
         return begin - first if len(units) and int(units["physical_offset"][0]) > last_place else 0
@@ -246,7 +248,7 @@ class QueueCheck:
         return left_out
 
     def _reason(self, topic: str) -> str | None:
-        """Why the units of a topic are not checked."""
+        """The reason why the units of a topic are not checked."""
         if self.files.disk.exists(os.path.join(self.files.paths.consume_queue, _ROCKSDB_FILE)):
             return "the queues are in RocksDB"
         if topic.startswith(LIGHT_TOPIC_PREFIX):
@@ -264,12 +266,12 @@ class QueueCheck:
     # ---- units
 
     def finish(self, *, all_units: bool, zeros_behind: bool) -> None:
-        """No unit without a record, and no folder that is no queue's; give what was found.
+        """Check that no unit is without a record and that every folder is a queue, and report what was found.
 
         Parameters
         ----------
         all_units : bool
-            There are no units of records above the limit either.
+            There are no units of records above the limit.
         zeros_behind : bool
             There is nothing behind the last unit.
         """
@@ -330,7 +332,7 @@ class QueueCheck:
                 self.report.find(path, position, f"zeros behind unit {end - 1} of {topic}/{queue_id}", "other bytes")
 
     def _unit_without_record(self, topic: str, queue_id: int, queue: ConsumeQueue, start: int, end: int) -> None:
-        if start < end and not self.gap:  # behind a stretch that cannot be read nothing is known
+        if start < end and not self.gap:  # nothing is known behind a stretch that cannot be read
             path, position = place(queue, start)
             expected = f"records for the units {start} to {end - 1} of {topic}/{queue_id}"
             units = queue.read(start, 1)
@@ -338,7 +340,7 @@ class QueueCheck:
             self.report.find(path, position, expected, f"none, and unit {start} says {says}")
 
     def _check_names(self) -> None:
-        """RocketMQ's folder holds queues only."""
+        """Check that RocketMQ's folder holds queues only."""
         top, disk = self.files.paths.consume_queue, self.files.disk
         if disk.exists(os.path.join(top, _ROCKSDB_FILE)):
             return
@@ -350,16 +352,16 @@ class QueueCheck:
 
 
 class IndexCheck:
-    """Each key is found through the index.
+    """Checks that each key is found through the index.
 
     Parameters
     ----------
     files : StoreFiles
     report : VerifyReport
     limit : int
-        Entries of records at or above it are not looked at.
+        Entries of records at or above it are not examined.
     up_to_date : bool
-        Every record below the limit has been dispatched, and no power cut has taken any of it.
+        Every record below the limit has been dispatched, and no power cut can have lost any of that.
     """
 
     def __init__(self, files: StoreFiles, report: VerifyReport, limit: int, *, up_to_date: bool) -> None:
@@ -380,7 +382,7 @@ class IndexCheck:
         self.ends = np.array([end for _, end in ranges], np.int64)
 
     def take(self, rows: Rows) -> None:
-        """Each key of these records has an entry in the file that covers it."""
+        """Check that each key of these records has an entry in the file that covers it."""
         self.report.key_count += len(rows.key_hashes)
         if self.index is None or not len(rows.key_hashes):
             return
@@ -403,7 +405,7 @@ class IndexCheck:
             self.report.find(path, position, expected, found)
 
     def finish(self) -> None:
-        """Each entry is found through its slot."""
+        """Check that each entry is found through its slot."""
         if self.index is None:
             return
         if self.behind_count and self.up_to_date:
@@ -425,7 +427,7 @@ class IndexCheck:
 
 
 def place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
-    """File and position of a unit; the folder when no file holds it."""
+    """The file and the position of a unit; the folder if no file holds it."""
     start = queue.files.holding(queue_offset * UNIT.size)
     if start is None:
         return queue.files.directory, queue_offset * UNIT.size

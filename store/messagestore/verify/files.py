@@ -1,10 +1,10 @@
 """Checks a store's small files against its log.
 
-How far the log must be whole is decided at the start of a check, by the rules of recovery:
+At the start of a check, the rules of recovery decide how far the log must be complete:
 
     abort is ours       up to V (written in another boot: up to C)
     abort absent        up to the last record that a unit points to, and never less than C
-    abort a broker's    up to the last record that a unit points to and that is there
+    abort is a broker's up to the last record that a unit points to and that is there
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _KNOWN_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How the store stood when the check began.
+    """The state of the store when the check began.
 
     Parameters
     ----------
     abort : str | None
-        What the file holds.
+        The content of the file.
     state : State | None
     limit : int
-        Everything below must be whole.
+        Everything below it must be complete.
     up_to_date : bool
-        Every record below the limit has been dispatched, and no power cut has taken any of it.
+        Every record below the limit has been dispatched, and no power cut can have lost any of that.
     all_units : bool
-        There is no unit of a record above the limit either.
+        There are no units of records above the limit.
     zeros_behind : bool
-        Behind the limit there must be zeros, in the log and in the queues.
+        The log and the queues must contain only zeros behind the limit.
     """
 
     abort: str | None
@@ -59,14 +59,16 @@ class Rules:
     zeros_behind: bool = False
 
     def hold(self, files: StoreFiles) -> bool:
-        """Whether nobody has begun to write since; what was found may else be what they were about to change."""
+        """Whether nobody has begun to write since then. Otherwise, findings may be what the writer was about to
+        change.
+        """
         if files.read_abort() != self.abort:
             return False
         return not self.all_units or files.state_file.read() == self.state
 
 
 def rules_of(files: StoreFiles, report: VerifyReport, *, at_rest: bool) -> Rules:
-    """The rules that hold now.
+    """Determine the rules that hold now.
 
     Parameters
     ----------
@@ -74,7 +76,7 @@ def rules_of(files: StoreFiles, report: VerifyReport, *, at_rest: bool) -> Rules
         Its log is loaded.
     report : VerifyReport
     at_rest : bool
-        False: leave out what can be checked only while nobody begins to write.
+        False: leave out the checks that need a store to which nobody begins to write.
     """
     abort, state = files.read_abort(), files.state_file.read()
     if files.store_id and abort == files.abort_token:
@@ -104,7 +106,7 @@ def rules_of(files: StoreFiles, report: VerifyReport, *, at_rest: bool) -> Rules
 
 
 def _shown_end(files: StoreFiles, *, proven: bool) -> int:
-    """End of the last record that a unit of any queue points to (and that is there, when it must be proven)."""
+    """The end of the last record that a unit of any queue points to, and that is there if it must be proven."""
     log = files.commit_log
     shown = log.min_offset
     for topic, queue_ids in files.queue_names().items():
@@ -116,16 +118,17 @@ def _shown_end(files: StoreFiles, *, proven: bool) -> int:
                     end = proven_queue_end(files, topic, queue_id, log.files.max_offset, end)
                 unit = queue.read(end - 1, 1)
             except CorruptionError:
-                continue  # found when the queues are checked
+                continue  # the check of the queues reports it
             if len(unit) and log.min_offset <= int(unit["physical_offset"][0]) < log.files.max_offset:
                 shown = max(shown, int(unit["physical_offset"][0]) + int(unit["size"][0]))
     return shown
 
 
 class SmallFiles:
-    """Journal, store checkpoint, state, and names.
+    """Checks the journal, the store checkpoint, `state`, and names.
 
-    Made before the rules are: what it reads was published before, so the log below the limit must have it.
+    It is created before the rules are determined: what it reads was published before, so the log below the limit must
+    contain it.
     """
 
     def __init__(self, files: StoreFiles, report: VerifyReport) -> None:
@@ -135,7 +138,7 @@ class SmallFiles:
         self.journal = self._read_journal()
 
     def _read_journal(self) -> BatchJournal:
-        """The journal. One that is damaged is a fault, although a writer makes it again."""
+        """The journal. A damaged one is a fault, although a writer rebuilds it."""
         paths = self.files.paths
         journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
         if journal.fault and journal.fault != MISSING:
@@ -147,16 +150,16 @@ class SmallFiles:
         return journal
 
     def had_queue(self, topic: str, queue_id: int) -> bool:
-        """Whether a queue had messages when a Python writer was there last, and no broker has been there since."""
+        """Whether a queue had messages at the end of the last Python writer, and no broker has been there since."""
         return self.unchanged and self.journal.had_queue(topic, queue_id)
 
     @property
     def unchanged(self) -> bool:
-        """Whether the store checkpoint is as a Python writer left it."""
+        """Whether the store checkpoint is the one that a Python writer left."""
         return self.journal.checkpoint_crc == record.crc32(self.checkpoint.to_bytes())
 
     def _check_identity(self, rules: Rules) -> None:
-        """Whether the files that say which store this is are there."""
+        """Check that the files that hold the identity of the store are there."""
         files, report = self.files, self.report
         paths, ours = files.paths, files.disk.exists(files.paths.state)
         if not files.store_id:
@@ -171,26 +174,28 @@ class SmallFiles:
         if self.journal.fault == MISSING and ours and rules.state is not None and rules.state.clean_end:
             self._note_missing_journal(rules)
         if not ours and rules.abort == files.abort_token:
-            return  # found already
+            return  # it is reported already
         if not ours and report.batch_count:
             report.find(paths.state, 0, "the store's state", "no file")
 
     def _note_missing_journal(self, rules: Rules) -> None:
-        """A writer makes the first journal after the clean end has moved; it may be about to, or was killed before."""
+        """A writer creates the first journal after the clean end has moved. It may be about to, or was killed before
+        that.
+        """
         found = "no file; the next writer makes it again from the log"
         if rules.abort == self.files.abort_token:
             self.report.note(f"{self.files.paths.journal}: {found}")
-        elif not self.files.disk.exists(self.files.paths.journal):  # looked at before somebody closed the store
+        elif not self.files.disk.exists(self.files.paths.journal):  # the file was read before somebody closed the store
             self.report.find(self.files.paths.journal, 0, "a journal", found)
 
     def check(self, rules: Rules, last_time_ms: int | None) -> None:
-        """Compare with the log.
+        """Compare the files with the log.
 
         Parameters
         ----------
         rules : Rules
         last_time_ms : int | None
-            The highest store time of a record below the limit; None: not all of them could be read.
+            The highest store time of a record below the limit; None: not all records could be read.
         """
         self._check_identity(rules)
         self._check_journal(rules)
@@ -199,7 +204,7 @@ class SmallFiles:
         self._check_names()
 
     def _check_journal(self, rules: Rules) -> None:
-        """Each entry's batch is in the log."""
+        """Check that the batch of each entry is in the log."""
         log, path = self.files.commit_log, self.files.paths.journal
         for app_id, entry in self.journal.newest_first(log.min_offset):
             at = entry.physical_offset
@@ -235,7 +240,7 @@ class SmallFiles:
                 report.find(path, 0, f"the record at {at}, the last one below the clean end", "other bytes")
 
     def _check_checkpoint(self, rules: Rules, last_time_ms: int | None) -> None:
-        """Never newer than the log: a broker trusts its queues up to these times."""
+        """Check that the times are not newer than the log: a broker trusts its queues up to these times."""
         path, found, disk = self.files.paths.checkpoint, self.checkpoint, self.files.disk
         if not disk.exists(path):
             return
@@ -243,7 +248,7 @@ class SmallFiles:
             self.report.find(path, 0, f"{CHECKPOINT_SIZE} bytes", f"{disk.size(path)}")
         ours = rules.abort == self.files.abort_token or rules.zeros_behind
         if not ours or last_time_ms is None:
-            return  # a broker may leave one behind that says more than it kept
+            return  # a broker may leave a checkpoint that says more than it kept
         for name in ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms"):
             if getattr(found, name) > last_time_ms:
                 expected = f"a time up to {last_time_ms}, that of the last record"

@@ -8,7 +8,7 @@ from typing import Any
 
 _MOST_FINDINGS = 1000
 Progress = Callable[[int, int], None]
-"""Called with (bytes of the log checked, bytes in all)."""
+"""A function that is called with the bytes of the log that were checked and the bytes in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class VerifyReport:
     Parameters
     ----------
     start, end : int
-        Physical offsets of the part of the log that was checked.
+        The physical offsets of the part of the log that was checked.
     record_count, unit_count, key_count, batch_count : int
     without_property_crc : int
-        Records that do not end in a `__CRC32#` property (`enabledAppendPropCRC`).
+        The number of records without a `__CRC32#` property (`enabledAppendPropCRC`).
     first_without_property_crc : int
-        Physical offset of the first of them, -1 without one: a broker with `forceVerifyPropCRC=true` that recovers from
+        The physical offset of the first of them, or -1. A broker with `forceVerifyPropCRC=true` that recovers from
         there or from below cuts the log at this place.
     findings : list of Finding
-        The first 1 000.
+        The first 1 000 faults.
     finding_count : int
-        All of them.
+        The number of all faults.
     notes : list of str
-        What an operator should know, and what was not checked; none of it is a fault.
+        What an operator should know, and what was not checked. None of it is a fault.
     """
 
     start: int = 0
@@ -65,23 +65,23 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Nothing was found."""
+        """Whether no fault was found."""
         return not self.finding_count
 
     def find(self, path: str, offset: int, expected: str, found: str) -> None:
-        """Note a fault."""
+        """Add a fault."""
         self.add(Finding(path, offset, expected, found))
 
     def add(self, *findings: Finding) -> None:
-        """Take in faults."""
+        """Add faults."""
         self.finding_count += len(findings)
         self.findings += findings[: max(0, _MOST_FINDINGS - len(self.findings))]
 
     def note(self, text: str) -> None:
-        """Say something that is no fault, once."""
+        """Add a note, once."""
         if text not in self.notes:
             self.notes.append(text)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dictionary, for JSON."""
         return {**asdict(self), "ok": self.ok}

@@ -1,14 +1,14 @@
 """The check of a whole store (`messagestore verify`).
 
-`verify` reads the whole store and writes nothing; it works on a live store and on a dead one. Every fault is a
-`Finding` with file, offset, what is expected and what was found:
+`verify` reads the whole store and writes nothing. It works while a writer is at work, and on a store that was killed.
+Every fault is a `Finding` with file, offset, what was expected and what was found. It checks:
 
-- framing, position and CRCs of every record, BLANK records, zeros behind the end; behind a damaged record it goes on
-  with the next one that can be found;
-- every ConsumeQueue unit against its record, every record against its unit, queue offsets without gap;
+- the framing, the position and the CRCs of every record, BLANK records, and the zeros behind the end; behind a damaged
+  record it continues with the next one that it can find;
+- every ConsumeQueue unit against its record, every record against its unit, and queue offsets for gaps;
 - every key through the index;
-- every BATCH: its data's CRCs, its ranges, and its journal entry;
-- `state`, store checkpoint, and files that do not belong.
+- every BATCH record: the CRCs of its data, its ranges, and its journal entry;
+- `state`, the store checkpoint, and files that do not belong to a store.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def verify(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check a whole store. Its writer may go on; what is appended after the start is not looked at.
+    """Check a whole store. A writer may be at work; what it appends after the start is not checked.
 
     Parameters
     ----------
@@ -57,12 +57,12 @@ def verify(
         Index slot and entry counts of a store without `spark/store.json`.
     disk : Disk
     progress : callable | None
-        Called with (bytes of the log checked, bytes in all).
+        A function that is called with the bytes of the log that were checked and the bytes in total.
 
     Raises
     ------
     NotAStoreError
-        When there is no store, or one whose queues are in RocksDB: it would look empty, or faulty.
+        There is no store, or its queues are in RocksDB, so that it would look empty or faulty.
     """
     disk, paths = disk or Disk(), Paths(root)
     if not looks_like_store(disk, paths):
@@ -83,7 +83,9 @@ def verify(
         except NotAStoreError as error:
             report.find(error.path, 0, "a plain file", str(error))
             return report
-        except FileNotFoundError as error:  # retention, or a topic that was deleted, took a file while it was read
+        except (
+            FileNotFoundError
+        ) as error:  # retention, or the deletion of a topic, removed a file while it was being read
             if not left:
                 report.find(str(error.filename), 0, "this file", f"none: it was deleted in each of {_TRIES} checks")
         finally:
@@ -103,7 +105,9 @@ class _Verifier:
         self.times_back: list[int] = []
 
     def run(self) -> bool:
-        """Check everything; False when the store changed hands meanwhile and there are findings: look again."""
+        """Check everything; False if the store changed hands meanwhile and there are findings, so that it must be
+        repeated.
+        """
         files, report = self.files, self.report
         if not self._load():
             return True
@@ -138,7 +142,7 @@ class _Verifier:
         return report.ok or rules.hold(files) or not self.at_rest
 
     def _load(self) -> bool:
-        """Look at the folders; False when there is no log to check."""
+        """Read the folders; False if there is no log to check."""
         files, report = self.files, self.report
         for part in (files.index, files.topics, self.log):
             try:
@@ -157,7 +161,9 @@ class _Verifier:
     # ---- records
 
     def _walk(self, start: int, limit: int) -> int:
-        """Check every record from `start` to `limit`, and go on behind what cannot be read; where it ended."""
+        """Check every record from `start` to `limit`, continuing behind what cannot be read, and return where it
+        ended.
+        """
         log, position = self.log, start
         while position < limit:
             readable = True
@@ -195,7 +201,7 @@ class _Verifier:
         return following if following < limit and self.log.files.holding(following) is not None else None
 
     def _next_record(self, position: int, limit: int) -> int | None:
-        """The first place behind `position` where a record begins, as far as sizes, queues and segments tell."""
+        """The first place behind `position` where a record begins, according to sizes, queues and segments."""
         log = self.log
         data = log.record_bytes(position)
         places = [] if data is None else [position + len(data)]
@@ -224,7 +230,9 @@ class _Verifier:
         ends = run.starts + run.heads["total_size"]
         names = run.data[(ends - PROPERTY_CRC_SIZE)[:, None] + np.arange(len(PROPERTY_CRC_BEGIN))]
         same = (names == np.frombuffer(PROPERTY_CRC_BEGIN, np.uint8)).sum(axis=1)
-        for row in np.flatnonzero(same == len(PROPERTY_CRC_BEGIN) - 1).tolist():  # else a flipped bit switches it off
+        for row in np.flatnonzero(
+            same == len(PROPERTY_CRC_BEGIN) - 1
+        ).tolist():  # otherwise a flipped bit would switch the check off
             at = run.physical_offset + int(run.starts[row])
             self.report.find(self._log_path(at), at, "a property __CRC32#", f"{names[row].tobytes()!r}")
         self.report.record_count += len(run.starts)
@@ -248,7 +256,7 @@ class _Verifier:
             self._check_batch(batch)
 
     def _is_foreign(self, physical_offset: int) -> bool:
-        """Whether a whole record in the topic of batches is somebody else's message."""
+        """Whether a complete record in the topic of batches is somebody else's message."""
         data = self.log.record_bytes(physical_offset)
         try:
             return data is not None and not bytes(
@@ -294,17 +302,17 @@ class _Verifier:
     # ---- the end of the log
 
     def _walk_behind(self) -> None:
-        """A closed store: a record behind the last one with a unit was forgotten, or is a broker's stale tail."""
+        """In a closed store, a record behind the last one with a unit was forgotten, or is a broker's stale tail."""
         for run in Walk(self.log, self.report.end):
             rows = rows_of(run)
             (topic, queue_id, _, _), at = next(rows.runs()), rows.physical_offset
             follows = int(rows.queue_offsets[0]) == (self.queues.next_offset(topic, queue_id) or 0)
             if follows and int(rows.store_timestamps_ms.min()) >= self.last_time_ms:
                 self.report.find(self._log_path(at), at, f"a unit of {topic}/{queue_id} for this record", "none")
-            return  # one is enough: recovery takes in all that follow
+            return  # one is enough: recovery includes all that follow
 
     def _check_zeros(self) -> None:
-        """Zeros behind the end, to the end of the last segment."""
+        """Check for zeros behind the end, up to the end of the last segment."""
         limit, log = self.rules.limit, self.log
         for segment in log.files.offsets:
             if segment + log.segment_size > limit:
@@ -313,7 +321,7 @@ class _Verifier:
 
 
 def _ranges(batch: BatchRecord) -> Iterator[tuple[str, int, int, int]]:
-    """The batch's ranges, as far as they can be: each row has its bytes inside the batch."""
+    """The ranges of the batch, as far as they are possible: each row must have its bytes inside the batch."""
     most = batch.end - batch.data_offset
     for topic, runs in batch.ranges.items():
         for queue_id, first, count in runs:
