@@ -162,7 +162,8 @@ class Sink:
         self._check_can_begin(query_id, batch_id)
         staged = StagedFile("", 0, 0, 0)
         writer: Staging | None = None
-        mapper = self._mapper(f"{batch_id}/{partition_id}")
+        store = self._store()
+        mapper = self._mapper(store, f"{batch_id}/{partition_id}")
         host = store_host_of(self.config)
         write = Write(self.driver, self.write_id)
         if streaming and query_id and batch_id:  # one planned write for all batches of a run
@@ -172,7 +173,7 @@ class Sink:
         try:
             for batch in gathered(batches):
                 if writer is None:
-                    writer = self._store().stage(write, self.store_id)
+                    writer = store.stage(write, self.store_id)
                 texts = mapper.messages(batch, row)
                 writer.write(
                     encode(texts, limits=self.config, store_host=host, born_host=host[:-4] + bytes(4), first_row=row)
@@ -197,13 +198,13 @@ class Sink:
             host=socket.gethostname(),
         )
 
-    def _mapper(self, seed: str) -> Mapper:
+    def _mapper(self, store: StoreWriter, seed: str) -> Mapper:
         counts: dict[str, int] | None = None
 
         def queue_count(name: str) -> int:
             nonlocal counts
             if counts is None:
-                counts = self._store().describe().queue_counts
+                counts = store.describe().queue_counts
             return counts.get(name, self.options.write_queue_nums)
 
         return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed)

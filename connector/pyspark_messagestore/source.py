@@ -157,6 +157,7 @@ def _read_ranges(
                 _drop_before(left, (part.topic, part.queue_id), part.start)
                 batch = part.decoded(projection.stored)
                 left[-1] = replace(left[-1], start=part.end)
+                del part  # its memory is there for the next one
                 yield projection.converted(batch)
             return
         except OffsetOutOfRangeError as error:
@@ -527,7 +528,8 @@ class Follower:
         places = [place for place in self.store.places(ends).values() if place.size]
         newest = max(places, key=lambda place: place.physical_offset, default=None)
         if newest is not None and newest.end > physical_offset:
-            physical_offset, last = newest.end, self.store.prove_last(newest.physical_offset, newest.size)
+            physical_offset = newest.end
+            last = self.store.prove_last(newest.physical_offset, newest.size, with_time=True)
             if last is not None and last.store_timestamp_ms is None:
                 last = None  # no record begins there
         return StreamOffset(self._ends.store_id, self.options.subscribe, reached, physical_offset, last)

@@ -762,8 +762,9 @@ class StoreView:
                     f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the "
                     f"store restored"
                 )
-            yield block
             position += len(block.sizes)
+            yield block
+            del block  # its memory is there for the next one
 
     def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Block | None:
         """The next messages of a queue; None if the first of them is not in the queue or in the log any more."""

@@ -146,8 +146,8 @@ class LastRecord:
     crc : int
         CRC-32 of its bytes. In an answer of `prove_last`, -1 where the log does not reach so far.
     store_timestamp_ms : int | None
-        It tells what is newer in a log that was restored or made again. None in offsets of earlier releases, and where
-        no record begins at the place.
+        It tells what is newer in a log that was restored or made again. None in offsets of earlier releases, where no
+        record begins at the place, and where nobody asked for it.
     """
 
     position: int
@@ -303,9 +303,9 @@ class StoreReader(Protocol):
         """
         ...
 
-    def prove_last(self, position: int, size: int) -> LastRecord | None:
+    def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The bytes that lie at a place of the log now, as the record that a caller knows must lie there; None below
-        the first segment.
+        the first segment. Only `with_time` it has a store time.
         """
         ...
 
@@ -384,7 +384,8 @@ class StoreWriter(Protocol):
         ...
 
     def prepare(self) -> Description:
-        """As `describe`, before a batch is written; the configuration is the one its rows must be encoded with.
+        """As `describe`, before a batch is written; the configuration is the one its rows must be encoded with. The
+        queue counts are left out: each task asks for those of its own moment.
 
         A store that only a broker has written gets its id. Where there is no store nothing is made. Files that dead
         writers left are deleted.

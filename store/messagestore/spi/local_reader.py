@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from messagestore.format.config import StoreConfig
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.queue_ends import QueueEnds
-from messagestore.read.view import StoreView, Visible
+from messagestore.read.view import Block, StoreView, Visible
 from messagestore.spi.interface import (
     GATHERED_ROWS,
     GATHERED_SIZE,
@@ -164,13 +165,13 @@ class LocalReader:
         first = view.max_offset(*queue) if physical_offset is None else view.search_physical(*queue, physical_offset)
         return first if after_ms is None else min(first, view.offset_behind_time(*queue, after_ms))
 
-    def prove_last(self, position: int, size: int) -> LastRecord | None:
+    def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
         """The bytes at a place, as a record."""
         view = self._view
         crc = view.record_crc(position, size)
         if crc is None:
             return None
-        head = view.healed(lambda: view.files.commit_log.head(position)) if crc >= 0 else None
+        head = view.healed(lambda: view.files.commit_log.head(position)) if with_time and crc >= 0 else None
         return LastRecord(position, size, crc, None if head is None else int(head["store_timestamp_ms"]))
 
     # ---- ranges
@@ -205,20 +206,22 @@ class LocalReader:
         self, ranges: Sequence[Range], *, max_rows: int = GATHERED_ROWS, max_size: int = GATHERED_SIZE
     ) -> Iterator[Gathered]:
         """The bytes of the records of some ranges."""
-        path = self._view.files.paths.commit_log
         for each in ranges:
-            for block in self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size):
-                yield Gathered(
-                    each.topic,
-                    each.queue_id,
-                    int(block.queue_offsets[0]),
-                    block.physical_offsets,
-                    block.sizes,
-                    block.data,
-                    block.starts,
-                    path,
-                    block.renumbered,
-                )
+            blocks = self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size)
+            yield from map(partial(self._gathered, each), blocks)  # which keeps none of them
+
+    def _gathered(self, of: Range, block: Block) -> Gathered:
+        return Gathered(
+            of.topic,
+            of.queue_id,
+            int(block.queue_offsets[0]),
+            block.physical_offsets,
+            block.sizes,
+            block.data,
+            block.starts,
+            self._view.files.paths.commit_log,
+            block.renumbered,
+        )
 
     # ---- others
 

@@ -84,18 +84,19 @@ class LocalWriter:
 
     def describe(self) -> Description:
         """What is at the path now."""
-        identity = Identity.read(self.disk, self.paths.identity)
-        exists = identity is not None or looks_like_store(self.disk, self.paths)
+        found = self._described()
         topics = Topics(self.disk, self.paths.root)
         topics.load()
-        counts = {name: found.write_queue_nums for name in topics.names if (found := topics.get(name)) is not None}
-        return Description(
-            "" if identity is None else identity.store_id,
-            frozenset() if identity is None else identity.known_ids - {identity.store_id},
-            exists,
-            counts,
-            config=self.config,
-        )
+        counts = {name: topic.write_queue_nums for name in topics.names if (topic := topics.get(name)) is not None}
+        return replace(found, queue_counts=counts)
+
+    def _described(self) -> Description:
+        """As `describe`, without the queue counts."""
+        identity = Identity.read(self.disk, self.paths.identity)
+        exists = identity is not None or looks_like_store(self.disk, self.paths)
+        if identity is None:
+            return Description(exists=exists, config=self.config)
+        return Description(identity.store_id, identity.known_ids - {identity.store_id}, exists, config=self.config)
 
     def prepare(self) -> Description:
         """What is at the path, once it is known that it may be written to."""
@@ -109,10 +110,10 @@ class LocalWriter:
             )
         check_root(self.disk, self.paths)
         refuse_to_write(self.disk, self.paths, self.config)
-        found = self.describe()
+        found = self._described()
         if found.exists and not found.store_id:  # a broker's
             with self._attached().writing("making the store"):
-                found = self.describe()
+                found = self._described()
         if found.store_id:
             self.config = config_of_records(self.disk, self.paths, self.config)
         self._sweep()  # before tasks need the room: a driver that was killed again and again left its files each time
