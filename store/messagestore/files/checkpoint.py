@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 
 from messagestore.files.mapped_file import Disk, sync_errors
+from messagestore.files.written import replace_file
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
 
 _SAFETY_MS = 3000
@@ -93,7 +94,7 @@ def write(disk: Disk, path: str, checkpoint: StoreCheckpoint, *, via: str) -> No
     """
     data = checkpoint.to_bytes()
     if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
-        disk.replace(path, data.ljust(CHECKPOINT_SIZE, b"\0"), via=via)
+        replace_file(disk, path, data.ljust(CHECKPOINT_SIZE, b"\0"), via=via)
         return
     file = disk.open(path, writable=True)
     try:

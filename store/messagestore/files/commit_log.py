@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from messagestore.errors import CorruptionError, StoreFullError
 from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
 from messagestore.files.mapped_file_queue import MAX_OFFSET, MappedFileQueue
+from messagestore.files.written import WrittenFiles
 from messagestore.format import record, record_scan
 from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
 
@@ -68,10 +69,7 @@ class CommitLog:
         self.files = MappedFileQueue(directory, segment_size, pool, staging)
         self.disk = pool.disk
         self.preallocate = preallocate
-        self._written: dict[
-            int, File
-        ] = {}  # kept open from the first write to the last sync: an error is reported there
-        self._created = False
+        self.written = WrittenFiles(self.disk, pool, hold=True)
 
     def load(self) -> None:
         """Look at the folder."""
@@ -199,40 +197,40 @@ class CommitLog:
     def write(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes that lie in one segment; a missing next segment is made with them in it."""
         start = self.segment_of(physical_offset)
-        file = self._written.get(start)
+        file = self.written.held.get(self.files.path(start))
         if file is None:
             if self.files.holding(physical_offset) is None:
-                self._created = True  # first: whatever goes wrong behind the rename, the name is to be synced
-                self._written[start] = self.files.create(
-                    start, memoryview(data), physical_offset - start, preallocate=self.preallocate
+                self.note_names()  # first: whatever goes wrong behind the rename, the name is to be synced
+                self.written.note(
+                    self.files.create(start, memoryview(data), physical_offset - start, preallocate=self.preallocate)
                 )
                 return
-            file = self._written[start] = self.files.file(start, writable=True)
+            file = self.written.note(self.files.file(start, writable=True))
         self.disk.pwrite(file, data, physical_offset - start)
 
     def start_writeback(self, physical_offset: int, size: int) -> None:
         """Let the disk begin with bytes just written; they lie in one segment."""
         start = self.segment_of(physical_offset)
-        self.disk.start_writeback(self._written[start], physical_offset - start, size)
+        self.disk.start_writeback(self._open(start), physical_offset - start, size)
 
     def sync_plan(self, start: int, end: int) -> SyncPlan:
         """What must be synced so that `start..end` is durable; run it with or without the writer's mutex."""
-        folders = []
-        if self._created and self.files.offsets:
-            folders = [self.files.directory, os.path.dirname(self.files.directory)]
-            self._created = False
+        folders: list[str] = []
+        if self.files.offsets:
+            folders = sorted(self.written.folders, reverse=True)
+            self.written.folders.clear()
         last = self.segment_of(max(start, end - 1))
         segments = range(self.segment_of(max(start, self.min_offset)), last + 1, self.segment_size)
-        files = [
-            self._written.get(s) or self.files.file(s, writable=True)
-            for s in segments
-            if self.files.holding(s) is not None
-        ]
+        files = [self._open(start) for start in segments if self.files.holding(start) is not None]
         return SyncPlan(self.disk, folders, files)
 
+    def _open(self, start: int) -> File:
+        """A segment for writing or syncing: through the descriptor that wrote it, if one did."""
+        return self.written.held.get(self.files.path(start)) or self.files.file(start, writable=True)
+
     def note_names(self) -> None:
-        """Another writer may have made segments: their names are synced with the next flush."""
-        self._created = True
+        """Segments are made, or another writer may have made some: their names are synced with the next flush."""
+        self.written.folders |= {self.files.directory, os.path.dirname(self.files.directory)}
 
     def sync(self, start: int, end: int) -> None:
         """Make everything in `start..end` durable: the folder if a segment was made, then each segment once."""
@@ -241,28 +239,28 @@ class CommitLog:
     def sync_segment(self, physical_offset: int) -> None:
         """One `fdatasync` of the segment that holds an offset, through the descriptor that wrote it."""
         start = self.segment_of(physical_offset)
-        file = self._written.get(start)
-        if file is None:
-            if self.files.holding(start) is None:
-                return
-            file = self.files.file(start, writable=True)
-        self.disk.fdatasync(file)
+        if self.files.path(start) in self.written.held or self.files.holding(start) is not None:
+            self.disk.fdatasync(self._open(start))
 
     def close(self) -> None:
         """Let go of the files written."""
-        self._written.clear()
+        self.written.clear()
 
     def forget_written(self, below: int) -> None:
         """Let go of the descriptors of segments that end at or below `below` (all of them synced)."""
-        for start in [s for s in self._written if s + self.segment_size <= below]:
-            del self._written[start]
+        for start in self.files.offsets:
+            if start + self.segment_size <= below:
+                self.written.forget(self.files.path(start))
 
-    def replaced(self, start: int, end: int) -> str | None:
-        """Path of a segment between two offsets that is no longer the file that was written, or None."""
-        for segment, file in self._written.items():
-            if segment < end and segment + self.segment_size > start and not self.disk.at_path(file):
-                return file.path
-        return None
+    def check_files(self, start: int, end: int) -> None:
+        """Whether each segment between two offsets that was written is still the file at its path.
+
+        Raises
+        ------
+        FileReplaced
+            For the first that is not.
+        """
+        self.written.check(map(self.files.path, range(self.segment_of(start), end, self.segment_size)))
 
     def undo(self, start: int, end: int) -> None:
         """Make `start..end` zero again: an append that failed."""
@@ -315,7 +313,7 @@ class CommitLog:
             self.write(position, data.data)
             position += len(data)
         if start < end:
-            self._created = True  # names made by a writer that died may not be on the disk either
+            self.note_names()  # names made by a writer that died may not be on the disk either
             self.sync(start, end)
 
     def crc(self, start: int, end: int) -> int:

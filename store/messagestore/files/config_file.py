@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from messagestore.errors import CorruptionError
 from messagestore.files.mapped_file import Disk
 from messagestore.files.store_root import known_root
+from messagestore.files.written import replace_file
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ class ConfigFile:
         if not self.disk.is_folder(folder):
             self.disk.mkdir(folder)
             self.disk.fsync_dir(self.root)
-        self.disk.replace(self.path, text.encode("utf-8"), via=self._via)
+        replace_file(self.disk, self.path, text.encode("utf-8"), via=self._via)
         self._data_version = version
 
 

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, MessageIllegalError
-from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
+from messagestore.files.mapped_file import Disk, File, FilePool
 from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.files.written import FileReplaced, WrittenFiles
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import LMQ_PREFIX, stored_topic_fault, topic_fault
 
@@ -42,17 +43,6 @@ _INT32 = np.iinfo(np.int32)
 _PROBE_COUNT = 128
 """Units read at once around a hint: one page."""
 _SCAN_SIZE = 1 << 20
-
-
-class QueueFileReplaced(Exception):
-    """A file of the queue is not at its path any more: a Java broker, started by mistake, has deleted or remade it.
-
-    The caller loads the queue again and rebuilds it from the log, from the queue's first record on.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: found deleted or replaced while it is written; rebuild the queue from the log")
-        self.path = path
 
 
 class ConsumeQueue:
@@ -71,17 +61,14 @@ class ConsumeQueue:
 
     Attributes
     ----------
-    dirty : dict of str to (int, int)
-        Paths written since they were last synced, each with device and inode of the file that was written.
-    dirty_folders : set of str
-        Folders in which a name was added or removed since they were last synced.
+    written : WrittenFiles
+        Files and folders that were written since they were last synced.
     """
 
     def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
         self.files = MappedFileQueue(directory, file_size, pool, staging)
         self.disk: Disk = pool.disk
-        self.dirty: dict[str, tuple[int, int]] = {}
-        self.dirty_folders: set[str] = set()
+        self.written = WrittenFiles(self.disk, pool)
 
     def load(self) -> None:
         """Look at the folder again; files that were open are opened anew.
@@ -267,7 +254,7 @@ class ConsumeQueue:
         ------
         ValueError
             For a queue offset or a unit out of range, or a gap; nothing was written.
-        QueueFileReplaced
+        FileReplaced
             When a file is not at its path any more.
         """
         if not len(units):
@@ -285,8 +272,7 @@ class ConsumeQueue:
             if self.files.holding(start) is None:
                 self._create(start, chunk, position)
             else:
-                file = self._writable(start)
-                self.disk.pwrite(file, chunk, position)
+                self.disk.pwrite(self.written.writable(self.files.path(start)), chunk, position)
             done += len(chunk)
 
     def _check(self, queue_offset: int, units: Units) -> None:
@@ -309,41 +295,11 @@ class ConsumeQueue:
         """Make the file that begins at `start`, with its first units in it."""
         path = self.files.path(start)
         if self.disk.exists(path) and self.disk.size(path):  # an empty one is no file yet, as for `load`
-            raise QueueFileReplaced(path)  # somebody else made it: renaming ours there would delete theirs
-        self._note_folders()
+            raise FileReplaced(path)  # somebody else made it: renaming ours there would delete theirs
+        self.written.note_folders(self.files.directory)
         filler = np.zeros(position // UNIT.size, UNIT.dtype)
         filler["size"] = FILLER_UNIT_SIZE
-        file = self.files.create(start, filler.tobytes() + chunk if position else chunk)
-        self.dirty[path] = (file.device, file.inode)
-
-    def _note_folders(self) -> None:
-        """Remember the folders in which making a file changes a name: the queue's, and the parents of missing ones."""
-        folder = self.files.directory
-        self.dirty_folders.add(folder)
-        while not self.disk.exists(folder):
-            folder = os.path.dirname(folder)
-            self.dirty_folders.add(folder)
-
-    def _writable(self, start: int) -> File:
-        """The file that begins at `start`, open for writing, at its path, and noted as written."""
-        file = self._opened(start)
-        self.dirty[file.path] = (file.device, file.inode)
-        return file
-
-    def _opened(self, start: int) -> File:
-        path = self.files.path(start)
-        try:
-            file = self.files.file(start, writable=True)
-        except FileNotFoundError:
-            raise self._replaced(path) from None
-        if not self.disk.at_path(file) or self.dirty.get(path, (file.device, file.inode)) != (file.device, file.inode):
-            raise self._replaced(path)
-        return file
-
-    def _replaced(self, path: str) -> QueueFileReplaced:
-        self.files.pool.forget(path)
-        self.dirty.pop(path, None)
-        return QueueFileReplaced(path)
+        self.written.note(self.files.create(start, filler.tobytes() + chunk if position else chunk))
 
     def truncate(self, queue_offset: int) -> None:
         """Make everything from unit `queue_offset` on zero. Files are never shortened; doing it twice changes nothing.
@@ -358,10 +314,10 @@ class ConsumeQueue:
             if start >= offset or not self._has_message(start, min(offset, start + self.files.file_size)):
                 self._remove(start)
                 continue
-            file = self._opened(start)
+            file = self.written.opened(self.files.path(start))
             position = offset - start
             if self._has_data(file, position):
-                self.dirty[file.path] = (file.device, file.inode)
+                self.written.note(file)
                 self.disk.punch(file, position, self.files.file_size - position)
 
     def _has_message(self, start: int, end: int) -> bool:
@@ -383,10 +339,8 @@ class ConsumeQueue:
         return False
 
     def _remove(self, start: int) -> None:
-        path = self.files.path(start)
         self.files.remove(start)
-        self.dirty.pop(path, None)
-        self.dirty_folders.add(self.files.directory)
+        self.written.removed(self.files.path(start))
 
     # ---- the disk
 
@@ -395,46 +349,34 @@ class ConsumeQueue:
 
         Raises
         ------
-        QueueFileReplaced
+        FileReplaced
             For the first that is not.
         """
-        for path in list(self.dirty):
-            self._opened(self._start(path))
+        self.written.check()
 
     def sync(self) -> None:
         """Force the dirty files and folders to the disk. When it raises an `OSError`, it must not be called again.
 
         Raises
         ------
-        QueueFileReplaced
+        FileReplaced
             When a file that was written is not at its path any more.
         """
-        for path in list(self.dirty):
+        for path in list(self.written.files):
             self._sync_file(self._start(path))
-        for folder in sorted(self.dirty_folders, reverse=True):
-            with sync_errors(folder):
-                self.disk.fsync_dir(folder)
-        self.dirty_folders.clear()
+        self.written.sync_folders()
 
     def note_names(self) -> None:
         """The names of this queue's files and folders may not be synced: a writer that died may have made them."""
         folder = self.files.directory
         for _ in range(3):  # the queue's, the topic's, and all queues'
-            self.dirty_folders.add(folder)
+            self.written.folders.add(folder)
             folder = os.path.dirname(folder)
-
-    def mark_synced(self) -> None:
-        """The caller has synced the whole file system (one call for thousands of queues): nothing is dirty."""
-        self.dirty.clear()
-        self.dirty_folders.clear()
 
     def _sync_file(self, start: int) -> None:
         """Sync one file where there is one, dirty or not: a process before this one may have left it unsynced."""
         if self.files.holding(start) is not None:
-            file = self._opened(start)
-            with sync_errors(file.path):
-                self.disk.fdatasync(file)
-            self.dirty.pop(file.path, None)
+            self.written.sync_file(self.files.path(start))
 
     @staticmethod
     def _start(path: str) -> int:

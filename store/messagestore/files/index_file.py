@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.files import index_check, index_rewind
-from messagestore.files.index_table import MAX_SECONDS, IndexFileReplaced, IndexHeader, IndexTable
+from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
 from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.written import WrittenFiles, new_file
 from messagestore.format.javahash import index_hash
-
-__all__ = ["IndexFileReplaced", "IndexService"]
 
 _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
@@ -55,8 +54,8 @@ class IndexService:
 
     Attributes
     ----------
-    dirty_folders : set of str
-        Folders in which a name was added or removed since they were last synced.
+    written : WrittenFiles
+        Files and folders that were written since they were last synced.
     """
 
     def __init__(self, directory: str, pool: FilePool, staging: str, *, slot_count: int, max_entry_count: int) -> None:
@@ -68,7 +67,7 @@ class IndexService:
         self.max_entry_count = max_entry_count
         self.files: list[IndexTable] = []
         """Oldest first."""
-        self.dirty_folders: set[str] = set()
+        self.written = WrittenFiles(self.disk, pool)
         self._header: IndexHeader | None = None
 
     def load(self) -> None:
@@ -81,12 +80,13 @@ class IndexService:
         """
         for file in self.files:
             self.pool.forget(file.path)
+            self.written.forget(file.path)
         files = []
         for name in self.disk.names(self.directory):
             path = os.path.join(self.directory, name)
             if not _is_index_name(name) or self.disk.is_folder(path):
                 continue  # RocketMQ skips names that are no numbers, too
-            file = IndexTable(path, self.pool, self.slot_count, self.max_entry_count)
+            file = IndexTable(path, self.pool, self.written, self.slot_count, self.max_entry_count)
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
@@ -148,7 +148,7 @@ class IndexService:
         ------
         ValueError
             When the arrays do not fit together; nothing was written.
-        IndexFileReplaced
+        FileReplaced
             When the newest file is not at its path any more.
         """
         if not len(physical_offsets):
@@ -205,23 +205,15 @@ class IndexService:
             header.end_timestamp_ms, header.end_timestamp_ms, header.end_physical_offset, header.end_physical_offset
         )
         temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
-        file = IndexTable(self._next_path(), self.pool, self.slot_count, self.max_entry_count)
-        made = self.disk.open_new(temporary, file.size)
-        try:
+        file = IndexTable(self._next_path(), self.pool, self.written, self.slot_count, self.max_entry_count)
+        with new_file(self.disk, file.path, file.size, via=temporary) as made:
             self.disk.pwrite(made, header.to_bytes(), 0)
             if not self.disk.exists(self.directory):
                 self.disk.mkdir(self.directory)
-                self.dirty_folders.add(os.path.dirname(self.directory))
-            self.disk.rename(temporary, file.path)
-        except BaseException:
-            made.close()
-            if self.disk.exists(temporary):
-                self.disk.unlink(temporary)
-            raise
-        self.dirty_folders.add(self.directory)
-        made.path = file.path
+                self.written.folders.add(os.path.dirname(self.directory))
+            self.written.folders.add(self.directory)
         self.pool.put(made)
-        file.written = (made.device, made.inode)
+        self.written.note(made)
         self.files.append(file)
         self._header = header
         return header
@@ -268,33 +260,21 @@ class IndexService:
             self.disk.unlink(file.path)
         self.pool.forget(file.path)
         self.files.remove(file)
-        self.dirty_folders.add(self.directory)
+        self.written.removed(file.path)
 
     def check_files(self) -> None:
         """Whether every file written since the last sync is still the file at its path (asked before publishing).
 
         Raises
         ------
-        IndexFileReplaced
+        FileReplaced
             For the first that is not.
         """
-        for file in self.files:
-            if file.written is not None:
-                file.opened()
+        self.written.check()
 
     def sync(self) -> None:
         """Force what was written to the disk. When it raises an `OSError`, it must not be called again."""
-        for file in self.files:
-            file.sync()
-        for folder in sorted(self.dirty_folders, reverse=True):
-            self.disk.fsync_dir(folder)
-        self.dirty_folders.clear()
-
-    def mark_synced(self) -> None:
-        """The caller has synced the whole file system: nothing is dirty."""
-        for file in self.files:
-            file.written = None
-        self.dirty_folders.clear()
+        self.written.sync()
 
     # ---- reading
 

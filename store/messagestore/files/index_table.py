@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly, sync_errors
+from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
+from messagestore.files.written import WrittenFiles
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT_SIZE
 
 ENTRY_DTYPE: np.dtype[Any] = INDEX_ENTRY.dtype.newbyteorder("=")
@@ -40,17 +41,6 @@ _NEAR_COUNT = 256
 _MAX_STEPS = 1 << 20
 
 _log = logging.getLogger(__name__)
-
-
-class IndexFileReplaced(Exception):
-    """An index file is not at its path any more: a Java broker, started by mistake, has deleted or remade it.
-
-    The caller deletes what is left (`IndexService.unlink_all`), loads, and puts the log's records again.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: found deleted or replaced while it is written; rebuild the index from the log")
-        self.path = path
 
 
 class IndexHeader(NamedTuple):
@@ -75,6 +65,8 @@ class IndexTable:
     ----------
     path : str
     pool : FilePool
+    written : WrittenFiles
+        The index's.
     slot_count, max_entry_count : int
         The store's; a file does not tell. Numbers of entries are below `max_entry_count`.
 
@@ -82,57 +74,27 @@ class IndexTable:
     ----------
     size : int
         Bytes of the file.
-    written : (int, int) | None
-        Device and inode of the file that was written since the last sync.
     """
 
-    def __init__(self, path: str, pool: FilePool, slot_count: int, max_entry_count: int) -> None:
+    def __init__(self, path: str, pool: FilePool, written: WrittenFiles, slot_count: int, max_entry_count: int) -> None:
         self.path = path
         self.pool = pool
+        self.written = written
         self.disk: Disk = pool.disk
         self.slot_count = slot_count
         self.max_entry_count = max_entry_count
         self.entries_position = slot_position(slot_count)
         self.size = self.entry_position(max_entry_count)
-        self.written: tuple[int, int] | None = None
 
     # ---- the file
 
     def opened(self) -> File:
-        """The file, open for writing and at its path.
-
-        Raises
-        ------
-        IndexFileReplaced
-            When it is not.
-        """
-        try:
-            file = self.pool.get(self.path, writable=True)
-        except FileNotFoundError:
-            raise self._replaced() from None
-        identity = (file.device, file.inode)
-        if not self.disk.at_path(file) or (self.written or identity) != identity:
-            raise self._replaced()
-        return file
+        """The file, open for writing and at its path; see `WrittenFiles`."""
+        return self.written.opened(self.path)
 
     def writable(self) -> File:
         """As `opened`, noted as written."""
-        file = self.opened()
-        self.written = (file.device, file.inode)
-        return file
-
-    def _replaced(self) -> IndexFileReplaced:
-        self.pool.forget(self.path)
-        self.written = None
-        return IndexFileReplaced(self.path)
-
-    def sync(self) -> None:
-        """Force what was written to the disk."""
-        if self.written is not None:
-            file = self.opened()
-            with sync_errors(file.path):
-                self.disk.fdatasync(file)
-            self.written = None
+        return self.written.writable(self.path)
 
     # ---- its parts
 

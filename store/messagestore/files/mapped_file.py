@@ -416,21 +416,6 @@ class Disk:
         finally:
             file.close()
 
-    def replace(self, path: str | Path, data: bytes, *, via: str | Path) -> None:
-        """Make `path` hold `data`, whole or not at all: written at `via`, synced, renamed, the folder synced."""
-        if self.exists(via):
-            self.unlink(via)
-        file = self.open_new(via, 0)
-        try:
-            self.pwrite(file, data, 0)
-            with sync_errors(os.fspath(path)):
-                self.fdatasync(file)
-        finally:
-            file.close()
-        self.rename(via, path)
-        with sync_errors(os.fspath(path)):
-            self.fsync_dir(os.path.dirname(os.fspath(path)))
-
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
         if error.errno in _FULL:
             free = self.free(os.path.dirname(path))

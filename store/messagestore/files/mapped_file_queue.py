@@ -15,6 +15,7 @@ import uuid
 
 from messagestore.errors import CorruptionError
 from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
+from messagestore.files.written import new_file
 
 _NAME_DIGITS = 20
 FILE_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
@@ -191,26 +192,17 @@ class MappedFileQueue:
         if self._name_unsynced:
             with sync_errors(self.directory):
                 self.disk.fsync_dir(self.directory)
-        temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
-        file = self.disk.open_new(temporary, self.file_size)
-        try:
+        path, temporary = self.path(file_from_offset), os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
+        with new_file(self.disk, path, self.file_size, via=temporary) as file:
             if preallocate:
                 self.disk.fallocate(file, self.file_size)
             if len(data):
                 self.disk.pwrite(file, data, position)
             self.make_folder()
-            path = self.path(file_from_offset)
             if self.disk.exists(path) and self.disk.size(path):
                 text = "found a file that this writer did not make (a broker started on this store?)"
                 raise FileExistsError(errno.EEXIST, text, path)
             self._name_unsynced = True
-            self.disk.rename(temporary, path)
-        except BaseException:
-            file.close()
-            if self.disk.exists(temporary):
-                self.disk.unlink(temporary)
-            raise
-        file.path = self.path(file_from_offset)
         self.pool.put(file)
         self.offsets.append(file_from_offset)
         return file

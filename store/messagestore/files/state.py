@@ -12,13 +12,13 @@ Written only under the writer lock; read by any thread and process at any time.
 
 from __future__ import annotations
 
-import errno
 import struct
 import zlib
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from messagestore.files.mapped_file import Disk, File
+from messagestore.files.written import WrittenFiles, replace_file
 from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
@@ -164,6 +164,7 @@ class StateFile:
     def __init__(self, disk: Disk, path: str) -> None:
         self.disk = disk
         self.path = path
+        self.written = WrittenFiles(disk)
         self._file: File | None = None
         self._last: State | None = None
 
@@ -183,7 +184,7 @@ class StateFile:
         position = STATE_SLOT_POSITIONS[state.counter % 2]
         data[position : position + STATE_SLOT.size] = state.to_bytes()
         self.close()
-        self.disk.replace(self.path, bytes(data), via=via)
+        replace_file(self.disk, self.path, bytes(data), via=via)
         self._last = state
         return state
 
@@ -211,6 +212,7 @@ class StateFile:
                 file = self._file = self.disk.open(self.path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            self.written.files[self.path] = (file.device, file.inode)
         return self.disk.pread(file, _READ_SIZE, 0)
 
     def write(self, state: State) -> State:
@@ -220,13 +222,14 @@ class StateFile:
         ------
         ValueError
             When the counter is not above the last one, or would fall into that one's slot.
-        FileNotFoundError
-            When the file is gone, or is another one than was read or written last.
+        FileReplaced
+            When the file is gone, or is another one than was read or written last: whoever restores a store under its
+            writer puts another store's state there.
         """
         last = self._last if self._last is not None else self.read()
         if last is not None and (state.counter <= last.counter or (state.counter - last.counter) % 2 == 0):
             raise ValueError(f"state: counter: found {state.counter}; after {last.counter} comes {last.counter + 1}")
-        self.disk.pwrite(self._writable(), state.to_bytes(), STATE_SLOT_POSITIONS[state.counter % 2])
+        self.disk.pwrite(self.written.writable(self.path), state.to_bytes(), STATE_SLOT_POSITIONS[state.counter % 2])
         self._last = state
         return state
 
@@ -243,21 +246,9 @@ class StateFile:
 
     def sync(self) -> None:
         """Force what was written to the disk."""
-        self.disk.fdatasync(self._writable())
-
-    def _writable(self) -> File:
-        """The file to write to; never one that was put in the place of the one this process knows.
-
-        Whoever restores a store under its writer puts another store's state there.
-        """
-        file = self._file
-        if file is not None and not self.disk.at_path(file):
-            text = "was removed or replaced while this process wrote the store"
-            raise FileNotFoundError(errno.ENOENT, text, self.path)
-        if file is None or not file.writable:
-            file = self._file = self.disk.open(self.path, writable=True)
-        return file
+        self.disk.fdatasync(self.written.writable(self.path))
 
     def close(self) -> None:
         """Let go of the file (it closes when no thread reads it any more); the next call opens it again."""
         self._file = None
+        self.written.clear()

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.mapped_file import Disk
+from messagestore.files.written import replace_file
 from messagestore.format.layout import (
     JOURNAL_CHECKPOINT_KNOWN,
     JOURNAL_ENTRY,
@@ -534,7 +535,7 @@ class BatchJournal:
     def write(self, disk: Disk, path: str, via: str, old_path: str = "", retention: int = DEFAULT_RETENTION) -> None:
         """To the file, whole or not at all, synced. The one of format 1 goes when this one is there."""
         self.trim(retention)
-        disk.replace(path, self.to_bytes(), via=via)
+        replace_file(disk, path, self.to_bytes(), via=via)
         self.fault, self.version = "", JOURNAL_FORMAT
         if old_path and disk.exists(old_path):
             disk.unlink(old_path)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.files.consume_queue import UNIT_DTYPE, QueueFileReplaced, Units
-from messagestore.files.index_file import IndexFileReplaced
+from messagestore.files.consume_queue import UNIT_DTYPE, Units
+from messagestore.files.written import FileReplaced
 from messagestore.format.rows import Rows
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.read_back import rows_of
@@ -74,7 +74,7 @@ class Dispatcher:
             self.files.ends.extend((topic, queue_id), first, units)
         try:
             queue.append(first, units)
-        except QueueFileReplaced:
+        except FileReplaced:
             # A broker started by mistake deletes files before it asks for the lock: look again, rebuild, then append.
             queue.load()
             self.rebuild_queue(topic, queue_id, int(units["physical_offset"][0]))
@@ -92,7 +92,7 @@ class Dispatcher:
 
         Raises
         ------
-        QueueFileReplaced, IndexFileReplaced
+        FileReplaced
             A broker started by mistake deletes files before it asks for the lock.
         """
         for _, _, queue in self.files.written_queues():
@@ -105,7 +105,7 @@ class Dispatcher:
         for topic, queue_id, queue in self.files.written_queues():
             try:
                 queue.check_files()
-            except QueueFileReplaced:
+            except FileReplaced:
                 queue.load()
                 self.rebuild_queue(topic, queue_id, end)
         index, log = self.files.index, self.files.commit_log
@@ -114,7 +114,7 @@ class Dispatcher:
         try:
             index.check_files()
             index.rewind(end, self._store_time)  # it may hold some entries of what is dispatched again
-        except (IndexFileReplaced, FileNotFoundError):
+        except FileNotFoundError:
             index.load()
             index.unlink_all()
             for run in Walk(log, log.min_offset, end, Depth.FRAMING):

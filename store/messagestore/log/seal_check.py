@@ -21,6 +21,7 @@ import numpy as np
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, queue_directory
 from messagestore.files.mapped_file_queue import FILE_NAME
+from messagestore.files.written import replace_file
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import BATCH_TOPIC
@@ -236,7 +237,7 @@ def rebuild(files: StoreFiles, keys: Iterable[Key], end: int) -> None:
     for key in keys:
         for path in _files_of(files, key):
             disk.open(path).close()  # a link or a FIFO is refused, before anything is removed
-    disk.replace(paths.rebuild, b"queues", via=paths.temporary("rebuild"))
+    replace_file(disk, paths.rebuild, b"queues", via=paths.temporary("rebuild"))
     ends, files.ends = files.ends, None  # what is written again is known
     try:
         for key in sorted(keys):

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.files.mapped_file import Disk
+from messagestore.files.written import replace_file
 from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, ENDS_MAGIC, UNIT
 from messagestore.format.record import crc32
 
@@ -190,7 +191,7 @@ class SealedEnds:
             same = file is not None and (file.inode, disk.length(file)) == self._file
             if not same or not self._end or self._end > max(_GROWTH_SIZE, 2 * self._base_size):
                 block = self._block(self.seals, clean_end, anchor, 0)
-                disk.replace(path, block, via=via)
+                replace_file(disk, path, block, via=via)
                 self._end = self._base_size = len(block)
                 self._file = None
             else:

@@ -25,6 +25,7 @@ from messagestore.files.mapped_file import Disk, FilePool
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root
 from messagestore.files.topics import Topics
+from messagestore.files.written import replace_file
 from messagestore.format.broker_keys import why_not_written
 from messagestore.format.config import StoreConfig, java_key
 from messagestore.format.hosts import pack_host
@@ -404,11 +405,11 @@ class StoreFiles:
 
     def sync_derived(self) -> None:
         """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""
-        dirty = sum(len(queue.dirty) + len(queue.dirty_folders) for queue in self._written.values())
+        dirty = sum(len(queue.written.files) + len(queue.written.folders) for queue in self._written.values())
         if dirty > _MANY_FILES or self.others_wrote:
             self.disk.syncfs(self.disk.open(self.paths.identity))
             for queue in self._written.values():
-                queue.mark_synced()
+                queue.written.clear()
         for queue in self._written.values():
             queue.sync()
         if self.index is not None:
@@ -549,7 +550,7 @@ def new_identity(config: StoreConfig, store_id: str = "", ancestors: Iterable[st
 
 def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
     """Write `store.json`, whole or not at all, synced."""
-    disk.replace(paths.identity, identity.to_json(), via=paths.temporary("store.json"))
+    replace_file(disk, paths.identity, identity.to_json(), via=paths.temporary("store.json"))
     disk.fsync_dir(paths.root)
     return replace(identity, version=FORMAT_VERSION)
 

@@ -25,6 +25,7 @@ from typing import Any
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.state import State, boot_hash
+from messagestore.files.written import replace_file
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import (
@@ -428,7 +429,7 @@ class _Recovery:
         """Say what is made again: a recovery that is killed meanwhile leaves a part, and the next one begins anew."""
         disk, paths = self.files.disk, self.files.paths
         parts = [_QUEUES] * (queues or self._rebuild_begun(_QUEUES)) + [_INDEX] * (index or self._rebuild_begun(_INDEX))
-        disk.replace(paths.rebuild, b" ".join(parts), via=paths.temporary("rebuild"))
+        replace_file(disk, paths.rebuild, b" ".join(parts), via=paths.temporary("rebuild"))
 
     def _queues_gone(self) -> bool:
         """Whether somebody deleted all queues of a store that had them."""
@@ -622,7 +623,7 @@ class _Recovery:
         try:
             disk.mkdir(paths.cut)
             size = min(ranges[-1][1] - end, SAVED_SIZE)
-            disk.replace(target, bytes(self.log.read_array(end, size)), via=paths.temporary("cut"))
+            replace_file(disk, target, bytes(self.log.read_array(end, size)), via=paths.temporary("cut"))
             self.report.saved = target
         except OSError as error:
             self.report.notes.append(f"{ranges[-1][1] - end} torn bytes at {end} could not be saved ({error})")
@@ -693,9 +694,9 @@ class _Recovery:
         end = survey.queues.next_offsets.get(key, self.below.next_offsets.get(key))
         if end is None:
             end = proven_queue_end(self.files, topic, queue_id, survey.end.physical_offset, crc=False)
-        before = len(queue.dirty), queue.files.offsets.copy()
+        before = len(queue.written.files), queue.files.offsets.copy()
         queue.truncate(end)
-        if (len(queue.dirty), queue.files.offsets) == before:
+        if (len(queue.written.files), queue.files.offsets) == before:
             return False
         self.files.mark_written(topic, queue_id, queue)
         return True

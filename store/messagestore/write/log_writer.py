@@ -34,10 +34,10 @@ from messagestore.errors import (
     SyncFailedError,
 )
 from messagestore.files import checkpoint as store_checkpoint
-from messagestore.files.consume_queue import QueueFileReplaced, queue_directory
-from messagestore.files.index_file import IndexFileReplaced
+from messagestore.files.consume_queue import queue_directory
 from messagestore.files.mapped_file import sync_errors
 from messagestore.files.state import State, boot_hash
+from messagestore.files.written import FileReplaced, replace_file
 from messagestore.format import record, record_columns
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN, STATE_POISONED, UNIT
@@ -273,8 +273,8 @@ class LogWriter:
         if files.abort_is_ours:
             return
         try:
-            files.disk.replace(
-                files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
+            replace_file(
+                files.disk, files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
             )
         except Exception as error:  # also for want of memory: a second try would take it for synced
             if files.abort_is_ours:  # it is there, and may not be there after a power cut
@@ -403,7 +403,7 @@ class LogWriter:
         first = next(iter(faults.values()))
         try:
             rebuild(files, faults, self.state.visible_end)
-        except (OSError, QueueFileReplaced) as error:
+        except OSError as error:
             raise self.poison(f"queues could not be made again ({error})") from error
         for key in faults:
             fault = fault_of(files, ends, key)
@@ -730,11 +730,12 @@ class LogWriter:
 
     def check_segments(self, start: int, end: int) -> None:
         """Poison when a segment that was written is no longer the file at its path."""
-        replaced = self.log.replaced(start, end)
-        if replaced is not None:
+        try:
+            self.log.check_files(start, end)
+        except FileReplaced as error:
             raise self.poison(
-                f"{replaced} was deleted or replaced while it was written (a broker started on this store?)"
-            )
+                f"{error.path} was deleted or replaced while it was written (a broker started on this store?)"
+            ) from error
 
     def dispatch_or_poison(self, rows: Callable[[], Iterable[Rows]], physical_offset: int) -> None:
         """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon.
@@ -751,7 +752,7 @@ class LogWriter:
         StoreFullError
             There is no room for all of it; it may be tried again, after `Dispatcher.repair`.
         """
-        failures = (OSError, StoreError, QueueFileReplaced, IndexFileReplaced)
+        failures = (OSError, StoreError)
         try:
             self.dispatcher.dispatch(rows())
             self.dispatcher.check_files()
@@ -832,7 +833,7 @@ class LogWriter:
             synced = f"everything up to {end.physical_offset} is synced"
             text = f"the disk has no room to note that {synced} ({error}). {synced.capitalize()}, and nothing is lost"
             raise self._no_room(text, error) from error
-        except (OSError, QueueFileReplaced, IndexFileReplaced) as error:
+        except OSError as error:
             raise self.poison(f"the clean end could not be made durable ({error})") from error
         self.log.forget_written(end.physical_offset)
         self.clean_moved_s, self._clean_again_s = time.monotonic(), None

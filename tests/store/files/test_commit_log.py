@@ -10,6 +10,7 @@ import pytest
 from messagestore import CorruptionError, Message, StoreConfig
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.written import FileReplaced
 from messagestore.format import record
 from messagestore.format.hosts import pack_host
 from messagestore.format.layout import MAGIC_BLANK
@@ -75,9 +76,11 @@ def test_rewrite_keeps_the_bytes(log: CommitLog) -> None:
 def test_replaced_segment_is_noticed(log: CommitLog) -> None:
     """A segment that was deleted behind the writer's back is named."""
     end = put(log, 0, b"a")
-    assert log.replaced(0, end) is None
+    log.check_files(0, end)
     Path(log.files.path(0)).unlink()
-    assert log.replaced(0, end) == log.files.path(0)
+    with pytest.raises(FileReplaced) as caught:
+        log.check_files(0, end)
+    assert caught.value.path == log.files.path(0)
 
 
 def test_missing_bytes_are_corruption(log: CommitLog) -> None:

@@ -19,12 +19,12 @@ from messagestore.errors import CorruptionError, MessageIllegalError
 from messagestore.files.consume_queue import (
     UNIT_DTYPE,
     ConsumeQueue,
-    QueueFileReplaced,
     Units,
     list_queues,
     queue_directory,
 )
 from messagestore.files.mapped_file import Disk, File, FilePool
+from messagestore.files.written import FileReplaced
 
 FILLER = (0, 0x7FFFFFFF, 0)
 ZERO = (0, 0, 0)
@@ -370,7 +370,7 @@ def test_a_sound_queue_is_not_written_by_a_cut_at_its_end(tmp_path: Path):
     queue.sync()
     os.utime(queue.files.path(0), (1, 1))
     queue.truncate(3)
-    assert not queue.dirty
+    assert not queue.written.files
     assert os.stat(queue.files.path(0)).st_mtime == 1
 
 
@@ -383,7 +383,7 @@ def test_a_deleted_file_is_noticed_before_it_is_written(tmp_path: Path):
     queue.append(0, some_units(0, 3))
     queue.check_files()
     os.unlink(queue.files.path(0))
-    with pytest.raises(QueueFileReplaced) as caught:
+    with pytest.raises(FileReplaced) as caught:
         queue.append(3, some_units(3, 1))
     assert caught.value.path == queue.files.path(0)
     queue.load()
@@ -411,7 +411,7 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[ConsumeQueue
     other.rename(path)
     if forget:
         queue.files.pool.clear()
-    with pytest.raises(QueueFileReplaced, match="rebuild the queue"):
+    with pytest.raises(FileReplaced, match="deleted or replaced"):
         call(queue)
     queue.load()
     queue.append(0, some_units(0, 4))
@@ -425,7 +425,7 @@ def test_a_file_somebody_else_made_is_not_overwritten(tmp_path: Path):
     queue.append(0, some_units(0, 5))
     theirs = Path(queue.files.path(100))
     theirs.write_bytes(b"\1" * 100)
-    with pytest.raises(QueueFileReplaced):
+    with pytest.raises(FileReplaced):
         queue.append(5, some_units(5, 1))
     assert theirs.read_bytes() == b"\1" * 100
 
@@ -469,7 +469,7 @@ def test_a_full_file_is_synced_before_the_second_one_after_it_gets_a_unit(tmp_pa
     assert disk.synced == ["0/", f"{0:020d}", "0/"]
     queue.append(11, some_units(11, 14))
     assert disk.synced[3:] == [f"{100:020d}", "0/", f"{200:020d}", "0/"]
-    assert sorted(os.path.basename(path) for path in queue.dirty) == [f"{300:020d}", f"{400:020d}"]
+    assert sorted(os.path.basename(path) for path in queue.written.files) == [f"{300:020d}", f"{400:020d}"]
     again = make(tmp_path, disk=disk)  # what another process left may be unsynced as well
     disk.synced.clear()
     again.append(25, some_units(25, 1))
@@ -484,8 +484,8 @@ def test_sync_forces_files_and_the_folders_that_were_made(tmp_path: Path):
     disk.synced.clear()
     queue.sync()
     assert disk.synced == [f"{0:020d}", f"{100:020d}", "0/", "T/", "consumequeue/", tmp_path.name + "/"]
-    assert not queue.dirty
-    assert not queue.dirty_folders
+    assert not queue.written.files
+    assert not queue.written.folders
     disk.synced.clear()
     queue.append(6, some_units(6, 1))
     queue.sync()
@@ -496,7 +496,7 @@ def test_sync_forces_files_and_the_folders_that_were_made(tmp_path: Path):
     queue.sync()
     assert disk.synced == ["0/"]
     queue.append(5, some_units(5, 1))
-    queue.mark_synced()
+    queue.written.clear()
     disk.synced.clear()
     queue.sync()
     assert disk.synced == []
@@ -513,7 +513,7 @@ def test_a_failed_sync_is_an_error_and_stays_dirty(tmp_path: Path):
     queue.append(0, some_units(0, 3))
     with pytest.raises(OSError, match="Input/output"):
         queue.sync()
-    assert queue.dirty
+    assert queue.written.files
 
 
 # ---- many queues, and their folders

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from java_index import JavaIndex, Record
 from messagestore.errors import CorruptionError, StoreFullError
 from messagestore.files import index_rewind, index_table
-from messagestore.files.index_file import IndexFileReplaced, IndexService
+from messagestore.files.index_file import IndexService
 from messagestore.files.index_table import ENTRY_DTYPE, IndexHeader
 from messagestore.files.mapped_file import Disk, File, FilePool
+from messagestore.files.written import FileReplaced
 from messagestore.format.javahash import index_hash
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER
 from small import ClockDisk
@@ -653,7 +654,7 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[IndexService
         path.unlink()
     if forget:
         index.pool.clear()
-    with pytest.raises(IndexFileReplaced, match="rebuild the index"):
+    with pytest.raises(FileReplaced, match="deleted or replaced"):
         call(index)
     index.unlink_all()
     index.load()
@@ -672,7 +673,7 @@ def test_sync_forces_files_and_folders_once(tmp_path: Path):
     names = [os.path.basename(file.path) for file in index.files]
     assert disk.synced == [*names, "index/", tmp_path.name + "/"]
     put(index, [Record(3, NOW_MS, [3])])
-    index.mark_synced()
+    index.written.clear()
     index.sync()
     assert len(disk.synced) == 4
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from messagestore.errors import CorruptionError, NotAStoreError, StoreFullError
 from messagestore.files import mapped_file
 from messagestore.files.mapped_file import Disk, File, FilePool, pool_limit, read_exactly
+from messagestore.files.written import replace_file
 
 
 @pytest.fixture
@@ -379,31 +380,10 @@ def test_whether_a_file_is_still_at_its_path(disk: Disk, file: File, path: str, 
     if what == "unlink":
         disk.unlink(path)
     elif what == "replace":
-        disk.replace(path, b"new", via=path + ".new")
+        replace_file(disk, path, b"new", via=path + ".new")
     elif what == "rename away":
         disk.rename(path, path + ".old")
     assert disk.at_path(file) == (what == "nothing")
-
-
-def test_replacing_is_whole_or_not_at_all(disk: Disk, path: str):
-    """Written elsewhere, synced, renamed; a leftover of an earlier try is in nobody's way."""
-    Path(path).write_bytes(b"old")
-    Path(path + ".new").write_bytes(b"left by a killed process")
-    disk.replace(path, b"new", via=path + ".new")
-    assert disk.read(path) == b"new"
-    assert not os.path.exists(path + ".new")
-
-    class FullDisk(Disk):
-        def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(StoreFullError):
-        FullDisk().replace(path, b"newer", via=path + ".new")
-    assert disk.read(path) == b"new"
-    disk.replace(path, b"newest", via=path + ".new")
-    assert disk.read(path) == b"newest"
-    assert disk.read_head(path, 3) == b"new"
-    assert disk.read_head(path, 100) == b"newest"
 
 
 def test_a_small_file_that_is_large_is_not_read(disk: Disk, path: str):
@@ -413,27 +393,6 @@ def test_a_small_file_that_is_large_is_not_read(disk: Disk, path: str):
         disk.read(path)
     with pytest.raises(CorruptionError, match="at most 10 bytes"):
         disk.read(path, limit=10)
-
-
-def test_a_replacement_is_synced_in_order(path: str):
-    """Bytes, then the name, then the folder: else a power cut leaves an empty file."""
-    calls: list[str] = []
-
-    class LoggingDisk(Disk):
-        def fdatasync(self, file: File) -> None:
-            calls.append("fdatasync")
-            super().fdatasync(file)
-
-        def rename(self, source: str | Path, target: str | Path) -> None:
-            calls.append("rename")
-            super().rename(source, target)
-
-        def fsync_dir(self, path: str | Path) -> None:
-            calls.append(f"fsync_dir {path}")
-            super().fsync_dir(path)
-
-    LoggingDisk().replace(path, b"x", via=path + ".new")
-    assert calls == ["fdatasync", "rename", f"fsync_dir {os.path.dirname(path)}"]
 
 
 # ---- the pool

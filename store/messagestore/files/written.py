@@ -1,0 +1,200 @@
+"""The ledger of written files: what was written and is not synced, and whether it is still the file at its path.
+
+The CommitLog, each ConsumeQueue, the index and `spark/state` have one ledger each. It notes a file when it is written,
+and a folder when a name in it changes; `sync` forces both to the disk. A Java broker that is started by mistake deletes
+and remakes files before it asks for the lock, and somebody may restore a copy under a writer. So a file is compared
+with its path before it is written again, before what it holds is published, and before it is synced.
+
+Two functions give files their names: `new_file` makes a file under a temporary name and renames it when it is complete,
+`replace_file` does the same to a small file and makes it durable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
+
+
+class FileReplaced(FileNotFoundError):
+    """A file that was written is not the file at its path any more.
+
+    ConsumeQueues and the index are made again from the log (`Dispatcher.repair`). For the log and for `spark/state`
+    nothing can be done: the writer stops.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(errno.ENOENT, "was deleted or replaced while this process wrote it", path)
+        self.path = path
+
+
+class WrittenFiles:
+    """Files and folders that were written and are not synced yet.
+
+    Parameters
+    ----------
+    disk : Disk
+    pool : FilePool | None
+        Opens and keeps the files; None: each is opened by itself, and held.
+    hold : bool
+        Hold each file open until it is forgotten, whatever the pool does: a failed write-back is reported to the
+        descriptors that were open when it failed.
+
+    Attributes
+    ----------
+    files : dict of str to (int, int)
+        Paths that were written, each with device and inode of the file.
+    folders : set of str
+        Folders in which a name was added or removed.
+    held : dict of str to File
+
+    Threads: those of the writer, which takes its mutex.
+    """
+
+    def __init__(self, disk: Disk, pool: FilePool | None = None, *, hold: bool = False) -> None:
+        self.disk = disk
+        self.pool = pool
+        self.hold = hold or pool is None
+        self.files: dict[str, tuple[int, int]] = {}
+        self.folders: set[str] = set()
+        self.held: dict[str, File] = {}
+
+    def opened(self, path: str) -> File:
+        """The file, open for writing: the one at its path, and the one that was written before.
+
+        Raises
+        ------
+        FileReplaced
+        """
+        file = self.held.get(path)
+        try:
+            if file is None and self.pool is not None:
+                file = self.pool.get(path, writable=True)
+            elif file is None:
+                file = self.disk.open(path, writable=True)
+        except FileNotFoundError:
+            raise self._replaced(path) from None
+        identity = (file.device, file.inode)
+        if not self.disk.at_path(file) or self.files.get(path, identity) != identity:
+            raise self._replaced(path)
+        return file
+
+    def writable(self, path: str) -> File:
+        """As `opened`, and noted as written."""
+        return self.note(self.opened(path))
+
+    def note(self, file: File) -> File:
+        """Take down that a file is written; the file."""
+        self.files[file.path] = (file.device, file.inode)
+        if self.hold:
+            self.held[file.path] = file
+        return file
+
+    def note_folders(self, folder: str) -> None:
+        """A name in this folder changes; where it is missing, so does one in the first of its parents that is there."""
+        self.folders.add(folder)
+        while not self.disk.exists(folder):
+            folder = os.path.dirname(folder)
+            self.folders.add(folder)
+
+    def _replaced(self, path: str) -> FileReplaced:
+        if (
+            self.pool is not None and not self.hold
+        ):  # the caller loads again and rebuilds; where files are held it stops
+            self.pool.forget(path)
+            self.forget(path)
+        return FileReplaced(path)
+
+    def forget(self, path: str) -> None:
+        """Let go of a file: it was synced, or is none of ours any more."""
+        self.files.pop(path, None)
+        self.held.pop(path, None)
+
+    def removed(self, path: str) -> None:
+        """A file was unlinked."""
+        self.forget(path)
+        self.folders.add(os.path.dirname(path))
+
+    def clear(self) -> None:
+        """Let go of everything: the whole file system was synced, or the store is closed."""
+        self.files.clear()
+        self.folders.clear()
+        self.held.clear()
+
+    def check(self, paths: Iterable[str] | None = None) -> None:
+        """Whether every file that was written, or each of some, is still the file at its path.
+
+        Raises
+        ------
+        FileReplaced
+            For the first that is not.
+        """
+        for path in list(self.files if paths is None else paths):
+            if path in self.files:
+                self.opened(path)
+
+    def sync_file(self, path: str) -> None:
+        """Sync one file, whether it was written by this process or not.
+
+        Raises
+        ------
+        FileReplaced
+        SyncFailedError
+            It must not be called again.
+        """
+        file = self.opened(path)
+        with sync_errors(path):
+            self.disk.fdatasync(file)
+        self.forget(path)
+
+    def sync_folders(self) -> None:
+        """Sync the folders in which names changed, each before its parent."""
+        for folder in sorted(self.folders, reverse=True):
+            with sync_errors(folder):
+                self.disk.fsync_dir(folder)
+        self.folders.clear()
+
+    def sync(self) -> None:
+        """Sync the files, then the folders."""
+        for path in list(self.files):
+            self.sync_file(path)
+        self.sync_folders()
+
+
+@contextlib.contextmanager
+def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
+    """A new file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
+
+    When the block fails, nothing is left. Nothing is synced.
+    """
+    file = disk.open_new(via, size)
+    try:
+        yield file
+        disk.rename(via, path)
+    except BaseException:
+        file.close()
+        if disk.exists(via):
+            disk.unlink(via)
+        raise
+    file.path = path
+
+
+def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) -> None:
+    """Make `path` hold `data`, whole or not at all: written at `via`, synced, renamed, the folder synced."""
+    path, via = os.fspath(path), os.fspath(via)
+    if disk.exists(via):
+        disk.unlink(via)
+    file = disk.open_new(via, 0)
+    try:
+        disk.pwrite(file, data, 0)
+        with sync_errors(path):
+            disk.fdatasync(file)
+    finally:
+        file.close()
+    disk.rename(via, path)
+    with sync_errors(path):
+        disk.fsync_dir(os.path.dirname(path))
