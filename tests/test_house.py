@@ -93,11 +93,6 @@ def test_the_patterns_bite() -> None:
     assert not MACHINE_PATH.search("<root>/ro" + "ot/x and ${user.home}/store and /data/store")
 
 
-def test_every_text_ends_with_one_newline(texts: dict[str, str]) -> None:
-    wrong = [name for name, text in texts.items() if text and (not text.endswith("\n") or text.endswith("\n\n"))]
-    assert wrong == []
-
-
 # ---- settings and versions
 
 

@@ -44,19 +44,10 @@ from messagestore.format.record_columns import Rows, encode
 from messagestore.verify.verify import verify
 from messagestore.write.staging import StagedChunks, StagingWriter
 from messagestore.write.transaction import Chunks, append_batch
+from small import SMALL as SIZES
 
 APP = "app-1"
-SMALL = StoreConfig(
-    mapped_file_size_commit_log=16 * 1024,
-    mapped_file_size_consume_queue=20 * 16,
-    max_hash_slot_num=64,
-    max_index_num=200,
-    max_message_size=8 * 1024,
-    sync_flush_timeout=5000,
-    clean_interval="1h",
-    attach_timeout="1h",
-    lock_timeout="1s",
-)
+SMALL = SIZES.replace(sync_flush_timeout=5000, clean_interval="1h", attach_timeout="1h")
 ROOMY = SMALL.replace(mapped_file_size_commit_log=256 * 1024)
 Step = tuple[object, ...]
 

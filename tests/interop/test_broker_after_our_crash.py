@@ -52,6 +52,21 @@ def test_a_broker_goes_on_where_a_killed_batch_began(own_java: Start, root: Path
     assert verify(root).ok
 
 
+def check_old_records_are_back(own_java: Start, root: Path) -> None:
+    """Behind one new record Java shows the old ones; we show the same, go on behind them, and Java reads that."""
+    copy = shutil.copytree(root, root.parent / "copy")
+    with java_store(own_java(), copy) as theirs:
+        wanted = [body.decode() for body in theirs.bodies("java", 0)]
+    assert wanted == ["old0", "old1", "old2", "old3", "new4", "old5", "old6", "old7"]
+    with MessageStore.open(root, SMALL) as store:
+        assert seen(root, SMALL)[("java", 0)] == wanted
+        put(store, "put/0/", topic="java")
+    assert seen(root, SMALL)[("java", 0)] == [*wanted, "put/0/"]
+    assert verify(root).ok
+    with java_store(own_java(), root) as theirs:
+        assert [body.decode() for body in theirs.bodies("java", 0)] == [*wanted, "put/0/"]
+
+
 @pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies"])
 def test_old_records_behind_a_log_that_java_cut_come_back_as_in_java(own_java: Start, root: Path, closes: bool) -> None:
     """A record is torn. Java cuts there without zeroing and appends one of the same size, so that whole old records,
@@ -70,17 +85,7 @@ def test_old_records_behind_a_log_that_java_cut_come_back_as_in_java(own_java: S
     if closes:
         theirs.close()
     java.kill()
-    copy = shutil.copytree(root, root.parent / "copy")
-    with java_store(own_java(), copy) as theirs:
-        wanted = [body.decode() for body in theirs.bodies("java", 0)]
-    assert wanted == ["old0", "old1", "old2", "old3", "new4", "old5", "old6", "old7"]
-    with MessageStore.open(root, SMALL) as store:
-        assert seen(root, SMALL)[("java", 0)] == wanted
-        put(store, "put/0/", topic="java")
-    assert seen(root, SMALL)[("java", 0)] == [*wanted, "put/0/"]
-    assert verify(root).ok
-    with java_store(own_java(), root) as theirs:
-        assert [body.decode() for body in theirs.bodies("java", 0)] == [*wanted, "put/0/"]
+    check_old_records_are_back(own_java, root)
 
 
 def test_old_records_that_no_unit_points_to_come_back_as_in_java(own_java: Start, root: Path) -> None:
@@ -98,16 +103,7 @@ def test_old_records_that_no_unit_points_to_come_back_as_in_java(own_java: Start
     theirs = java_store(java, root).open()
     java_puts(theirs, "java", ["new4"])
     java.kill()
-    copy = shutil.copytree(root, root.parent / "copy")
-    with java_store(own_java(), copy) as theirs:
-        wanted = [body.decode() for body in theirs.bodies("java", 0)]
-    assert wanted == ["old0", "old1", "old2", "old3", "new4", "old5", "old6", "old7"]
-    with MessageStore.open(root, SMALL) as store:
-        assert seen(root, SMALL)[("java", 0)] == wanted
-        put(store, "put/0/", topic="java")
-    assert verify(root).ok
-    with java_store(own_java(), root) as theirs:
-        assert [body.decode() for body in theirs.bodies("java", 0)] == [*wanted, "put/0/"]
+    check_old_records_are_back(own_java, root)
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["closes", "dies"])
