@@ -36,7 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a writer does not compare a queue with its seal", lambda: mock.patch.object(LogWriter, "_check_sound", from_the_file), "replays", replayed("zeros from here on")),
     Mutant("a reader does not compare a queue with its seal", without(view, "fault_of"), "replays", replayed("unit of zeros", "zeros from here on")),
     Mutant("a reader of a closed store lists the folders that are there", without(view.StoreView, "_lost_queues", []), "replays", replayed("folder missing")),
-    Mutant("the ends of queues are not written", without(SealedEnds, "write"), "replays", replayed("zeros from here on", ":older")),
+    Mutant("the ends of queues are not written", without(SealedEnds, "write"), "replays", replayed("zeros from here on", ":older", anew=True)),
     Mutant("recover looks at the last unit of each queue only", patched(log_writer, "fault_of", quick_looks), "replays", replayed(":bit")),
     Mutant("a damaged queue is made again on top of its files", without(seal_check, "remove_files"), "replays", replayed("closed:consumequeue")),
 )  # fmt: skip

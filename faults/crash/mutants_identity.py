@@ -25,11 +25,11 @@ from messagestore.recovery import recover as recovery
 from messagestore.write import transaction
 
 
-def replayed(*parts: str) -> Search:
-    """Cases of the mode `replays` whose keys have some of these words."""
+def replayed(*parts: str, anew: bool = False) -> Search:
+    """Cases of the mode `replays` whose keys have some of these words; `anew`: in stores that the bug has written."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
-        states = MADE or MADE.update(replays.make_states(ground.root)) or MADE
+        states = replays.make_states(ground.root) if anew else ground.states
         chosen = [case for case in replays.cases(states, ground.root, False) if any(part in case[1] for part in parts)]
         ground.chance.shuffle(chosen)
         for kind, _, state, damage, must_open in chosen:
@@ -82,9 +82,6 @@ def folders_that_are_there_are_whole(real: Any) -> Any:
 
     return rebuild_named
 
-
-MADE: dict[str, replays.State] = {}
-"""The states, made by the code without a bug."""
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("the siblings of a queue with new records are not made again", patched(recovery._Recovery, "_rebuild_named", folders_that_are_there_are_whole), "replays", replayed("spark/journal+consumequeue/single")),

@@ -18,22 +18,20 @@ from messagestore.read.view import StoreView
 from messagestore.recovery.recover import _Recovery
 from messagestore.write.log_writer import LogWriter
 
-MADE: list[replays.Case] = []
-"""Cases, made by the code without a bug."""
-
 
 def pairs(kind: str, *parts: str) -> Search:
     """Cases of the mode `replays` of one kind, whose keys have all of these words."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
-        if not MADE:
-            states, root = replays.make_states(ground.root), ground.root
-            MADE.extend(replays.swapped(root, TINY))
-            MADE.extend(replays.lost_ends(root, states))
-            MADE.extend(case for case in replays.cases(states, root, True) if case[0] == "copies")
-        for found, key, state, damage, must_open in MADE:
-            if found == kind and all(part in key for part in parts):
-                yield replays.look_any(found, state, ground.root, damage, must_open)[1]
+        if kind == "copies":
+            found = replays.cases(ground.states, ground.root, True)
+        elif kind == "spark/ of another copy":
+            found = replays.swapped(ground.root, TINY)
+        else:
+            found = replays.lost_ends(ground.root, ground.states)
+        for name, key, state, damage, must_open in found:
+            if name == kind and all(part in key for part in parts):
+                yield replays.look_any(name, state, ground.root, damage, must_open)[1]
 
     return search
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
-from crash import errors, flips, images
+from crash import errors, flips, images, replays
 from crash.counts import Counts
 from crash.faults import check_fault, fault_points
 from crash.judge import Verdict, judge
@@ -30,7 +30,15 @@ Search = Callable[["Ground"], Iterator[Verdict]]
 
 
 class Ground:
-    """Where the searches run."""
+    """Where the searches run.
+
+    Attributes
+    ----------
+    states : dict of str -> State
+        What the mode `replays` damages: made once in a process, by the code without a bug.
+    """
+
+    states: ClassVar[dict[str, replays.State]] = {}
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
@@ -39,6 +47,8 @@ class Ground:
         for name in {workload.base for workload in WORKLOADS.values()}:
             assert self.bases[name]  # made by the code without a bug
         self.samples = flips.make_samples(self.root)
+        if not self.states:
+            self.states.update(replays.make_states(self.root))
 
 
 @dataclass(frozen=True)
