@@ -542,7 +542,7 @@ def test_a_hundred_turns_of_four_processes(root: Path, lock_path: str):
     assert counter.read_text() == "100"
 
 
-# ---- forked children (PROTOCOL-REVIEW 23)
+# ---- forked children
 
 
 def test_a_child_that_closes_does_not_drop_the_parents_locks(root: Path, lock_path: str):
