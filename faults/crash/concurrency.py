@@ -3,7 +3,8 @@
 readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 gaps, 0 repeats, batches whole
 threads     16 threads put and append through one session
 processes   4 processes commit in turn, each with the lock for one commit only
-turns       3 writers commit in turn by chance, each to a topic of its own; some detach, and one is the last to close
+turns       3 writers commit in turn by chance, each to a topic of its own; some sync late, some detach, and one is the
+            last to close
 surprises   streams read while a store is restored, renamed, remade, killed and cut by retention (`crash.surprises`)
 races       two writers open a store at the same moment: one wins, the other changes no byte
 brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a writer
@@ -41,7 +42,7 @@ from crash.imitate import Process, commit, dispatch, kill_when
 from crash.judge import Verdict, note_content, note_faults
 from crash.simdisk import KillDisk
 from crash.workloads import FILLED, batch, copy_of, put
-from messagestore import BatchRequest, MessageStore, StoreLockedError
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, StoreLockedError
 from messagestore.session import attached_store
 
 READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
@@ -225,9 +226,12 @@ def turns(root: Path, chance: random.Random, counts: Counts) -> Verdict:
         writers, versions = [Process(folder, SMALL) for _ in range(3)], [0, 0, 0]
         for _ in range(chance.randrange(4, 16)):
             own = chance.randrange(3)
-            writers[own].batch(f"p{own}", versions[own], 6)
+            writers[own].batch(f"p{own}", versions[own], 6, flush=chance.choice((SYNC_FLUSH, ASYNC_FLUSH)))
             promise.rows[(f"p{own}", versions[own])] = 6
             versions[own] += 1
+            if not chance.choice(writers).syncs_late():
+                return Verdict(misread=["a flush thread without the writer lock wrote what all writers share"])
+            counts.cases["syncs by writers that have given the lock back"] += 1
             if chance.random() < 0.4:
                 writers[own].detach()
         for writer in chance.sample(writers, 3):

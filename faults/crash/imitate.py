@@ -308,6 +308,23 @@ class Process:
         with self.store.writing(f"{app} {version}") as writer:
             return commit(writer, app, version, rows, flush, **options)
 
+    def syncs_late(self) -> bool:
+        """The flush thread syncs after the process has given the writer lock back, and the clean end is due.
+
+        Returns
+        -------
+        bool
+            Whether the small files that all writers share are as they were.
+        """
+        writer, flush = self.store.writer, self.store.flush
+        if writer is None or flush is None:
+            return True
+        files = [self.root / name for name in ("spark/state", "spark/journal", "checkpoint")]
+        before = [file.read_bytes() if file.exists() else b"" for file in files]
+        writer.clean_moved_s -= 3600
+        flush._flush()
+        return [file.read_bytes() if file.exists() else b"" for file in files] == before
+
     def session(self) -> MessageStore:
         """A session in this process."""
         path = os.path.realpath(self.root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crash import concurrency
-from crash.planting import Mutant, many, patched
+from crash.planting import Mutant, many, patched, without
 from messagestore.write.log_writer import LogEnd, LogWriter
 
 
@@ -21,6 +21,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last writer to close forgets the queues of the others",
         patched(LogWriter, "_write_journal", knows_its_own_queues),
+        "turns",
+        many(concurrency.turns),
+    ),
+    Mutant(
+        "a writer that has given the lock back writes on",
+        without(LogWriter, "give_turn"),
         "turns",
         many(concurrency.turns),
     ),

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +55,7 @@ from messagestore.read.view import StoreView
 from messagestore.recovery.recover import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.states import Health
 from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, append_batch
 
 DEFAULT_QUEUE_NUMS = 8
@@ -539,11 +539,9 @@ class MessageStore(ReadOnlyStore):
         self._writer: LogWriter | None = self._attached.open_session(
             "a session (MessageStore.open)", accept_loss=accept_loss
         )
-        self._read_mutex = threading.Lock()
         self._turns: dict[str, int] = {}
         self._closed = False
         self.report: RecoveryReport | None = self._attached.report
-        self._session_view: StoreView | None = None
         super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
 
     @classmethod
@@ -1023,7 +1021,7 @@ class MessageStore(ReadOnlyStore):
         if writer is None:
             return
         self._attached.close_session(writer)
-        if writer.poison_reason is not None and not writer.told:
+        if writer.health is Health.POISONED:
             writer.check_usable()
 
     def __exit__(

@@ -50,6 +50,7 @@ from messagestore.recovery.recover import RecoveryReport, recover
 from messagestore.write.catching_up import catch_up
 from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter, broker_comes
+from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
 
 _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
@@ -95,9 +96,12 @@ class AttachedStore:
         self.writer: LogWriter | None = None
         self.flush: FlushService | None = None
         self.report: RecoveryReport | None = None
+        self.presence = Presence.DETACHED
+        """It moves after something was taken and before something is let go, and never says too much."""
         self._attachment: Attachment | None = None
-        self._lock: WriterLock | None = None
+        self._lock = WriterLock(self.paths.writer_lock)
         self._sessions = 0
+        """How many sessions are open; while there are any, this process is HOLDING."""
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
         self._awake = _held_lock()
@@ -113,7 +117,10 @@ class AttachedStore:
     @property
     def attached(self) -> bool:
         """Whether this process keeps brokers out of the store."""
-        return self._attachment is not None
+        return self.presence in (Presence.ATTACHED, Presence.HOLDING)
+
+    def _move(self, event: PresenceEvent) -> None:
+        self.presence = moved(PRESENCES, self.presence, event)
 
     def use(self, config: StoreConfig) -> None:
         """Take over another configuration (timeouts, limits); what is fixed in the store stays."""
@@ -165,24 +172,25 @@ class AttachedStore:
                 self.detach()
 
     def _enter(self, description: str, timeout_s: float | None, *, accept_loss: bool = False) -> LogWriter:
-        if self._attachment is not None and not self._attachment.intact():
-            self._drop()
+        if self.presence is Presence.LEAVING or (
+            self._attachment is not None and not (self.attached and self._attachment.intact())
+        ):
+            self._drop()  # also what was interrupted while it was let go
         if self._broker_waits():
             with contextlib.suppress(StoreError, OSError):  # what is wrong is found when the store is opened next
                 self._make_way()
         try:
-            if self._attachment is None:
+            if self.presence is Presence.DETACHED:
                 refuse_to_write(self.disk, self.paths, self.config)  # before anything is made
                 make_root(self.disk, self.paths)
                 _warn_of_others(self.paths.root)
                 _warn_of_hard_links(self.disk, self.paths)
                 self._attachment = attach(self.paths.root, self.disk)
+                self._move(PresenceEvent.ATTACH)
                 self._last_used_s = time.monotonic()
                 self._watch()
                 make_own_folders(self.disk, self.paths)
-            if self._lock is None:
-                self._lock = WriterLock(self.paths.writer_lock)
-            if not self._lock.held:
+            if not self._sessions:
                 self._take_lock(self.config.lock_timeout_s if timeout_s is None else timeout_s, description)
                 if self.writer is None or not catch_up(self.writer):
                     self._recover(accept_loss=accept_loss)
@@ -206,6 +214,7 @@ class AttachedStore:
         if self.flush is not None:
             self.flush.stop()
         if self.writer is not None:
+            self.writer.retire(self._closed)
             self.writer.files.close()
         self.flush = self.writer = None
         refuse_to_write(self.disk, self.paths, self.config)
@@ -219,8 +228,8 @@ class AttachedStore:
         self.writer.broker_waits = self._broker_waits
 
     def _locks_intact(self) -> bool:
-        attachment, lock = self._attachment, self._lock
-        return attachment is not None and attachment.intact() and lock is not None and lock.intact()
+        attachment = self._attachment
+        return attachment is not None and attachment.intact() and self._lock.intact()
 
     def _broker_waits(self) -> bool:
         attachment = self._attachment
@@ -235,22 +244,21 @@ class AttachedStore:
                 self.writer.finish()
         finally:
             self._release_lock()
-            if self.writer is not None and self.writer.poison_reason is not None:
+            if self.writer is not None and self.writer.health is not Health.SOUND:
                 self._drop()
             self._watch()
 
     def _take_lock(self, timeout_s: float, description: str) -> None:
-        assert self._lock is not None
         self._lock.acquire(timeout_s, description=description)
+        self._move(PresenceEvent.TAKE)
         if self.writer is not None:
-            self.writer.locked = True
+            self.writer.take_turn()
 
     def _release_lock(self) -> None:
-        if self._lock is not None and self._lock.held:
-            if self.writer is not None:
-                with self.writer.mutex:  # its flush thread goes on, and must not write `state` any more
-                    self.writer.locked = False
-            self._lock.release()
+        self._move(PresenceEvent.GIVE)
+        if self._lock.held and self.writer is not None:
+            self.writer.give_turn()
+        self._lock.release()
 
     def _remember_poison(self) -> None:
         """The flush thread failed while the lock was not ours: say so in `state` in turn, through a lock of its own.
@@ -356,15 +364,15 @@ class AttachedStore:
                 self._drop()
 
     def _tidy(self) -> None:
-        writer, attachment, lock = self.writer, self._attachment, self._lock
-        if writer is None or attachment is None or lock is None or not attachment.intact():
+        writer, attachment = self.writer, self._attachment
+        if writer is None or attachment is None or not attachment.intact():
             return
         flush, self.flush = self.flush, None
         if flush is not None:
             flush.stop()
-        if writer.poison_reason is not None:
+        if writer.health is not Health.SOUND:
             return
-        if not lock.held:
+        if self.presence is not Presence.HOLDING:
             try:
                 self._take_lock(_BRIEFLY_S, "detach")
             except StoreLockedError:
@@ -391,17 +399,17 @@ class AttachedStore:
             self.flush.stop()
             self.flush = None
         if self.writer is not None:
-            self.writer.retired = why or self._closed  # before the lease goes: see `LogWriter.check_turn`
+            self.writer.retire(why or self._closed)  # before the lease goes: see `LogWriter.check_turn`
             self.writer.files.close()
             self.writer = None
             self._sessions = 0
+        self._move(PresenceEvent.DETACH)
         if self._attachment is not None:  # before the lock: who gets it next must not find us attached
             self._attachment.detach()
             self._attachment = None
-        if self._lock is not None:
-            self._release_lock()
-            self._lock.close()
-            self._lock = None
+        self._release_lock()
+        self._lock.close()
+        self._lock = WriterLock(self.paths.writer_lock)
         self._end_watch()
 
     def _closed(self) -> StoreClosedError:

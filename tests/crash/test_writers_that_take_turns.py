@@ -164,3 +164,36 @@ def test_queues_of_another_writer_come_back_when_their_folders_are_lost(root: Pa
     assert any("topic-q/0" in note for note in recovered(root))
     assert rows_seen(root, "q") == {0: 5}
     assert verify(root).ok
+
+
+def test_a_flush_thread_without_the_lock_does_not_move_the_clean_end(root: Path, process: Start) -> None:
+    """The flush thread of an ASYNC sink syncs long after the sink gave the lock back. When the clean end is due by then,
+    it stays where it is: `state`, the journal and the store checkpoint are the next writer's.
+    """
+    q = process(root)
+    q.batch("q", 0)
+    p = process(root, flush_interval_commit_log=3_600_000)
+    p.batch("p", 0, flush=ASYNC_FLUSH)
+    q.batch("q", 1)
+    assert p.syncs_late()
+    assert p.store.writer is not None
+    assert p.store.writer.synced_end == p.store.writer.end.physical_offset
+    assert p.batch("p", 1).status == q.batch("q", 2).status == "appended"
+    assert rows_seen(root, "q") == {0: 5, 1: 5, 2: 5}
+    assert rows_seen(root, "p") == {0: 5, 1: 5}
+
+
+def test_an_interrupt_in_a_writer_that_was_replaced_leaves_the_state_alone(root: Path, process: Start) -> None:
+    """Ctrl-C comes to a put whose store was closed meanwhile, for a broker that starts."""
+    p = process(root)
+    store = p.session()
+    put(store, "put/0/")
+    writer = store.writer
+    p.die()
+    q = process(root)
+    q.batch("q", 0)
+    before = (root / "spark" / "state").read_bytes()
+    with pytest.raises(KeyboardInterrupt), writer.unbroken("an append was interrupted"):
+        raise KeyboardInterrupt
+    assert (root / "spark" / "state").read_bytes() == before
+    assert q.batch("q", 1).status == "appended"

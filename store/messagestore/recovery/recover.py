@@ -24,7 +24,7 @@ from typing import Any
 
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
-from messagestore.files.state import State, boot_hash
+from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.files.written import replace_file
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH
@@ -52,7 +52,7 @@ from messagestore.log.walk import Depth, Walk
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
 from messagestore.recovery.trust import Trust
-from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
+from messagestore.write.log_writer import LogEnd, LogWriter
 from messagestore.write.transaction import batch_is_there
 
 _LOGGER = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.checkpoint import StoreCheckpoint
-from messagestore.files.state import State, boot_hash
+from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.format import record
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE, STATE_FILE_SIZE
 from messagestore.log.batch_journal import MISSING, BatchJournal
@@ -23,7 +23,6 @@ from messagestore.log.batch_record import read_batch
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
 from messagestore.verify.report import VerifyReport
-from messagestore.write.log_writer import NOTHING_IN_FLIGHT
 
 _KNOWN_NAMES = {
     "commitlog", "consumequeue", "index", "config", "abort", "abort.bak", "checkpoint", "lock", "spark",

@@ -6,6 +6,7 @@ end to V; a BATCH record gives its E: jump. Anything odd on the way, and recover
 
 from __future__ import annotations
 
+from messagestore.files.state import NOTHING_IN_FLIGHT
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_record import BatchRecord
@@ -13,7 +14,8 @@ from messagestore.log.batch_search import batches_from
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk
-from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
+from messagestore.write.log_writer import LogEnd, LogWriter
+from messagestore.write.states import Health
 
 
 def journal_of(files: StoreFiles, end: int) -> BatchJournal:
@@ -44,7 +46,7 @@ def catch_up(writer: LogWriter) -> bool:
 def _catch_up(writer: LogWriter) -> bool:
     files, log = writer.files, writer.log
     state = files.state_file.read()
-    if state is None or state.in_flight != NOTHING_IN_FLIGHT or state.poisoned or writer.poison_reason is not None:
+    if state is None or state.in_flight != NOTHING_IN_FLIGHT or state.poisoned or writer.health is not Health.SOUND:
         return False
     if not (files.abort_is_ours or (files.read_abort() is None and state.clean)):
         return False

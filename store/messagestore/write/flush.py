@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from messagestore.errors import StoreError, StoreFullError
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.states import Health, Turn
 
 _DISPATCH_DELAY_S = 0.001
 _BUSY_DELAY_S = 0.02  # many at once cost hardly more than one: under load fewer, larger dispatches
@@ -139,14 +140,17 @@ class FlushService:
             try:
                 self._round()
             except (StoreError, OSError) as error:
+                if self.writer.turn is Turn.RETIRED and self.writer.health is Health.SOUND:
+                    self._wake_all()
+                    return  # the store was closed meanwhile; no sync failed
                 self.writer.poison(f"the flush thread failed ({error})")
                 self._wake_all()
-                if not self.writer.locked:
+                if self.writer.turn is not Turn.HELD:
                     with contextlib.suppress(StoreError, OSError):  # the disk is failing
                         self._remember_poison()
                 return
             except BaseException as error:
-                self.writer.poison_reason = f"the flush thread died ({error!r})"
+                self.writer.stop(f"the flush thread died ({error!r})")
                 self._wake_all()
                 raise
 

@@ -36,7 +36,7 @@ from messagestore.errors import (
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.consume_queue import queue_directory
 from messagestore.files.mapped_file import sync_errors
-from messagestore.files.state import State, boot_hash
+from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.files.written import FileReplaced, replace_file
 from messagestore.format import record, record_columns
 from messagestore.format.config import ASYNC_FLUSH
@@ -57,10 +57,10 @@ from messagestore.log.seal_check import (
 )
 from messagestore.log.sealed_ends import Anchor, SealedEnds
 from messagestore.log.store_files import Paths, StoreFiles
+from messagestore.write.states import HEALTHS, TURNS, Health, HealthEvent, Turn, TurnEvent, moved
 
 CLEAN_SIZE = 1 << 30
 """The clean end moves at the latest after this many bytes."""
-NOTHING_IN_FLIGHT = -1
 _CLEAN_AGAIN_S = 1.0
 """How long after the disk had no room for the clean end it is tried again."""
 MOST_AHEAD_MS = 3_600_000
@@ -111,9 +111,7 @@ class _Unbroken:
         if error is None or isinstance(error, StorePoisonedError):
             return
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
-            told = self._writer.told
-            self._writer.poison(f"{self._what} ({error!r})")
-            self._writer.told = told  # the caller sees the interrupt, and hears nothing of what it did
+            self._writer.poison_untold(f"{self._what} ({error!r})")  # the caller sees the interrupt only
         elif self._failures:
             raise self._writer.poison(f"{self._what} ({error})") from error
 
@@ -140,20 +138,22 @@ class LogWriter:
     def __init__(self, files: StoreFiles, state: State, end: LogEnd, journal: BatchJournal) -> None:
         self.files = files
         self.pid = os.getpid()
-        self.locked = True
-        """Whether the writer lock is held: `state` is written under it only."""
+        self.turn = Turn.HELD
+        """`state`, the journal and the store checkpoint are written while it is HELD only."""
+        self.health = Health.SOUND
+        self.poison_reason = ""
+        """What made `health` POISONED."""
+        self._moving = threading.Lock()
         self.locks_intact: Callable[[], bool] = lambda: True
         """Whether the lock files are still those that were locked."""
         self.broker_waits: Callable[[], bool] = lambda: False
         """Whether a Java broker waits to open the store: nothing new is begun then."""
-        self.retired: Callable[[], StoreError] | None = None
-        """The error that says why this writer is not the store's writer any more."""
+        self._why_retired: Callable[[], StoreError] | None = None
         self.start_flushing: Callable[[], None] = lambda: None
         """Called before something is appended that the flush thread is to sync or publish."""
         self._locks_checked_s = 0.0
         self.flush_thread: int | None = None
-        self.told = False
-        """Whether a caller has seen `StorePoisonedError`: the flush thread shows it to nobody, no interrupt does."""
+        """The thread that shows `StorePoisonedError` to no caller."""
         self.log = files.commit_log
         self.journal = journal
         self.dispatcher = Dispatcher(files)
@@ -162,7 +162,6 @@ class LogWriter:
         self.state = state
         self.end = end
         self.synced_end = end.physical_offset
-        self.poison_reason: str | None = None
         self.next_offsets: dict[tuple[str, int], int] = {}
         self.pending: list[Row | Rows] = []
         self.clean_moved_s = time.monotonic()
@@ -177,10 +176,31 @@ class LogWriter:
         """In a forked child: no other thread is there to let go of what it held."""
         self.mutex = threading.RLock()
         self.sync_mutex = threading.Lock()
+        self._moving = threading.Lock()
         for pool in (self.files.pool, self.files.log_pool):
             pool.forget_threads()
 
     # ---- usable or not
+
+    def _turn(self, event: TurnEvent) -> None:
+        with self._moving:
+            self.turn = moved(TURNS, self.turn, event)
+
+    def take_turn(self) -> None:
+        """The process has taken the writer lock."""
+        self._turn(TurnEvent.TAKE)
+
+    def give_turn(self) -> None:
+        """The process is about to give the writer lock back: the flush thread goes on, and writes no `state` any
+        more.
+        """
+        with self.mutex:
+            self._turn(TurnEvent.GIVE)
+
+    def retire(self, why: Callable[[], StoreError]) -> None:
+        """Another writer is the store's now, or none; `why` makes the error for those who still have this one."""
+        self._why_retired = why
+        self._turn(TurnEvent.RETIRE)
 
     def check_usable(self) -> None:
         """Raise when an earlier sync failed.
@@ -195,15 +215,17 @@ class LogWriter:
         """
         if os.getpid() != self.pid:
             raise StoreClosedError(f"{self.files.paths.root}: was opened before a fork; a child opens the store itself")
-        if self.retired is not None and self.poison_reason is None:
-            raise self.retired()
-        if self.poison_reason is not None:
-            self.told |= threading.get_ident() != self.flush_thread
-            raise StorePoisonedError(
-                f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
-                f"disk, then "
-                "close and open the store again: what was acknowledged is kept, the rest is checked"
-            )
+        if self.health is Health.SOUND:
+            if self.turn is Turn.RETIRED and self._why_retired is not None:
+                raise self._why_retired()
+            return
+        if threading.get_ident() != self.flush_thread:
+            self._health(HealthEvent.TELL)
+        raise StorePoisonedError(
+            f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
+            f"disk, then "
+            "close and open the store again: what was acknowledged is kept, the rest is checked"
+        )
 
     def check_turn(self) -> None:
         """Refuse to begin something while a Java broker waits to open the store.
@@ -234,20 +256,36 @@ class LogWriter:
         except OSError as error:
             raise self.poison(f"a lock file cannot be looked at ({error})") from error
         if not intact:
-            self.locked = False
+            self._turn(TurnEvent.LOSE)
             raise self.poison(
                 "a lock file was removed or replaced, or a broker waited for longer than the kernel lets it, and "
                 "another writer may be at work"
             )
 
-    def poison(self, reason: str) -> StorePoisonedError:
-        """Stop all writing; say so in `state` as far as that works; the error to raise."""
-        self.poison_reason = self.poison_reason or reason
-        if not self.state.poisoned and self.locked:
+    def _health(self, event: HealthEvent, reason: str = "") -> None:
+        with self._moving:
+            after = moved(HEALTHS, self.health, event)
+            self.poison_reason = self.poison_reason or reason
+            self.health = after
+
+    def stop(self, reason: str) -> None:
+        """Nothing more is appended, synced or published. Without the mutex, and nothing is written: `poison` follows,
+        where that is possible.
+        """
+        self._health(HealthEvent.POISON, reason)
+
+    def poison_untold(self, reason: str) -> None:
+        """Stop all writing, and say so in `state` as far as that works; no caller hears of it now."""
+        self.stop(reason)
+        if not self.state.poisoned and self.turn is Turn.HELD:
             with contextlib.suppress(
                 OSError
             ):  # the disk is failing; what is in flight makes the next writer recover as well
                 self.write_state(flags=self.state.flags | STATE_POISONED)
+
+    def poison(self, reason: str) -> StorePoisonedError:
+        """Stop all writing; say so in `state` as far as that works; the error to raise."""
+        self.poison_untold(reason)
         try:
             self.check_usable()
         except StorePoisonedError as error:
@@ -259,6 +297,9 @@ class LogWriter:
         self.state = self.files.state_file.write(self._changed_state(changes))
 
     def _changed_state(self, changes: dict[str, int]) -> State:
+        if self.turn is not Turn.HELD:
+            self.check_usable()
+            raise AssertionError(f"`state` is another process's to write: {self.turn.value}")
         counter = max(self.state.counter, self.files.state_file.last_counter) + 1  # a change may have failed half-way
         return replace(self.state, counter=counter, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes)
 
@@ -643,9 +684,9 @@ class LogWriter:
             try:
                 plan.run()
             except OSError as error:
-                self.poison_reason = f"a sync failed ({error})"
+                self.stop(f"a sync failed ({error})")
         with self.mutex:
-            if self.poison_reason is not None:
+            if self.health is not Health.SOUND:
                 raise self.poison(self.poison_reason)
             self.synced_end = max(self.synced_end, end)
             try:
@@ -667,9 +708,12 @@ class LogWriter:
                 self.maybe_move_clean()
 
     def _drain(self, end: int | None = None) -> bool:
-        """As `drain`, without the clean end; whether there was something. Call under the mutex."""
+        """As `drain`, without the clean end; whether there was something. Call under the mutex.
+
+        What had no room when the writer lock was given back waits for who takes it next.
+        """
         self.check_usable()
-        if not self.pending:
+        if not self.pending or self.turn is Turn.AWAY:
             return False
         count = len(self.pending)
         if end is not None and self.pending[-1].physical_offset >= end:
@@ -772,7 +816,7 @@ class LogWriter:
     def finish(self) -> None:
         """Publish all that is pending; afterwards nothing is in flight."""
         with self.mutex:
-            if self.poison_reason is not None:
+            if self.health is not Health.SOUND:
                 return
             if self.pending:
                 if self.files.config.flush_disk_type != ASYNC_FLUSH:
@@ -794,7 +838,7 @@ class LogWriter:
 
     def _maybe_move_clean(self) -> None:
         clean, visible, again_s = self.state.clean_end, self.state.visible_end, self._clean_again_s
-        if (clean == visible and again_s is None) or self.pending:
+        if (clean == visible and again_s is None) or self.pending or self.turn is not Turn.HELD:
             return
         now_s = time.monotonic()
         if again_s is not None and now_s < again_s:

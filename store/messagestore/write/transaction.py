@@ -20,6 +20,7 @@ from messagestore.errors import (
     StorePoisonedError,
     SyncFailedError,
 )
+from messagestore.files.state import NOTHING_IN_FLIGHT
 from messagestore.format import javahash, record, record_columns
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE
@@ -31,7 +32,7 @@ from messagestore.log.batch_record import CHUNK_SIZE, known_batch, read_batch
 from messagestore.log.batch_search import is_gone, not_ours
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
-from messagestore.write.log_writer import NOTHING_IN_FLIGHT, LogEnd, LogWriter
+from messagestore.write.log_writer import LogEnd, LogWriter
 
 __all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
 

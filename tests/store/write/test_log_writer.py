@@ -19,10 +19,9 @@ from messagestore import (
 )
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.mapped_file import Disk, File
-from messagestore.files.state import StateFile
+from messagestore.files.state import NOTHING_IN_FLIGHT, StateFile
 from messagestore.format.record import crc32
 from messagestore.verify.verify import verify
-from messagestore.write.log_writer import NOTHING_IN_FLIGHT
 from small import SMALL, bodies, columns, filled, read_all
 
 
