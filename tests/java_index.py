@@ -1,6 +1,6 @@
 """RocketMQ's index in a few lines of Python: bytes of whole files, one key at a time, `struct` only.
 
-Written from ROCKETMQ-STORE.md section 5; shares no code with the package. Tests compare directories of files with it.
+It is written from the IndexFile section of store/FORMAT.md and shares no code with the package. Tests compare directories of files with it.
 """
 
 from __future__ import annotations

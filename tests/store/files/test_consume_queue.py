@@ -81,7 +81,7 @@ def image(queue: ConsumeQueue) -> dict[str, bytes]:
 
 
 def test_units_have_the_bytes_java_wrote(tmp_path: Path):
-    """Vectors G and H of ROCKETMQ-STORE.md, Java's own units, written by append and read back."""
+    """Java's own units (vectors G and H), written by append and read back."""
     queue = make(tmp_path)
     units = units_of((0, 135, 2598919), (135, 113, 2598920), (762, 158, 1795170411450))
     queue.append(0, units)

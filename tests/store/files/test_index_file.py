@@ -146,7 +146,7 @@ HASH_COUNTS = st.sampled_from([0, 1, 3, 30])
 
 
 def test_header_and_entry_have_the_bytes_java_wrote():
-    """Vector J of ROCKETMQ-STORE.md."""
+    """Bytes that Java wrote (vector J)."""
     header = IndexHeader(NOW_MS, NOW_MS + 84, 0, 69784, 9, 17)
     java_header = "000001a1f87e7c65000001a1f87e7cb9000000000000000000000000000110980000000900000011"
     assert header.to_bytes().hex() == java_header
