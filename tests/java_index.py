@@ -1,6 +1,7 @@
 """RocketMQ's index in a few lines of Python: bytes of whole files, one key at a time, `struct` only.
 
-It is written from the IndexFile section of store/FORMAT.md and shares no code with the package. Tests compare directories of files with it.
+It follows the IndexFile section of store/FORMAT.md and shares no code with the package. Tests compare directories of files
+with it.
 """
 
 from __future__ import annotations
