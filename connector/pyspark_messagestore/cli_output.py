@@ -199,8 +199,8 @@ def report_lines(report: VerifyReport, root: str) -> None:
     if report.without_property_crc:
         records = count_words(report.without_property_crc, "record")
         line(
-            f"for a broker with forceVerifyPropCRC=true: {records} without a property CRC, and it would cut the log at "
-            f"the first one that its recovery meets; the first of all is at {report.first_without_property_crc}"
+            f"{records} without a property CRC: a broker with forceVerifyPropCRC=true would cut the log at the first "
+            f"one that its recovery meets; the first of all is at {report.first_without_property_crc}"
         )
     for text in report.notes:
         line(f"note: {shown(text)}")

@@ -1,8 +1,9 @@
 """The store checkpoint: the store times up to which a RocketMQ store is known to be synced.
 
-The file `<root>/checkpoint`, RocketMQ's own (`StoreCheckpoint.java`): a broker that crashed starts its recovery at the
-segment that is older than the smaller of the first two times. A time that is newer than what is on the disk makes it
-trust ConsumeQueues that a power cut took; so it is written after the syncs it speaks of, never before.
+The file `<root>/checkpoint` is RocketMQ's own (`StoreCheckpoint.java`). A broker that crashed starts its recovery at
+the segment that is older than the smaller of the first two times. A time that is newer than what is on the disk would
+make it trust ConsumeQueues that a power cut took. So the file is written after the syncs that it reports, and never
+before.
 
 Threads: written only under the writer lock.
 """
@@ -23,18 +24,18 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StoreCheckpoint:
-    """The five numbers; times in ms since 1970, 0: not known.
+    """The five numbers of the file. Times are in ms since 1970; 0: not known.
 
     Parameters
     ----------
     physic_timestamp_ms : int
-        Store time up to which the CommitLog is synced.
+        The store time up to which the CommitLog is synced.
     logics_timestamp_ms : int
-        Store time up to which the ConsumeQueues are synced.
+        The store time up to which the ConsumeQueues are synced.
     index_timestamp_ms : int
-        Store time up to which the index is synced.
+        The store time up to which the index is synced.
     master_flushed_offset : int
-        HA; kept as found.
+        For HA; it is kept as it was found.
     confirm_physical_offset : int
         Where the last valid record begins.
     """
@@ -47,7 +48,7 @@ class StoreCheckpoint:
 
     @property
     def min_timestamp_ms(self) -> int:
-        """Records older than this need no second look: the smaller of CommitLog and ConsumeQueues, less 3 s."""
+        """Records older than this need no check: the smaller time of CommitLog and ConsumeQueues, less 3 s."""
         return max(0, min(self.physic_timestamp_ms, self.logics_timestamp_ms) - _SAFETY_MS)
 
     def to_bytes(self) -> bytes:
@@ -56,7 +57,7 @@ class StoreCheckpoint:
         Raises
         ------
         ValueError
-            For a number beyond int64.
+            A number does not fit into an int64.
         """
         for field in fields(self):
             value = getattr(self, field.name)
@@ -66,14 +67,16 @@ class StoreCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StoreCheckpoint:
-        """From the file's first bytes; all zero when they are too few (a broker killed in its first second)."""
+        """Read the first bytes of the file. All numbers are zero if there are too few (a broker killed in its first
+        second).
+        """
         if len(data) < CHECKPOINT.size:
             return cls()
         return cls(*np.frombuffer(data, CHECKPOINT.dtype, count=1)[0].item())
 
 
 def read(disk: Disk, path: str) -> StoreCheckpoint:
-    """The store checkpoint; all zero when the file is missing or short."""
+    """Read the store checkpoint. All numbers are zero if the file is missing or too short."""
     try:
         return StoreCheckpoint.from_bytes(disk.read_head(path, CHECKPOINT_SIZE))
     except FileNotFoundError:
@@ -87,10 +90,11 @@ def write(disk: Disk, path: str, checkpoint: StoreCheckpoint, *, via: str) -> No
     ----------
     disk : Disk
     path : str
-        A file of RocketMQ's size is written in place (40 bytes: one sector, so old or new); any other is made anew.
+        A file of RocketMQ's size is written in place: its 40 bytes are in one sector, so they are all old or all new.
+        Any other file is replaced.
     checkpoint : StoreCheckpoint
     via : str
-        Where a new file is made before it gets its name.
+        Where a new file is created before it gets its name.
     """
     data = checkpoint.to_bytes()
     if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:

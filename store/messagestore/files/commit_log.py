@@ -1,7 +1,7 @@
 """The CommitLog: appends records to segments, reads them, and scans them.
 
-The CommitLog is one long file cut into segments of equal size. A record of L bytes fits where L + 8 bytes are left in
-its segment; else a BLANK record fills the segment and the record opens the next one.
+The CommitLog is one long file that is divided into segments of equal size. A record of L bytes fits if L + 8 bytes are
+left in its segment; otherwise a BLANK record fills the segment, and the record begins the next one.
 
     | record | record | ... | BLANK |   | record | ...        (one segment each; zeros behind the last record)
 
@@ -28,7 +28,7 @@ from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LE
 
 READ_SIZE = 16 * 1024 * 1024
 RECORD_BEGIN = struct.Struct(">ii")
-"""TOTALSIZE and MAGICCODE, with which a record and a BLANK begin."""
+"""TOTALSIZE and MAGICCODE, which begin a record and a BLANK."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class SyncPlan:
     files: list[File]
 
     def run(self) -> None:
-        """Sync each once. After an `OSError` nothing here may be synced again."""
+        """Sync each of them once. After an `OSError`, none of them may be synced again."""
         for folder in self.folders:
             self.disk.fsync_dir(folder)
         for file in self.files:
@@ -55,12 +55,12 @@ class CommitLog:
     directory : str
         The `commitlog` folder.
     segment_size : int
-        Bytes of a segment; 0: read off the files that exist.
+        The size of a segment in bytes; 0: that of the existing files.
     pool : FilePool
     staging : str
-        Folder in which new segments are made.
+        The folder in which new segments are created.
     preallocate : bool
-        Reserve a segment's blocks when it is made.
+        Reserve the disk blocks of a segment when it is created.
     """
 
     def __init__(
@@ -72,30 +72,30 @@ class CommitLog:
         self.written = WrittenFiles(self.disk, pool, hold=True)
 
     def load(self) -> None:
-        """Look at the folder."""
+        """Read the folder."""
         self.files.load()
 
     def refresh(self) -> None:
-        """Look for segments that came, or went, since the last look."""
+        """Notice segments that were added or deleted since the last look."""
         self.files.refresh()
 
     @property
     def segment_size(self) -> int:
-        """Bytes of a segment."""
+        """The size of a segment in bytes."""
         return self.files.file_size
 
     @property
     def min_offset(self) -> int:
-        """First physical offset that is on disk."""
+        """The first physical offset that is on the disk."""
         return self.files.min_offset
 
     def segment_of(self, physical_offset: int) -> int:
-        """First physical offset of the segment that `physical_offset` falls into, whether it exists or not."""
+        """The first physical offset of the segment that contains `physical_offset`, whether it exists or not."""
         first = self.files.min_offset
         return first + (physical_offset - first) // self.segment_size * self.segment_size
 
     def left(self, physical_offset: int) -> int:
-        """Bytes from `physical_offset` to the end of its segment."""
+        """The number of bytes from `physical_offset` to the end of its segment."""
         return self.segment_of(physical_offset) + self.segment_size - physical_offset
 
     def fits(self, physical_offset: int, size: int) -> bool:
@@ -105,11 +105,11 @@ class CommitLog:
     # ---- reading
 
     def read(self, physical_offset: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of a segment, none where there is no segment."""
+        """Read up to `size` bytes: fewer at the end of a segment, none if there is no segment."""
         return self.files.pread(physical_offset, size)
 
     def read_array(self, physical_offset: int, size: int) -> NDArray[np.uint8]:
-        """As `read`, into memory of the caller's own."""
+        """The same as `read`, into memory that the caller owns."""
         start = self.files.holding(physical_offset)
         if start is None:
             return np.empty(0, np.uint8)
@@ -126,7 +126,7 @@ class CommitLog:
         """
         start = self.files.holding(physical_offset)
         if start is None:
-            self.load()  # a reader: the segment may be new
+            self.load()  # for a reader, the segment may be new
             start = self.files.holding(physical_offset)
         path = self.files.path(start if start is not None else self.segment_of(physical_offset))
         count = 0 if start is None else self.disk.pread_into(self.files.file(start), buffer, physical_offset - start)
@@ -134,15 +134,16 @@ class CommitLog:
             raise CorruptionError(path, physical_offset, f"{len(buffer)} bytes", f"{count}")
 
     def reopen_replaced(self, physical_offset: int) -> None:
-        """Let go of the segment that holds an offset when another file is at its path now (a restored copy)."""
+        """Close the segment that holds an offset if another file is at its path now (a restored copy)."""
         start = self.files.holding(physical_offset)
         if start is not None and not self.disk.at_path(self.files.file(start)):
             self.files.pool.forget(self.files.path(start))
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
-        """The bytes of what claims to be a record there, or None. Only its magic and its size are checked.
+        """The bytes of what claims to be a record at an offset, or None. Only the magic and the size are checked.
 
-        Nothing is allocated for a size that is no record's: it must have a record's magic and fit into its segment.
+        No memory is allocated for a size without a record: there must be a magic, and the record must fit into its
+        segment.
         """
         head = self.read(physical_offset, RECORD_HEAD.size)
         if len(head) < RECORD_HEAD.size:
@@ -154,7 +155,7 @@ class CommitLog:
         return data if len(data) == size else None
 
     def head(self, physical_offset: int) -> np.void | None:
-        """The head of the record there, or None when no record of the log can begin there."""
+        """The head of the record at an offset, or None if no record of the log can begin there."""
         data = self.read_array(physical_offset, RECORD_HEAD.size + 24)
         if len(data) < RECORD_HEAD.size:
             return None
@@ -195,12 +196,12 @@ class CommitLog:
         return record.pack_blank(self.left(physical_offset), MAGIC_BLANK)
 
     def write(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes that lie in one segment; a missing next segment is made with them in it."""
+        """Write bytes that lie in one segment. A missing next segment is created with these bytes in it."""
         start = self.segment_of(physical_offset)
         file = self.written.held.get(self.files.path(start))
         if file is None:
             if self.files.holding(physical_offset) is None:
-                self.note_names()  # first: whatever goes wrong behind the rename, the name is to be synced
+                self.note_names()  # first: whatever fails after the rename, the name must be synced
                 self.written.note(
                     self.files.create(start, memoryview(data), physical_offset - start, preallocate=self.preallocate)
                 )
@@ -209,7 +210,7 @@ class CommitLog:
         self.disk.pwrite(file, data, physical_offset - start)
 
     def start_writeback(self, physical_offset: int, size: int) -> None:
-        """Let the disk begin with bytes just written; they lie in one segment."""
+        """Let the disk start to write bytes that were just appended; they lie in one segment."""
         start = self.segment_of(physical_offset)
         self.disk.start_writeback(self._open(start), physical_offset - start, size)
 
@@ -243,11 +244,11 @@ class CommitLog:
             self.disk.fdatasync(self._open(start))
 
     def close(self) -> None:
-        """Let go of the files written."""
+        """Close the files that were written."""
         self.written.clear()
 
     def forget_written(self, below: int) -> None:
-        """Let go of the descriptors of segments that end at or below `below` (all of them synced)."""
+        """Close the descriptors of segments that end at or below `below`; all of them are synced."""
         for start in self.files.offsets:
             if start + self.segment_size <= below:
                 self.written.forget(self.files.path(start))
@@ -313,11 +314,11 @@ class CommitLog:
             self.write(position, data.data)
             position += len(data)
         if start < end:
-            self.note_names()  # names made by a writer that died may not be on the disk either
+            self.note_names()  # names that a writer created before it died may not be on the disk either
             self.sync(start, end)
 
     def crc(self, start: int, end: int) -> int:
-        """CRC-32 of a range of the log, read in pieces."""
+        """The CRC-32 of a range of the log, which is read in pieces."""
         crc = 0
         position = start
         while position < end:
@@ -329,7 +330,7 @@ class CommitLog:
         return crc
 
     def exact(self, physical_offset: int, size: int) -> bytes:
-        """Bytes that must be there; `CorruptionError` when the segment is missing or short."""
+        """Read bytes that must be there; `CorruptionError` if the segment is missing or too short."""
         start = self.files.holding(physical_offset)
         if start is None:
             path = self.files.path(self.segment_of(physical_offset))

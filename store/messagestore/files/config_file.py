@@ -1,12 +1,13 @@
 """Reads and writes the broker's small JSON files in `config/`.
 
-RocketMQ writes them with fastjson: tabs, no blanks, and numbers as keys without quotes (`{0:250}`), which is no JSON.
-They are read so, written so, and what this project does not know in them is kept. A file is replaced as a whole; the
-`.bak` that a broker leaves beside it is read when the file itself cannot be, and left to the broker.
+RocketMQ writes them with fastjson: with tabs, without blanks, and with numbers as keys without quotes (`{0:250}`),
+which is not JSON. This module reads and writes this form, and keeps the fields that it does not know. A file is
+replaced as a whole. If a file cannot be read, the `.bak` that a broker leaves beside it is read; only the broker writes
+that.
 
     {"dataVersion":{"counter":..,"stateVersion":..,"timestamp":..},"<table>":{...}, <others>}
 
-Threads: one. Processes: whoever saves holds a lock, and loads first, so that what another process wrote stays.
+Threads: one. Processes: before it saves, a process takes a lock and loads, to keep what another process wrote.
 Source: RocketMQ `common/ConfigManager.java`, `remoting/.../DataVersion.java`.
 """
 
@@ -26,9 +27,9 @@ from messagestore.files.written import replace_file
 T = TypeVar("T")
 
 MAX_SIZE = 128 * 1024 * 1024
-"""Most bytes that are read: the offsets of some hundred groups in 32 000 queues each."""
+"""The largest number of bytes that are read: enough for the offsets of some hundred groups in 32 000 queues each."""
 
-# A string as a whole (and left alone), or a number where a key stands.
+# A whole string, which stays as it is, or a number in the place of a key.
 _UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 _NOT_AS_IT_SHOULD_BE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -42,13 +43,13 @@ class ConfigFile:
     root : str
         The store.
     name : str
-        Of the file in `config/`.
+        The name of the file in `config/`.
     table : str
         The field that holds the table.
     via : str
-        Name in `spark/` under which a new file is made before it gets its own.
+        The name in `spark/` under which a new file is created before it gets its own.
     meaning, hint : str
-        For errors: what the file is, and what to do when it is damaged.
+        For errors: what the file is, and what to do if it is damaged.
     """
 
     def __init__(self, disk: Disk, root: str, name: str, table: str, *, via: str, meaning: str, hint: str) -> None:
@@ -63,7 +64,8 @@ class ConfigFile:
         self._others: dict[str, Any] = {}
 
     def load(self, parse: Callable[[dict[str, Any]], T]) -> T:
-        """What `parse` makes of the table in the file, or in its `.bak` when that is missing, empty or unreadable.
+        """The result of `parse` for the table in the file, or in its `.bak` if the file is missing, empty or
+        unreadable.
 
         Parameters
         ----------
@@ -74,7 +76,7 @@ class ConfigFile:
         Raises
         ------
         CorruptionError
-            When there is a file, but none that can be read.
+            There is a file, but none that can be read.
         """
         self._data_version, self._others = {}, {}
         unreadable: tuple[str, str] | None = None
@@ -107,12 +109,12 @@ class ConfigFile:
         return result
 
     def save(self, table: Mapping[str, Any], **derived: Any) -> None:
-        """Replace the file: this table, the next version, and what else was in it at the last `load`.
+        """Replace the file: this table, the next version, and everything else that was in it at the last `load`.
 
         Parameters
         ----------
         derived : other fields of the root
-            Renewed with the table.
+            Fields that are replaced together with the table.
         """
         version = {"stateVersion": 0, **self._data_version}
         version["counter"] = version.get("counter", 0) + 1
@@ -135,7 +137,7 @@ def parsed(text: str) -> dict[str, Any]:
     Raises
     ------
     ValueError, TypeError, RecursionError
-        For what is no JSON object even then.
+        The text is no JSON object even then.
     """
     fields = json.loads(_UNQUOTED_KEY.sub(_quoted_key, text))
     if not isinstance(fields, dict):
@@ -150,7 +152,8 @@ def _quoted_key(match: re.Match[str]) -> str:
 def written(value: Any, indent: str = "\n") -> str:
     """JSON text as fastjson's PrettyFormat lays it out: tabs, `"key":value`, keys sorted.
 
-    Integers as keys get no quotes and no lines of their own, as there. A tuple stands for a Java Set: on one line.
+    As in fastjson, integers as keys get neither quotes nor lines of their own. A tuple stands for a Java Set, on one
+    line.
     """
     inner = indent + "\t"
     if isinstance(value, dict) and value:
@@ -167,5 +170,5 @@ def written(value: Any, indent: str = "\n") -> str:
 
 def _text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    # A lone surrogate (an escape in the file that was read) has no UTF-8: it stays an escape.
+    # A lone surrogate (an escape in the file that was read) has no UTF-8 form, so it stays an escape.
     return text if not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(value)

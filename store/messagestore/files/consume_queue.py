@@ -1,15 +1,15 @@
 """ConsumeQueues: where in the log message n of a queue is.
 
-A ConsumeQueue is an array on disk: unit n, 20 bytes, lies at byte n * 20 of the queue's files.
+A ConsumeQueue is an array on disk: unit n has 20 bytes and lies at byte n * 20 of the queue's files.
 
     +--------+--------+-- ... --+--------+--------+--------+
     | filler | filler |         | unit   | unit   | 0 0 0  |
     +--------+--------+-- ... --+--------+--------+--------+
     0        1                  n        n + 1    end
 
-Units are derived data: each one repeats what its record in the CommitLog says, and recovery writes again what a crash
-took. They are a prefix: what is not there is zero, and behind the first zero there is nothing. So `end`, `begin` and
-`search_physical` gallop from a hint and then search binary; none of them reads a whole file. A queue whose first
+Units are derived data: each one repeats what its record in the CommitLog says, and recovery rewrites units that a crash
+took. The units are a prefix: missing units are zero, and there is nothing behind the first zero. So `end`, `begin` and
+`search_physical` gallop from a hint and then do a binary search; none of them reads a whole file. A queue whose first
 message has a number above 0 begins with filler units up to it, as RocketMQ writes them.
 
 Offsets are in messages. Threads: one writer; any number of readers, each with an object of its own that it loads itself
@@ -34,14 +34,14 @@ from messagestore.format.message import LMQ_PREFIX, stored_topic_fault, topic_fa
 
 CONSUME_QUEUE_FOLDER = "consumequeue"
 UNIT_DTYPE: np.dtype[Any] = UNIT.dtype.newbyteorder("=")
-"""A unit in memory: the fields of `layout.UNIT` in the machine's byte order, packed."""
+"""A unit in memory: the packed fields of `layout.UNIT` in native byte order."""
 
 Units = NDArray[np.void]
 
 _INT64 = np.iinfo(np.int64)
 _INT32 = np.iinfo(np.int32)
 _PROBE_COUNT = 128
-"""Units read at once around a hint: one page."""
+"""The number of units that are read at once around a hint: one page."""
 _SCAN_SIZE = 1 << 20
 
 
@@ -71,12 +71,12 @@ class ConsumeQueue:
         self.written = WrittenFiles(self.disk, pool)
 
     def load(self) -> None:
-        """Look at the folder again; files that were open are opened anew.
+        """Read the folder again, and reopen the files that were open.
 
         Raises
         ------
         CorruptionError
-            For a file that RocketMQ would refuse, or a size that is no multiple of a unit's.
+            RocketMQ would refuse a file, or its size is not a multiple of a unit's size.
         """
         for offset in self.files.offsets:
             self.files.pool.forget(self.files.path(offset))
@@ -90,7 +90,7 @@ class ConsumeQueue:
 
     @property
     def file_size(self) -> int:
-        """Bytes of each file; 0 while no file says so. May be set while the queue has no file."""
+        """The size of each file in bytes; 0 until a file says so. It may be set while the queue has no file."""
         return self.files.file_size
 
     @file_size.setter
@@ -102,24 +102,24 @@ class ConsumeQueue:
 
     @property
     def first_file_queue_offset(self) -> int:
-        """Number of the first unit of the first file; 0 without files."""
+        """The number of the first unit in the first file; 0 without files."""
         return self.files.min_offset // UNIT.size
 
     @property
     def end_file_queue_offset(self) -> int:
-        """Number of the first unit that the last file has no room for; 0 without files."""
+        """The number of the first unit that does not fit into the last file; 0 without files."""
         return self.files.max_offset // UNIT.size
 
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> Units:
-        """Units from `queue_offset` on, across files.
+        """Read units from `queue_offset` on, across files.
 
         Parameters
         ----------
         queue_offset : int
         count : int
-            How many are wanted.
+            The number of units to read.
 
         Returns
         -------
@@ -130,7 +130,7 @@ class ConsumeQueue:
         Raises
         ------
         FileNotFoundError
-            When a file was deleted since `load` (retention): load again, and begin at the first file.
+            Retention has deleted a file since `load`: load again, and begin at the first file.
         """
         if not self.first_file_queue_offset <= queue_offset < self.end_file_queue_offset or count <= 0:
             return np.empty(0, UNIT_DTYPE)
@@ -153,14 +153,14 @@ class ConsumeQueue:
         return units
 
     def end(self, hint: int = 0, limit: int | None = None) -> int:
-        """Number of the first unit that is not there: the next message's queue offset.
+        """The number of the first missing unit, which is the queue offset of the next message.
 
         Parameters
         ----------
         hint : int
-            Where the end was last, or any number. When it is the end still, this costs one read.
+            The previous end, or any number. If it is still the end, this costs one read.
         limit : int | None
-            A physical offset: units whose record ends above it count as not there.
+            A physical offset. Units whose record ends above it count as missing.
 
         Returns
         -------
@@ -171,12 +171,12 @@ class ConsumeQueue:
         return self._first_without(lambda units: _there(units, limit), hint)
 
     def begin(self, min_physical_offset: int) -> int:
-        """Queue offset of the first message whose record is still in the log (RocketMQ correctMinOffset).
+        """The queue offset of the first message whose record is still in the log (RocketMQ's correctMinOffset).
 
         Parameters
         ----------
         min_physical_offset : int
-            First byte of the log that is still there.
+            The first byte of the log that is left.
 
         Returns
         -------
@@ -294,8 +294,8 @@ class ConsumeQueue:
     def _create(self, start: int, chunk: memoryview, position: int) -> None:
         """Make the file that begins at `start`, with its first units in it."""
         path = self.files.path(start)
-        if self.disk.exists(path) and self.disk.size(path):  # an empty one is no file yet, as for `load`
-            raise FileReplaced(path)  # somebody else made it: renaming ours there would delete theirs
+        if self.disk.exists(path) and self.disk.size(path):  # an empty file does not count yet, as in `load`
+            raise FileReplaced(path)  # somebody else created it: renaming our file there would delete theirs
         self.written.note_folders(self.files.directory)
         filler = np.zeros(position // UNIT.size, UNIT.dtype)
         filler["size"] = FILLER_UNIT_SIZE
@@ -345,29 +345,31 @@ class ConsumeQueue:
     # ---- the disk
 
     def check_files(self) -> None:
-        """Whether every file written since the last sync is still the file at its path (asked before publishing).
+        """Check that every file written since the last sync is still the file at its path. It runs before publishing.
 
         Raises
         ------
         FileReplaced
-            For the first that is not.
+            A file is not.
         """
         self.written.check()
 
     def sync(self) -> None:
-        """Force the dirty files and folders to the disk. When it raises an `OSError`, it must not be called again.
+        """Force the dirty files and folders to the disk. After an `OSError`, it must not be called again.
 
         Raises
         ------
         FileReplaced
-            When a file that was written is not at its path any more.
+            A file that was written is not at its path any more.
         """
         for path in list(self.written.files):
             self._sync_file(self._start(path))
         self.written.sync_folders()
 
     def note_names(self) -> None:
-        """The names of this queue's files and folders may not be synced: a writer that died may have made them."""
+        """Note that the names of this queue's files and folders may not be synced: a dead writer may have created
+        them.
+        """
         folder = self.files.directory
         for _ in range(3):  # the queue's, the topic's, and all queues'
             self.written.folders.add(folder)
@@ -384,7 +386,7 @@ class ConsumeQueue:
 
 
 def _there(units: Units, limit: int | None) -> NDArray[np.bool_]:
-    """Which units are there, fillers included; with a limit, those only whose record ends at or below it."""
+    """Which units exist, including fillers; with a limit, only those whose record ends at or below it."""
     sizes = units["size"]
     there: NDArray[np.bool_] = (sizes > 0) & (units["physical_offset"] >= 0)
     if limit is not None:

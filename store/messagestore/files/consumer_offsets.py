@@ -1,15 +1,15 @@
 """`config/consumerOffset.json`: how far consumer groups have read.
 
-`config/consumerOffset.json` is the broker's own file (`ConsumerOffsetManager.java`): for each topic and group the next
-offset to consume of each queue. A broker that lives rewrites it from memory, every 5 s and when it ends, and has read
-it before it takes its lock: so it is only written while no broker lives, and nothing in this project relies on it.
+The file is the broker's own (`ConsumerOffsetManager.java`). For each topic and group it holds the next offset to
+consume of each queue. A live broker reads it before it takes its lock, and rewrites it from memory every 5 s and when
+it ends. So this project writes it only while no broker is running, and relies on it for nothing.
 
     "offsetTable":{"flights@delays":{0:1200,1:1190}}
 
-Threads: one. Processes: whoever publishes holds `spark/consumer-offsets.lock`, a lock of its own: a writer's session
-may hold `spark/writer.lock` for days, and the groups of those who read meanwhile must not stand still. It does not
-attach either: that would protect nothing, make a broker that is about to start fail, and a writer that is about to
-close leave `abort` behind.
+Threads: one. Processes: a process that publishes holds `spark/consumer-offsets.lock`. It is a lock of its own, because
+a writer's session may hold `spark/writer.lock` for days, and the groups of readers must still make progress. Publishing
+does not attach to the store: that would protect nothing, would make a broker that is about to start fail, and would
+make a writer that is about to close leave `abort` behind.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Checks that the index leads to every record that has a key.
 
-Three questions, each with an answer that costs one pass over the entries. `missing`: is there an entry for each key of
-these records? Entries are in log order, so those of a stretch of the log lie side by side. `wrong_times`: do header and
-entries tell the times of these records? `unreachable`: does the chain of its slot lead to each entry? Entries are read
-newest first; for each slot it is kept where its chain goes on:
+There are three checks, and each costs one pass over the entries. `missing` finds records without an entry for one of
+their keys; entries are in log order, so those of a stretch of the log are neighbours. `wrong_times` finds headers and
+entries with wrong times. `unreachable` finds entries to which the chain of their slot does not lead. It reads entries
+from the newest to the oldest, and remembers for each slot where its chain continues:
 
     slot -> newest entry -> the one before -> ... -> 0          an entry that is passed over is not found by a search
 
-Both may run while another process puts: what the header does not count yet is walked through.
+The checks may run while another process puts: entries that the header does not count yet are passed through.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The index: finds records by key.
 
-The index is a row of files in `<root>/index`, named by the local time they were made at. Only the newest is written to;
-a full one is followed by the next. Each file is a hash table (`index_table`). A search compares 31 bits of hash: the
-caller must look at the records.
+The index is a row of files in `<root>/index`, which are named by the local time of their creation. Only the newest file
+is written to; when it is full, the next one follows. Each file is a hash table (`index_table`). A search compares 31
+bits of a hash, so the caller must check the records.
 
-An index is derived data. After a crash `rewind` takes it back to a place in the log, whatever part of the later writes
-reached the disk (`index_rewind`); records from there on are put again.
+An index is derived data. After a crash, `rewind` takes it back to a place in the log, whatever part of the later writes
+reached the disk (`index_rewind`), and records from there on are put again.
 
 Threads: one writer; any number of readers, each with an object of its own that it loads itself.
 Source: RocketMQ `store/index/IndexService.java`.
@@ -30,7 +30,7 @@ from messagestore.format.javahash import index_hash
 
 _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
-"""Keys put at once; more are put in turns, which bounds the memory."""
+"""The number of keys put at once. More keys are put in turns, which bounds the memory."""
 _FEW_COUNT = 32
 _MOST_BACK_MS = 3_600_000
 """Entries count seconds from their file's begin: a time further below that goes into a new file."""
@@ -250,7 +250,7 @@ class IndexService:
         self.sync()
 
     def unlink_all(self) -> None:
-        """Delete the index: it will be made again from the log."""
+        """Delete the index. It will be rebuilt from the log."""
         self._header = None
         for file in reversed(self.files.copy()):
             self._unlink(file)

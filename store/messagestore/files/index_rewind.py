@@ -1,16 +1,16 @@
 """Takes an index file back to what it held before a place in the log.
 
-After a crash a file holds all that was put before, whole, and any part of what was put later: each sector of the disk
-is as it was at some time since the last sync. `count_below` finds the last entry to keep, `keep` makes the file as if
-nothing had come behind it. Both use only what cannot lie:
+After a crash, a file holds everything that was put before a place, completely, and any part of what was put later: each
+sector of the disk is as it was at some time since the last sync. `count_below` finds the last entry to keep, and `keep`
+restores the file as if nothing had come behind it. Both rely only on facts that a crash cannot falsify:
 
-* An entry within one sector is whole or missing. One that lies in two may have lost either half.
-* An entry's physical offset says on which side it belongs; below that side all is whole.
+* An entry within one sector is complete or missing. An entry in two sectors may have lost either half.
+* The physical offset of an entry says on which side of the place it belongs; entries before the place are complete.
 * The header, in one sector, counts at least the entries to keep.
 * A slot's head is the newest entry at some time, so its chain leads to the newest entry to keep, unless an entry on the
   way is lost: then the entries are scanned.
 
-Threads: the writer's.
+Threads: only the writer uses this module.
 """
 
 from __future__ import annotations

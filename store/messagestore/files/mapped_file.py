@@ -1,13 +1,13 @@
 """One file as bytes, and `Disk`: every system call that the store makes on files.
 
-`Disk` is the one seam: every file operation of the store goes through one of its methods, so that a test can record,
-fail or cut off any of them. Writes are `pwrite` (a full disk is an error, never a SIGBUS), reads are `pread` into
-memory of our own: the bytes that were checked are the bytes that are used, and an I/O error is an exception. What is
-created, renamed or deleted below a store's root, and everything in `spark/`, is reached without following links, and
-belongs to the root folder's owner (`store_root`).
+Every file operation of the store goes through a method of `Disk`, so that a test can record, fail or interrupt any of
+them. Writes use `pwrite`: a full disk is an error, and never a SIGBUS. Reads use `pread` into memory of our own: the
+bytes that are checked are the bytes that are used, and an I/O error is an exception. Whatever is created, renamed or
+deleted below a store's root, and everything in `spark/`, is reached without following links, and belongs to the owner
+of the root folder (`store_root`).
 
-A `File` is one open descriptor. It closes when the last reference to it goes, so a pool may forget a file that another
-thread still reads. The name of the module is RocketMQ's (`logfile/DefaultMappedFile.java`); nothing is mapped.
+A `File` is one open descriptor. It closes with the last reference to it, so a pool may forget a file that another
+thread is still reading. The module has RocketMQ's name (`logfile/DefaultMappedFile.java`), although nothing is mapped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from messagestore.errors import (
 from messagestore.files.store_root import Place, is_owners_link, no_access
 
 SMALL_FILE_SIZE = 64 * 1024
-"""Most bytes of a small file that is read whole, unless the caller says more."""
+"""The largest size of a small file that is read as a whole, unless the caller allows more."""
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 _FALLOC_FL_KEEP_SIZE = 1
@@ -70,13 +70,13 @@ class File:
         self.device = info.st_dev
 
     def fileno(self) -> int:
-        """The descriptor; an `OSError` (EBADF) when closed."""
+        """The descriptor; `OSError` (EBADF) if the file is closed."""
         if self._fd < 0:
             raise OSError(errno.EBADF, "file is closed", self.path)
         return self._fd
 
     def close(self) -> None:
-        """Close now; a second time does nothing."""
+        """Close the file now. A second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -99,7 +99,7 @@ class Disk:
         return time.time_ns()
 
     def lease_break_time_s(self, path: str = LEASE_BREAK_TIME) -> float:
-        """After how long the kernel lets a process through that waits for a lease; it takes 0 for "never"."""
+        """The time after which the kernel lets a process through that waits for a lease; 0 means never."""
         try:
             with open(path, encoding="ascii") as file:
                 return float(file.read()) or math.inf
@@ -147,7 +147,7 @@ class Disk:
         return File(fd, str(path), True)
 
     def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
-        """Write all of `data` at `position`; a short write is gone on with, one of nothing is an error."""
+        """Write all of `data` at `position`. A short write is continued; a write of no bytes is an error."""
         view = memoryview(data).cast("B")
         fd = file.fileno()
         done = 0
@@ -164,7 +164,7 @@ class Disk:
         return os.pwrite(fd, view, position)
 
     def pread(self, file: File, size: int, position: int) -> bytes:
-        """At most `size` bytes at `position`; fewer only at the end of the file."""
+        """Read at most `size` bytes at `position`; fewer only at the end of the file."""
         data = self._named(lambda: os.pread(file.fileno(), size, position), file.path)
         if len(data) == size or not data:
             return data
@@ -185,13 +185,13 @@ class Disk:
         return done
 
     def fdatasync(self, file: File) -> None:
-        """Force the file's data to the disk. When it raises, the caller must never sync again (fsyncgate)."""
+        """Force the file's data to the disk. After an error, the caller must never sync it again (fsyncgate)."""
         self._named(lambda: os.fdatasync(file.fileno()), file.path)
 
     def start_writeback(self, file: File, position: int, size: int) -> None:
-        """Let the system begin to write a range to the disk, and do not wait: a later sync has less to do.
+        """Let the system start to write a range to the disk without waiting, so that a later sync has less to do.
 
-        A hint only: it makes nothing durable, and what it meets is reported by that sync.
+        It is only a hint: it makes nothing durable, and the later sync reports its errors.
         """
         _libc.sync_file_range(file.fileno(), position, size, _SYNC_FILE_RANGE_WRITE)
 
@@ -266,7 +266,7 @@ class Disk:
             return  # the kernel refuses an empty range
         fd = file.fileno()
         number = errno.EINTR
-        while number == errno.EINTR:  # Python tries its own calls again after a signal, not those through ctypes
+        while number == errno.EINTR:  # after a signal, Python repeats its own calls, but not those through ctypes
             if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, position, size) == 0:
                 return
             number = ctypes.get_errno()
@@ -463,7 +463,7 @@ def _place(path: str | Path, *, checked: bool = True) -> _Opening:
 
 @contextlib.contextmanager
 def sync_errors(path: str) -> Iterator[None]:
-    """Turn an `OSError` of a sync into a `SyncFailedError`: whoever would try again must not."""
+    """Turn an `OSError` of a sync into a `SyncFailedError`, which nobody may retry."""
     try:
         yield
     except SyncFailedError:
@@ -475,7 +475,7 @@ def sync_errors(path: str) -> Iterator[None]:
 
 
 class FilePool:
-    """Open files by path, at most `limit` of them: the least recently used is forgotten first.
+    """Open files by path, at most `limit` of them. The least recently used one is forgotten first.
 
     Threads: safe. A file that was forgotten stays open for whoever still holds it.
     """
@@ -487,7 +487,7 @@ class FilePool:
         self._lock = threading.Lock()
 
     def get(self, path: str, *, writable: bool = False) -> File:
-        """The file at `path`, opened now or before."""
+        """The file at `path`, which is opened now or was opened before."""
         key = (path, writable)
         with self._lock:
             file = self._files.get(key)
@@ -501,7 +501,7 @@ class FilePool:
         return file
 
     def put(self, file: File) -> None:
-        """Take in a file that was opened elsewhere."""
+        """Add a file that was opened elsewhere."""
         with self._lock:
             self._keep(file)
 
@@ -528,7 +528,7 @@ class FilePool:
             self._files.clear()
 
     def forget_threads(self) -> None:
-        """In a forked child: no other thread is there to let go of what it held."""
+        """In a forked child: replace the locks, because no other thread is there to release them."""
         self._lock = threading.Lock()
 
 

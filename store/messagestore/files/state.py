@@ -221,7 +221,7 @@ class StateFile:
         Raises
         ------
         ValueError
-            When the counter is not above the last one, or would fall into that one's slot.
+            The counter is not above the last one, or would fall into its slot.
         FileReplaced
             When the file is gone, or is another one than was read or written last: whoever restores a store under its
             writer puts another store's state there.
@@ -234,7 +234,7 @@ class StateFile:
         return state
 
     def write_both(self, state: State) -> State:
-        """Write the same content into both slots, with counters +0 and +1, so that neither shows the state before.
+        """Write the same content into both slots, with counters +0 and +1, so that no slot shows the state before.
 
         Returns
         -------
@@ -249,6 +249,6 @@ class StateFile:
         self.disk.fdatasync(self.written.writable(self.path))
 
     def close(self) -> None:
-        """Let go of the file (it closes when no thread reads it any more); the next call opens it again."""
+        """Drop the file, which closes when no thread reads it any more. The next call opens it again."""
         self._file = None
         self.written.clear()

@@ -1,8 +1,7 @@
 """`config/topics.json`: the topics of a store and their queues.
 
-`config/topics.json` is the broker's own file (`TopicConfigManager.java`).
-
-A name in the file says nothing about messages: a topic may be here without a queue, and a queue without being here.
+The file is the broker's own (`TopicConfigManager.java`). A name in it says nothing about messages: a topic may be in
+the file without a queue, and a queue may exist without being in the file.
 
 Threads: one. Processes: `save` is called under the writer lock; it reads the file again, so that what another process
 added stays.
@@ -34,7 +33,7 @@ class TopicConfig:
     ----------
     topic_name : str
     read_queue_nums, write_queue_nums : int
-        How many queues consumers read, and producers write.
+        The numbers of queues that consumers read and producers write.
     perm : int
         4 read, 2 write, 1 inherit, 8 priority; added up.
     topic_sys_flag : int
@@ -62,7 +61,7 @@ class TopicConfig:
         return self.attributes.get(name, self.attributes.get("+" + name))
 
     def to_fields(self) -> dict[str, Any]:
-        """As in the file."""
+        """The fields as they are in the file."""
         known = {
             "attributes": dict(self.attributes),
             "order": self.order,
@@ -77,11 +76,11 @@ class TopicConfig:
 
     @classmethod
     def from_fields(cls, name: str, fields: dict[str, Any]) -> TopicConfig:
-        """From the file; a `ValueError`, `TypeError` or `AttributeError` when a field is not what it should be."""
+        """Read the fields of the file. A wrong field is a `ValueError`, `TypeError` or `AttributeError`."""
         others = dict(fields)
         topic = cls(name)
         attributes = others.pop("attributes", None) or {}
-        others.pop("topicName", None)  # the name in the table decides, as for RocketMQ
+        others.pop("topicName", None)  # the name in the table decides, as in RocketMQ
         return cls(
             topic_name=name,
             read_queue_nums=int(others.pop("readQueueNums", topic.read_queue_nums)),
@@ -122,12 +121,12 @@ class Topics:
     # ---- the file
 
     def load(self) -> None:
-        """Read the file, or its `.bak` when it is missing, empty or unreadable. Changes not saved are dropped.
+        """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
 
         Raises
         ------
         CorruptionError
-            When there is a file, but none that can be read.
+            There is a file, but none that can be read.
         """
         self._topics, self._changed = {}, {}
         self._topics = self._file.load(
@@ -135,16 +134,16 @@ class Topics:
         )
 
     def save(self) -> None:
-        """Write the file, with what was created and altered since `load` or the last `save`; the rest as it is now.
+        """Write what was created and altered since `load` or the last `save`; the rest of the file stays as it is now.
 
-        Called under the writer lock. Nothing changed: nothing is written.
+        The caller holds the writer lock. Without changes, nothing is written.
         """
         changed = self._changed
         if not changed:
             return
         self.load()
         self._topics.update(changed)
-        self._changed = changed  # still to be saved if this fails
+        self._changed = changed  # they remain to be saved if this fails
         self._file.save({name: topic.to_fields() for name, topic in self._topics.items()})
         self._changed = {}
 
@@ -165,9 +164,9 @@ class Topics:
         Raises
         ------
         MessageIllegalError
-            For a name that is not legal.
+            The name is not legal.
         ConfigError
-            When the topic is there, or for a count that is not allowed.
+            The topic exists, or the count is not allowed.
         """
         fault = topic_fault(name)
         if fault is not None:
@@ -187,13 +186,13 @@ class Topics:
         perm: int | None = None,
         order: bool | None = None,
     ) -> TopicConfig:
-        """Change what is given of a topic; `save` writes it.
+        """Change the given fields of a topic; `save` writes them.
 
         Raises
         ------
         UnknownTopicError
         ConfigError
-            For a value that is not allowed.
+            A value is not allowed.
         """
         topic = self._topics.get(name)
         if topic is None:
@@ -222,6 +221,8 @@ class Topics:
         return topic
 
     def is_simple_queue(self, name: str) -> bool:
-        """Whether the topic's queues are of RocketMQ's simple kind (one unit a message); so is an unknown topic."""
+        """Whether the topic has RocketMQ's simple queues, with one unit per message. An unknown topic counts as
+        simple.
+        """
         topic = self._topics.get(name)
         return topic is None or topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)
