@@ -1,19 +1,19 @@
-"""The writers of one process share a store here, and processes take turns.
+"""Shares a store among the writers of one process, and lets processes take turns.
 
-One `AttachedStore` per process and store. It attaches (a shared lock and a lease that keep Java brokers out) before it
-reads anything it relies on, takes the writer lock for a session or for one commit, recovers or catches up, and detaches
-some time after the last append: it makes everything durable, moves the clean end, and removes `abort` when no other
-writer is attached. A detach that is killed is harmless: `abort` goes last.
+There is one `AttachedStore` per process and store. Before it reads anything that it relies on, it attaches: it takes a
+shared lock and a lease, which keep Java brokers out. It takes the writer lock for a session or for one commit, and
+recovers or catches up. Some time after the last append it detaches: it makes everything durable, moves the clean end,
+and removes `abort` if no other writer is attached. Because `abort` goes last, a detach that is killed does no harm.
 
     attached without a break, counter as cached   -> go on
     attached without a break, counter is newer    -> catch up
     anything else                                 -> recover, as on open
 
-A broker that starts meanwhile waits in the kernel. A thread looks for it: what was begun is finished, the store is
-closed as in a detach, also under an open session, and the broker goes on. The session's next append raises
+A broker that starts meanwhile waits in the kernel. A thread looks for such a broker. The store then finishes what was
+begun and closes as in a detach, even under an open session, and the broker continues. The session's next append raises
 `StoreLockedError`.
 
-Threads: safe. Forked children start anew: the locks are closed in them, never unlocked.
+Threads: safe. A forked child starts from scratch: it closes the locks and never unlocks them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What relates the files of a store: rows of the log, their queue units and index entries, batches and the journal.
 
 `store_files.StoreFiles` holds a store's open files; `dispatch` turns records into units and index entries.
-Reading, writing, recovery and verification all use what is here.
-It may import `messagestore.files`, `messagestore.format` and `messagestore.errors`.
+Reading, writing, recovery and verification all use this package. It may import `messagestore.files`,
+`messagestore.format` and `messagestore.errors`.
 """

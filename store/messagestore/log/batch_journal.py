@@ -1,14 +1,14 @@
 """The journal: which batches the store already holds.
 
 `spark/journal` is a cache of the BATCH records in the log. An entry counts only if its BATCH record is read back at its
-place, or if that place lies below the first segment. The file is written whenever the clean end moves; what came after
-it is read from the BATCH topic's queue.
+place, or if that place lies below the first segment. The file is written whenever the clean end moves; batches after
+that are read from the queue of the BATCH topic.
 
     | header | entries, 56 bytes each, in the order of the log | names as JSON: apps, queries, topics, identity |
 
-A checksum covers every byte. A journal that is missing or damaged is not an empty one: recovery makes it again from the
-log. Entries are kept as one array, so that reading and writing ten thousand of them costs less than a millisecond;
-`journalRetention` bounds how many there are. Readers of the store read the header only.
+A checksum covers every byte. A journal that is missing or damaged does not count as empty: recovery rebuilds it from
+the log. The entries are one array, so reading and writing ten thousand of them takes less than a millisecond;
+`journalRetention` limits their number. Readers of the store read only the header.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """BATCH records: what they say, and how they are written and read.
 
-Each Spark batch begins with one ordinary record in topic `rmq_sys_spark_sink`, queue 0. Its body is JSON that tells
-where the batch ends, what is in it and how to prove that it is whole. The record's size is known before anything of the
-batch is written: numbers that are not known yet are counted at their widest, and the body is filled up with blanks
-(JSON allows them). FORMAT.md describes the fields.
+Each Spark batch begins with one ordinary record in topic `rmq_sys_spark_sink`, queue 0. Its body is JSON that says
+where the batch ends, what it contains, and how to prove that it is complete. The size of the record is known before
+anything of the batch is written: numbers that are not known yet are counted at their largest width, and the body is
+padded with blanks (which JSON allows). FORMAT.md describes the fields.
 """
 
 from __future__ import annotations

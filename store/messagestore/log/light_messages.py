@@ -1,8 +1,8 @@
 """Finds messages of light queues in a log (a broker's enableLmq with enableMultiDispatch).
 
-Such a message lies in its own topic, and units for it in light queues, which have no records of their own. Where the
-folder of all queues is gone, or the broker was killed before it had made the light queues, only the properties that the
-broker added tell that there are any.
+Such a message is in its own topic, and light queues, which have no records of their own, hold units for it. If the
+folder of all queues is gone, or if the broker was killed before it had created the light queues, only the properties
+that the broker added reveal them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Proof that the log of a store was longer than it is.
 
-A log that lost its last segment, or whose last records became zeros, looks like a shorter log. `spark/state` tells;
-this module finds what still tells when `state` is lost as well, or older than the log:
+A log that lost its last segment, or whose last records became zeros, looks like a shorter log. `spark/state` reveals
+the loss. This module finds what else reveals it if `state` is lost as well, or is older than the log:
 
 - `spark/journal` says where the log ended when a writer of this project moved the clean end last;
 - the store checkpoint names the place of the last record, and the store time up to which the log was synced;

@@ -1,8 +1,9 @@
 """Proves from the log where a queue ends.
 
-A crashed broker leaves units behind its queues' ends; a live one may show a unit half written. A unit counts when the
-record it points to is one of its queue, with its number or at least behind the record of the unit before: a broker
-that lost units numbers on from there, and its own rebuild of a topic that was made again shifts them.
+A crashed broker leaves units behind the ends of its queues, and a live broker may show a unit that is half written. A
+unit counts if the record that it points to belongs to its queue, and has its number or at least lies behind the record
+of the unit before: a broker that lost units continues to number from there, and its own rebuild of a topic that was
+created again shifts the numbers.
 """
 
 from __future__ import annotations

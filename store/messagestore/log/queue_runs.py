@@ -1,21 +1,21 @@
 """Decides which record of the log is which message of its queue.
 
-In a log that only this project wrote, QUEUEOFFSET tells: a queue's numbers follow one another. A broker's log is not so
-plain. A topic that was deleted and made again numbers from 0 a second time; a crash leaves records of which a later one
-repeats the number; damage changes a number. RocketMQ's recovery keeps every such record in the log, and so does ours:
-numbers never decide where the log ends. They decide which records have a unit (RocketMQ:
+In a log that only this project wrote, QUEUEOFFSET decides: the numbers of a queue follow one another. A broker's log is
+not so simple. A topic that was deleted and created again numbers from 0 a second time; after a crash, a later record
+may repeat the number of an earlier one; and damage changes a number. RocketMQ's recovery keeps every such record in the
+log, and so does ours: numbers never decide where the log ends. They decide which records have a unit (RocketMQ:
 ConsumeQueue.putMessagePositionInfo):
 
 | The record says | Then |
 |---|---|
 | the next number | it has the next unit |
 | anything, and the next unit points to it | it keeps this unit: a broker brought a deleted topic back |
-| 0, and the queue is not empty | the topic was made again: the queue begins anew with this record |
-| less, and the unit of this number points to it | the queue goes on from there |
+| 0, and the queue is not empty | the topic was created again: the queue starts again with this record |
+| less, and the unit of this number points to it | the queue continues from there |
 | less | it repeats a number, and has no unit |
-| more | it has the next unit all the same |
+| more | it has the next unit nevertheless |
 
-The first pass over the log (`take`) finds out; a second one (`apply`) marks the rows before they are dispatched.
+The first pass over the log (`take`) decides this; a second one (`apply`) marks the rows before they are dispatched.
 """
 
 from __future__ import annotations

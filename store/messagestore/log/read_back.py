@@ -1,6 +1,6 @@
-"""Rows of records that are read back from the log: what ConsumeQueues and index need of each.
+"""Rows of records that are read back from the log: what ConsumeQueues and index need of each record.
 
-Recovery, catching up, readers and `verify` make them with `rows_of`; who appends has them from the encoder (RocketMQ:
+Recovery, catching up, readers and `verify` make them with `rows_of`; appends get them from the encoder (RocketMQ:
 CommitLog.checkMessageAndReturnSize, which makes a DispatchRequest).
 """
 

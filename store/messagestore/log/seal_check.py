@@ -1,13 +1,14 @@
-"""Do the queue files still have what they had when the clean end moved?
+"""Checks that the queue files still hold what they held when the clean end moved.
 
-`spark/ends` holds the seal of each queue (`sealed_ends`). A file that was cut, zeroed, deleted or put back from an
-older copy does not agree with its seal; then the log has everything, and the queue is made again.
+`spark/ends` holds the seal of each queue (`sealed_ends`). A file that was cut, zeroed, deleted or replaced by an older
+copy does not agree with its seal. The log still has everything, so the queue is rebuilt from it.
 
     a writer        compares a queue's last unit when it first asks for the queue's end
     a reader        does the same in a store that was closed, and raises
     `recover`       compares all units of all queues with their CRC
 
-Where the file lags behind the clean end (a process died between the two), the records of the log in between tell.
+If the file lags behind the clean end, because a process died between the two, the records of the log in between supply
+the rest.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Where does each queue end at the clean end?
+"""`spark/ends`: where each queue ends at the clean end.
 
-A ConsumeQueue file does not say how many units it must have: a file that was cut, zeroed, or put back from an older
-copy looks like a shorter queue. `spark/ends` keeps the seal of each queue: its number of units below the clean end C,
-its last unit, and a CRC of all units that this project has written since it knows the queue.
+A ConsumeQueue file does not say how many units it must have: a file that was cut, zeroed, or replaced by an older copy
+looks like a shorter queue. `spark/ends` holds the seal of each queue: its number of units below the clean end C, its
+last unit, and a CRC of all units that this project has written since it knows the queue.
 
     | block | block | ... |     each: header, entries, names of topics as JSON
 
 A block holds the queues that changed since the block before it, so a change of C costs as much as the queues that it
-touches. Each block names the one before by its checksum: what a torn append leaves behind the last valid block counts
-for nothing. When the blocks have become twice as long as the first one, the file is replaced by a single block.
+touches. Each block names the one before by its checksum, so what a torn append leaves behind the last valid block
+counts for nothing. When the blocks have become twice as long as the first one, a single block replaces them.
 
-The file may lag behind `spark/state`, which is written first. The log tells the rest (`seal_check`).
+The file may lag behind `spark/state`, which is written first. The log supplies the rest (`seal_check`).
 """
 
 from __future__ import annotations

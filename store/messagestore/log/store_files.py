@@ -1,7 +1,7 @@
 """The files that make up a store, and its identity.
 
-RocketMQ's folders hold RocketMQ's files and nothing else; ours are in `<root>/spark/`. `store.json` is made once: the
-store's id and what must never change (file sizes, index slots).
+RocketMQ's folders hold RocketMQ's files and nothing else; our own are in `<root>/spark/`. `store.json` is written once
+and holds the store's id and the settings that must never change (file sizes, index slots).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Establishes the identity of a store that a writer takes over.
 
-`spark/store.json` says so. Where it is missing, the id is taken from what proves it: the journal has a copy of the
-whole identity, and `abort` has the id. Where all of `spark/` is missing the folder is a copy (a RocketMQ slave after a
-failover), a store that lost it, or a store that only a broker wrote. The log is searched for BATCH records. It gets a
-new id, and the ids in its BATCH records become its ancestors: their batches are known here, too.
+`spark/store.json` holds the identity. If it is missing, the journal, which has a copy of the whole identity, or
+`abort`, which has the id, replaces it. If all of `spark/` is missing, the folder is a copy (a RocketMQ slave after a
+failover), a store that lost `spark/`, or a store that only a broker wrote. The log is then searched for BATCH records.
+The store gets a new id, and the ids in its BATCH records become its ancestors, whose batches are known here, too.
 """
 
 from __future__ import annotations

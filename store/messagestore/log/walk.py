@@ -1,8 +1,8 @@
 """The one walk over the records of the log.
 
 Recovery walks from the clean end, a writer that catches up walks from its cached end, `verify` and a rebuild walk from
-the log's first record. They all use `Walk`, which yields runs of records and says where and why it stopped. It keeps
-nothing on the log, and it knows nothing of queues, tears or proofs: those are the business of who takes the runs.
+the log's first record. They all use `Walk`, which yields runs of records and says where and why it stopped. It stores
+nothing in the log object, and knows nothing about queues, torn records or proofs: those belong to its callers.
 
     walk = Walk(log, start)
     for run in walk:

@@ -1,5 +1,5 @@
-"""What happens to a store that was not closed: where its log ends, what is cut, and what is made again.
+"""Recovery of a store that was not closed: where its log ends, what is cut off, and what is rebuilt.
 
-`recover.recover` is the one entry. It decides the log's end and brings queues, index and journal in line with it.
-It may import `messagestore.write`, `messagestore.log` and what is below them.
+`recover.recover` is the only entry. It decides where the log ends, and brings queues, index and journal in line with
+it. This package may import `messagestore.write`, `messagestore.log` and everything below them.
 """

@@ -1,8 +1,8 @@
 """Examines what lies behind the log's end.
 
-Nothing there is believed, and whoever sent a message chose most of its bytes: each look takes time in proportion to the
-bytes, whatever they are. Heads are found by their magic and must say their own place; what costs more than a glance is
-done for records that do not overlap.
+Nothing there is trusted, because the sender of a message chose most of its bytes. Every examination takes time in
+proportion to the number of bytes, whatever they are. Heads are found by their magic and must name their own place;
+expensive checks are done only for records that do not overlap.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Recovery: decides where the log ends, and repairs everything that depends on it.
 
-Runs under both locks. Twice in a row, or after a crash inside it, it leaves the same bytes. `abort` says whose rules
-hold:
+Recovery runs under both locks. If it runs twice, or again after a crash within it, it leaves the same bytes. `abort`
+says whose rules hold:
 
-    absent          no walk: the end is behind the last record a ConsumeQueue unit points to, plus valid records behind
-                    it; where the queues are gone, the whole log is walked, and nothing in it is torn
+    absent          no walk: the end is behind the last record that a ConsumeQueue unit points to, plus valid records
+                    behind it; if the queues are gone, the whole log is walked, and nothing in it is torn
     not ours        a broker crashed: walk from where its own recovery starts, or from C if that is higher
-    ours            walk from C, if the log holds the anchor there; else from an earlier segment
+    ours            walk from C, if the log holds the anchor there; otherwise from an earlier segment
 
-What is proven to have been synced and is not there is a `CorruptionError`; anything else behind the last record that
-counts is the torn end of the log: saved (outside batches), zeroed and synced, and said in one line. What is kept above
-C is written again and synced before anything is dispatched or published.
+If something that is proven to have been synced is missing, that is a `CorruptionError`. Anything else behind the last
+record that counts is the torn end of the log: it is saved (outside batches), zeroed and synced, and reported in one
+line. What is kept above C is rewritten and synced before anything is dispatched or published.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The walk over the records of the log: which of them count, and where the log ends.
 
-The walk goes from a start point to the first thing that does not count. As in RocketMQ's own recovery a record counts
+The walk goes from a start point to the first thing that does not count. As in RocketMQ's own recovery, a record counts
 if its framing, its position and its CRCs agree (`record_scan.scan`); neither its number in its queue nor its store time
-matters. A BATCH record counts if the CRCs of all its data hold. In a part of the log that only this project wrote two
-things more tell a record that was torn: its last byte, and a topic that nobody can put.
+matters. A BATCH record counts if the CRCs of all its data match. In a part of the log that only this project wrote, two
+more signs reveal a torn record: its last byte, and a topic to which nobody can put messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recovery may believe of the log and the queues that it finds: one value for each way a store can be left.
+"""What recovery may trust in the log and the queues that it finds: one value for each way a store can be left.
 
 | Left by | whose records | a seal proves the data | parts of batches stay | last record may be torn |
 |---|---|---|---|---|

@@ -1,6 +1,6 @@
 """What the Spark connector and the command line use beside the public API. It makes no promise to users.
 
-`interface` says what a store can be asked; `local` answers it with the files of this host, and a store on another host
+`interface` defines the methods of a store. `local` implements them with the files of this host; a store on another host
 would be a second implementation. The functions here need no store: they turn columns into records and back, and check
 names. `local_operator`, which only the command line imports, looks at the files of a store on this host.
 """

@@ -1,4 +1,4 @@
-"""The interface between the connector and a store: what it can be asked, and the values that travel.
+"""The interface between the connector and a store: the methods of a store, and the values that travel.
 
 Every value is made of whole numbers, text, bytes and buffers, so that it can be sent to another host. None of them
 holds an open file. A store on this host is opened by `messagestore.spi.local`; a store on another host would be a
@@ -7,7 +7,7 @@ second implementation of `Stores`, `StoreReader` and `StoreWriter`.
     describe                     which store this is, and what tasks must know of it
     ends                         how far its queues reach
     gather                       the bytes of the records of some ranges; the caller decodes them
-    stage, commit, abort         rows into a staged file, staged files into the log, or away
+    stage, commit, abort         write rows to a staged file; append staged files to the log; delete them
 
 The other methods of a reader answer what the source asks about single messages: `begins`, `places`, `seek`,
 `prove_last`, `mean_sizes`, `proven`. `publish_progress` shows others how far a query has read.

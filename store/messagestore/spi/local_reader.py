@@ -1,7 +1,7 @@
 """Reads a store on this host: a `StoreReader` over a `StoreView`.
 
-`ends` is asked ninety times a second by an idle stream, so it first looks whether any writer was at work. When another
-folder with the same store is at the path, it opens that one.
+An idle stream calls `ends` ninety times a second, so `ends` first checks whether any writer was at work. If another
+folder with the same store is at the path, the reader opens that one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes to a store on this host: a `StoreWriter` over the staging folder and the store that this process attaches to.
 
-The commit of the first batch makes the store. Until then only the staging folder is made, and only when a task stages
-rows.
+The commit of the first batch creates the store. Until then only the staging folder is created, and only when a task
+stages rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Everything that adds to the log: the writer, Spark's transactions, staging and flushing.
 
-A batch becomes visible in `log_writer` and is made known as Spark's batch in `transaction`.
-It may import `messagestore.log` and what is below it, and nothing of `messagestore.read`.
+`log_writer` makes a batch visible, and `transaction` appends it as Spark's batch. This package may import
+`messagestore.log` and everything below it, and nothing of `messagestore.read`.
 """

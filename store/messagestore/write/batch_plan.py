@@ -1,8 +1,8 @@
 """The plan of a batch: where everything of it goes in the log.
 
-A plan is made before the first byte is written: the topics and queues it touches, the queue offsets its rows get, S,
-the pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps the size of each chunk, not its
-rows.
+A plan is made before the first byte is written. It contains the topics and queues that the batch touches, the queue
+offsets that its rows get, S, the pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps
+the size of each chunk and not its rows.
 """
 
 from __future__ import annotations

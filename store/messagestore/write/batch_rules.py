@@ -1,20 +1,20 @@
-"""Which batches a store accepts, which it knows already, and which it refuses.
+"""The rules that decide which batches a store accepts, which it knows already, and which it refuses.
 
-A batch is known by its app id, its query id and its version. The rules, in this order:
+A batch is known by its app id, its query id and its version. The rules apply in this order:
 
 1. A query that another one has replaced is refused for good.
 2. A query other than the one that wrote the app's batches is refused. With `onNewQuery=continue` it takes the app over:
    its versions count from 0 again, and its first BATCH record names the query ids it replaces.
 3. A known version is not written again. It must have the same rows, for the same topics.
-4. A version below the last one that is not known is refused (`onVersionRegression`).
-5. A version above the last one + 1 is refused when versions are Spark's batch ids (`onLostBatches`).
-6. When the store has no batch of the app at all, a stream must begin with version 0. An operator who adds a sink to a
+4. An unknown version below the last one is refused (`onVersionRegression`).
+5. A version above the last one + 1 is refused if versions are Spark's batch ids (`onLostBatches`).
+6. If the store has no batch of the app at all, a stream must begin with version 0. An operator who adds a sink to a
    running query says so once, with `messagestore batches start`: it appends an empty BATCH record for the version
    before.
 
-A query id of None means "not known": a batch write, or foreachBatch on Spark Connect. Such a batch may go on with any
-query's batches, and any query with its own, but only at their end. A known version below the last one might belong to
-another query that cannot be told apart, and is refused.
+A query id of None means "not known": a batch write, or foreachBatch on Spark Connect. Such a batch may continue
+the batches of any query, and any query may continue its batches, but only at their end. A known version below the last
+one might belong to another query, which nothing distinguishes, and is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Catching up: takes in what other processes appended while this one stayed attached.
 
-A writer that was attached without a break, and finds a newer counter in `state`, follows record heads from its cached
-end to V; a BATCH record gives its E: jump. Anything odd on the way, and recovery decides instead.
+A writer that was attached without a break, and finds a newer counter in `state`, follows the heads of records from its
+cached end to V. At a BATCH record it jumps to the E that the record names. If anything on the way is unexpected,
+recovery decides instead.
 """
 
 from __future__ import annotations

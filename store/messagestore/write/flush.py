@@ -1,7 +1,7 @@
 """The flush thread, which makes plain puts durable and visible.
 
-One thread per writer, from its first put or ASYNC_FLUSH batch on: who only opens a store, or commits SYNC_FLUSH
-batches, needs none. SYNC_FLUSH: callers wait, the thread syncs once for all of them (RocketMQ's GroupCommitService),
+There is one thread per writer, from its first put or ASYNC_FLUSH batch on; opening a store and committing SYNC_FLUSH
+batches need none. SYNC_FLUSH: callers wait, and the thread syncs once for all of them (RocketMQ's GroupCommitService),
 dispatches and publishes. ASYNC_FLUSH: the thread dispatches and publishes within about a millisecond (RocketMQ's reput
 interval; 20 ms under load) and syncs in RocketMQ's rhythm: every `flushIntervalCommitLog` when
 `flushCommitLogLeastPages` are dirty, and everything every `flushCommitLogThoroughInterval`.

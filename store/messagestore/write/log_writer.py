@@ -1,13 +1,13 @@
 """The writer of the log: the one place that appends and publishes.
 
-`LogWriter` is the one place that appends, publishes and moves the clean end. Order is everything:
+`LogWriter` is the only class that appends, publishes and moves the clean end. The order matters:
 
     state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
 
 A record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment (ASYNC_FLUSH).
-A failed sync poisons the writer: nothing is appended, synced or published by it any more.
+A failed sync poisons the writer: it does not append, sync or publish anything any more.
 
-Threads: `mutex` is held from the first byte of an append to its end; a Spark batch holds it until it is visible.
+Threads: an append holds `mutex` from its first byte to its last; a Spark batch holds it until the batch is visible.
 """
 
 from __future__ import annotations

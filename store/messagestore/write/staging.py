@@ -2,7 +2,7 @@
 
 Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
 length and CRC-32. The file has one row per chunk; FORMAT.md names its columns. Nothing is synced: a replay
-writes the files again, and what counts is what the writer copies into the log.
+writes the files again, and only what the writer copies into the log counts.
 
 The CRC is checked over the whole file before anything of a batch is written; chunks are then read one at a time.
 """

@@ -1,7 +1,7 @@
-"""The states of a writer, and of a process at a store: which there are, and which may follow which.
+"""The states of a writer, and of a process at a store, and the moves between them.
 
 `Turn` says whether a `LogWriter` may write the small files that all writers share, and `Health` whether its syncs can
-be believed. The two are independent of each other. `Presence` says what an `AttachedStore` holds.
+be trusted. The two are independent of each other. `Presence` says what an `AttachedStore` holds.
 
     Turn        HELD <-> AWAY                   a process takes the writer lock and gives it back
                 HELD, AWAY -> LOST              somebody removed the lock file: nobody knows who writes now
@@ -13,8 +13,8 @@ be believed. The two are independent of each other. `Presence` says what an `Att
                 ATTACHED -> DETACHED
                 HOLDING -> LEAVING -> DETACHED  the attachment goes before the writer lock
 
-Events that let something go are allowed in every state, because Ctrl-C may have come between two of them. Events that
-take something are not. A move that is not in its table raises `ForbiddenMove` and changes nothing.
+Events that release something are allowed in every state, because Ctrl-C may have come between two of them. Events that
+acquire something are not. A move that is not in its table raises `ForbiddenMove` and changes nothing.
 """
 
 from __future__ import annotations

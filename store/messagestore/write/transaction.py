@@ -3,11 +3,12 @@
     S                          E
     | BATCH record | data .... |     the first eight bytes of the BATCH record are written last
 
-Until these eight bytes are there the log ends at S for every reader of the format, so a kill leaves nothing to cut and
-a broker that takes over sees nothing. SYNC_FLUSH: one sync of every segment below E before them, one of S's segment
-after: the commit point. A BATCH record on the disk then proves that everything below its E is on the disk.
+Until these eight bytes are there, the log ends at S for every reader of the format. So a kill leaves nothing to cut
+off, and a broker that takes over sees nothing of the batch. With SYNC_FLUSH, every segment below E is synced once
+before the eight bytes are written, and the segment of S once after: that is the commit point. A BATCH record on the
+disk then proves that everything below its E is on the disk.
 
-A batch comes as chunks of encoded records; memory is bounded by the chunk, not by the batch.
+A batch comes as chunks of encoded records; the chunk limits the memory, and not the batch.
 """
 
 from __future__ import annotations
