@@ -91,12 +91,12 @@ class CommitLog:
 
     def segment_of(self, physical_offset: int) -> int:
         """The first physical offset of the segment that contains `physical_offset`, whether it exists or not."""
-        first = self.files.min_offset
-        return first + (physical_offset - first) // self.segment_size * self.segment_size
+        first, size = self.files.min_offset, self.files.file_size  # asked several times for each put
+        return first + (physical_offset - first) // size * size
 
     def left(self, physical_offset: int) -> int:
         """The number of bytes from `physical_offset` to the end of its segment."""
-        return self.segment_of(physical_offset) + self.segment_size - physical_offset
+        return self.segment_of(physical_offset) + self.files.file_size - physical_offset
 
     def fits(self, physical_offset: int, size: int) -> bool:
         """Whether a record of `size` bytes can begin there: its segment has room for it and a BLANK behind it."""

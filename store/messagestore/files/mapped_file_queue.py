@@ -54,6 +54,7 @@ class MappedFileQueue:
         self.offsets: list[int] = []
         """file_from_offset of each file, ascending."""
         self._name_unsynced = False
+        self._paths: dict[int, str] = {}
 
     def load(self) -> None:
         """Look at the folder: names and sizes.
@@ -147,7 +148,10 @@ class MappedFileQueue:
 
     def path(self, file_from_offset: int) -> str:
         """Path of the file that begins at an offset."""
-        return f"{self.directory}/{file_from_offset:020d}"  # asked for with every read: no `os.path.join`
+        path = self._paths.get(file_from_offset)  # asked for with every read and write
+        if path is None:
+            path = self._paths[file_from_offset] = os.path.join(self.directory, file_name(file_from_offset))
+        return path
 
     @property
     def min_offset(self) -> int:

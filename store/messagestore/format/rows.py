@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,8 @@ class Run(NamedTuple):
     stop: int
 
 
-class Row(NamedTuple):
+@dataclass(slots=True)
+class Row:
     """One record by itself; `Rows.of` makes columns of several. The fields are those of `Rows`."""
 
     topic: str
@@ -54,6 +56,9 @@ class Row(NamedTuple):
     def end(self) -> int:
         """Physical offset behind the record."""
         return self.physical_offset + self.size
+
+
+_columns_of_row = attrgetter(*(one.name for one in fields(Row)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class Rows:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Rows:
         """Single records as columns, in the order given."""
-        columns: Any = zip(*rows, strict=True) if rows else ((),) * len(Row._fields)
+        columns: Any = zip(*map(_columns_of_row, rows), strict=True) if rows else ((),) * len(fields(Row))
         topics, queue_ids, queue_offsets, physical_offsets, sizes, tags_codes, times, key_hashes, has_unit = columns
         runs = [(key, len(list(same))) for key, same in itertools.groupby(zip(topics, queue_ids, strict=True))]
         return cls(

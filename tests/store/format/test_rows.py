@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from hypothesis import given
@@ -31,7 +31,7 @@ def side_by_side(found: list[Row], start: int = 4096) -> list[Row]:
     """The same rows, one behind the other in the log."""
     placed = []
     for row in found:
-        placed.append(row._replace(physical_offset=start))
+        placed.append(replace(row, physical_offset=start))
         start += row.size
     return placed
 
