@@ -171,7 +171,7 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
         case ("clean",):
             store.flush()
             store.writer.finish()
-            store.writer.move_clean()
+            store.writer.clean_end.move()
         case _:
             raise ValueError(f"unknown step {step}")
     promise.accepted.update(puts)

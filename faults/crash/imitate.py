@@ -321,7 +321,7 @@ class Process:
             return True
         files = [self.root / name for name in ("spark/state", "spark/journal", "checkpoint")]
         before = [file.read_bytes() if file.exists() else b"" for file in files]
-        writer.clean_moved_s -= 3600
+        writer.clean_end.moved_s -= 3600
         flush._flush()
         return [file.read_bytes() if file.exists() else b"" for file in files] == before
 

@@ -59,8 +59,10 @@ from messagestore.recovery import survey
 from messagestore.session import AttachedStore
 from messagestore.write import batch_rules, catching_up, transaction
 from messagestore.write.batch_rules import Decision
+from messagestore.write.clean_end import CleanEnd
 from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.queue_numbers import QueueNumbers
 from messagestore.write.transaction import BatchResult
 
 
@@ -146,17 +148,17 @@ def same_slot(real: Any) -> Any:
 
 def forgets_nothing(real: Any) -> Any:
     def catch_up(writer: LogWriter) -> bool:
-        before = dict(writer.next_offsets)
+        before = dict(writer.numbers.known)
         done: bool = real(writer)
-        writer.next_offsets.update(before)
+        writer.numbers.known.update(before)
         return done
 
     return catch_up
 
 
 def late_clock(real: Any) -> Any:
-    def write(writer: LogWriter, end: Any) -> None:
-        real(writer, end._replace(last_store_timestamp_ms=end.last_store_timestamp_ms + 1000))
+    def write(clean: CleanEnd, end: Any) -> None:
+        real(clean, end._replace(last_store_timestamp_ms=end.last_store_timestamp_ms + 1000))
 
     return write
 
@@ -186,8 +188,8 @@ def first_unit_torn(real: Any) -> Any:
 
 
 def other_offsets(real: Any) -> Any:
-    def next_offset(writer: LogWriter, topic: str, queue_id: int) -> int:
-        offset: int = real(writer, topic, queue_id)
+    def next_offset(numbers: QueueNumbers, topic: str, queue_id: int) -> int:
+        offset: int = real(numbers, topic, queue_id)
         return offset + (topic == "new" and offset == 1)
 
     return next_offset
@@ -311,12 +313,12 @@ _LOG_AND_LOCKS = (
     Mutant("a batch is visible before its head is written", patched(transaction, "_commit", visible_before_head), "kills", kills("batches")),
     Mutant("index entries are forgotten", without(Dispatcher, "_put_index"), "kills", kills("single puts")),
     Mutant("a wrong tags code in the last unit", patched(ConsumeQueue, "append", first_unit_torn), "kills", kills("single puts")),
-    Mutant("a queue offset is left out", patched(LogWriter, "next_queue_offset", other_offsets), "kills", kills("group commit")),
+    Mutant("a queue offset is left out", patched(QueueNumbers, "next_offset", other_offsets), "kills", kills("group commit")),
     Mutant("abort goes before the clean end has moved", patched(AttachedStore, "_tidy", abort_first), "kills and power cuts", power_cuts("batches", "single puts")),
     Mutant("state has one slot", patched(StateFile, "write", same_slot), "kills", kills("batches", "single puts")),
     Mutant("a replay is not recognised", patched(transaction, "_check_journal", never_known), "kills", kills("batches")),
     Mutant("the digest is not compared", lambda: mock.patch.object(batch_rules, "_known", known_anyway), "replay with other rows", other_rows),
-    Mutant("the store checkpoint is newer than the data", patched(LogWriter, "_write_checkpoint", late_clock), "kills", kills("single puts")),
+    Mutant("the store checkpoint is newer than the data", patched(CleanEnd, "_write_checkpoint", late_clock), "kills", kills("single puts")),
     Mutant("recovery does not repair queues and index", without(recovery._Recovery, "_repair_derived"), "kills", kills("batches")),
     Mutant("a failed sync is tried again", lambda: _sync_plan(retried), "errors", faults("single puts", "EIO")),
     Mutant("a failed sync is passed over", lambda: _sync_plan(swallowed), "errors", faults("single puts", "EIO")),

@@ -11,8 +11,8 @@ from crash.planting import Mutant, patched, without
 from messagestore.log import seal_check
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.read import view
-from messagestore.write import log_writer
-from messagestore.write.log_writer import LogWriter
+from messagestore.write import queue_numbers
+from messagestore.write.queue_numbers import QueueNumbers
 
 __all__ = ["MUTANTS", "replays"]
 
@@ -26,17 +26,17 @@ def quick_looks(real: Any) -> Any:
     return fault_of
 
 
-def from_the_file(writer: LogWriter, key: tuple[str, int]) -> None:
+def from_the_file(numbers: QueueNumbers, key: tuple[str, int]) -> None:
     """The writer believes the queue's file."""
-    files = writer.files
-    writer.sealed_ends().ask(key, files.queue(*key).end())
+    files = numbers._writer.files
+    numbers.sealed_ends().ask(key, files.queue(*key).end())
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("a writer does not compare a queue with its seal", lambda: mock.patch.object(LogWriter, "_check_sound", from_the_file), "replays", replayed("zeros from here on")),
+    Mutant("a writer does not compare a queue with its seal", lambda: mock.patch.object(QueueNumbers, "_check_sound", from_the_file), "replays", replayed("zeros from here on")),
     Mutant("a reader does not compare a queue with its seal", without(view, "fault_of"), "replays", replayed("unit of zeros", "zeros from here on")),
     Mutant("a reader of a closed store lists the folders that are there", without(view.StoreView, "_lost_queues", []), "replays", replayed("folder missing")),
     Mutant("the ends of queues are not written", without(SealedEnds, "write"), "replays", replayed("zeros from here on", ":older", anew=True)),
-    Mutant("recover looks at the last unit of each queue only", patched(log_writer, "fault_of", quick_looks), "replays", replayed(":bit")),
+    Mutant("recover looks at the last unit of each queue only", patched(queue_numbers, "fault_of", quick_looks), "replays", replayed(":bit")),
     Mutant("a damaged queue is made again on top of its files", without(seal_check, "remove_files"), "replays", replayed("closed:consumequeue")),
 )  # fmt: skip

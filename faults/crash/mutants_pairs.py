@@ -16,6 +16,7 @@ from messagestore.errors import StoreFullError
 from messagestore.log import lost_end, store_identity
 from messagestore.read.view import StoreView
 from messagestore.recovery.recover import _Recovery
+from messagestore.write.clean_end import CleanEnd
 from messagestore.write.log_writer import LogWriter
 
 
@@ -55,13 +56,13 @@ def full(story: str) -> Search:
 def poisoned_by_no_room(real: Any) -> Any:
     """The clean end has no room, and the writer stops: the put is not acknowledged, and is in the log."""
 
-    def move_clean(writer: LogWriter, *, closing: bool = False) -> None:
+    def move(clean: CleanEnd, *, closing: bool = False) -> None:
         try:
-            real(writer, closing=closing)
+            real(clean, closing=closing)
         except StoreFullError as error:
-            raise writer.poison(f"the clean end could not be made durable ({error})") from error
+            raise clean._writer.poison(f"the clean end could not be made durable ({error})") from error
 
-    return move_clean
+    return move
 
 
 def forgets_what_has_no_room(real: Any) -> Any:
@@ -77,7 +78,7 @@ def forgets_what_has_no_room(real: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("a full disk when the clean end moves stops the writer", patched(LogWriter, "move_clean", poisoned_by_no_room), "full disks", full("puts")),
+    Mutant("a full disk when the clean end moves stops the writer", patched(CleanEnd, "move", poisoned_by_no_room), "full disks", full("puts")),
     Mutant("puts without room for their units are taken for dispatched", patched(LogWriter, "_publish_puts", forgets_what_has_no_room), "full disks", full("puts")),
     Mutant("nothing proves that a closed log was longer", without(_Recovery, "_lost_end"), "replays", pairs(replays.LOST_END, "spark/state")),
     Mutant("a copy that lost its end gets an id first", without(store_identity, "_refuse_lost_end"), "replays", pairs(replays.LOST_END, "spark")),

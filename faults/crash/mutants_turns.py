@@ -6,13 +6,15 @@ from typing import Any
 
 from crash import concurrency
 from crash.planting import Mutant, many, patched, without
-from messagestore.write.log_writer import LogEnd, LogWriter
+from messagestore.write.clean_end import CleanEnd
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.standing import LogEnd
 
 
 def knows_its_own_queues(real: Any) -> Any:
-    def write(writer: LogWriter, end: LogEnd) -> None:
-        writer.files.others_named = False
-        real(writer, end)
+    def write(clean: CleanEnd, end: LogEnd) -> None:
+        clean._writer.files.others_named = False
+        real(clean, end)
 
     return write
 
@@ -20,7 +22,7 @@ def knows_its_own_queues(real: Any) -> Any:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the last writer to close forgets the queues of the others",
-        patched(LogWriter, "_write_journal", knows_its_own_queues),
+        patched(CleanEnd, "_write_journal", knows_its_own_queues),
         "turns",
         many(concurrency.turns),
     ),

@@ -644,7 +644,7 @@ class MessageStore(ReadOnlyStore):
         CorruptionError
             The log does not give what a queue had.
         """
-        return self.writer.check_queues()
+        return self.writer.numbers.check_queues()
 
     # ---- topics
 

@@ -49,7 +49,8 @@ from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import RecoveryReport, recover
 from messagestore.write.catching_up import catch_up
 from messagestore.write.flush import FlushService
-from messagestore.write.log_writer import LogWriter, broker_comes
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.standing import broker_comes
 from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
 
 _stores: dict[str, AttachedStore] = {}
@@ -387,7 +388,7 @@ class AttachedStore:
                 flush.finished(writer.synced_end)
             alone = attachment.alone()
             if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
-                writer.move_clean(closing=alone)
+                writer.clean_end.move(closing=alone)
             files = writer.files
             if alone and files.abort_is_ours:
                 self.disk.unlink(files.paths.abort)

@@ -770,7 +770,7 @@ def test_recover_refuses_damage(root: Path) -> None:
     """What was proven to be on the disk is never cut: exit code 1, and the place."""
     with MessageStore.open(root) as store:
         store.put_message(Message("t", b"x", queue_id=0))
-        store.writer.move_clean()
+        store.writer.clean_end.move()
         store.put_message(Message("t", b"y", queue_id=0))
         place = store.put_message(Message("t", b"z", queue_id=1)).physical_offset
         copy = root.parent / "killed"

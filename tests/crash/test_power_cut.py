@@ -175,7 +175,7 @@ def test_power_cuts_with_two_writers(scratch: Path) -> None:
             rows[(app, version)] = count
             done.append((disk.position, dict(rows)))
         with (p if version % 2 else q).store.writing("clean") as writer:
-            writer.move_clean()
+            writer.clean_end.move()
         done.append((disk.position, dict(rows)))
     for position, acknowledged in done:
         for number, image in enumerate(

@@ -223,7 +223,7 @@ def test_a_reader_thread_beside_sessions(root: Path) -> None:
             put(store, f"put/{version}/")
             commit(store.writer, version=version)
             if version % 4 == 0:
-                store.writer.move_clean()
+                store.writer.clean_end.move()
     stop.set()
     thread.join()
     assert not failures, failures[0]
@@ -317,7 +317,7 @@ def test_turns_of_all_kinds(seed: int, root: Path, process: Start) -> None:
                 p.detach()
             case "clean":
                 with p.store.writing("clean") as writer:
-                    writer.move_clean()
+                    writer.clean_end.move()
         if versions[who] and chance.random() < 0.3:
             version = chance.randrange(versions[who])
             assert processes[who].batch(app, version, rows[(app, version)]).status == "known"
@@ -349,7 +349,7 @@ def test_a_batch_of_another_process_is_synced_before_c_passes_it(root: Path, scr
     p.batch("p", 0)
     q.batch("q", 0, 9)
     with p.store.writing("clean") as writer:
-        writer.move_clean()
+        writer.clean_end.move()
     assert read_slot(root)["clean_end"] == walk(root)[1]
     target = disk.image(disk.position, "strict").build(scratch / "image")
     with another_boot():

@@ -99,7 +99,7 @@ def test_the_clean_end_is_anchored_by_the_last_record_below_it(root: Path, proce
     with process(root, **SIZES).session() as store:
         for version in range(8):
             commit(store.writer, APP, version, 12)
-            store.writer.move_clean()
+            store.writer.clean_end.move()
             slot = read_slot(root)
             last = walk(root)[0][-1]
             assert (slot["anchor_position"], slot["anchor_size"]) == (last["physical_offset"], last["size"])

@@ -136,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
         store = self.writer()
         store.flush()
         store.writer.finish()
-        store.writer.move_clean()
+        store.writer.clean_end.move()
 
     @rule()
     def new_reader(self) -> None:

@@ -29,7 +29,7 @@ from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log import batch_record
 from messagestore.log.batch_record import BatchRecord, is_batch_by_lengths, read_batch
 from messagestore.log.store_files import StoreFiles
-from messagestore.write.log_writer import LogEnd
+from messagestore.write.standing import LogEnd
 
 _SEARCH_SIZE = 16 * 1024 * 1024
 _MAGIC_POSITION = RECORD_HEAD.offset("magic")

@@ -52,7 +52,8 @@ from messagestore.log.walk import Depth, Walk
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
 from messagestore.recovery.trust import Trust
-from messagestore.write.log_writer import LogEnd, LogWriter
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.standing import LogEnd
 from messagestore.write.transaction import batch_is_there
 
 _LOGGER = logging.getLogger(__name__)
@@ -952,7 +953,7 @@ class _Recovery:
             anchor_size=0,
             anchor_crc=0,
             boot_hash=boot_hash(),
-            # Units behind the log's end prove nothing until it is on the disk that they were zeroed: `move_clean`.
+            # Units behind the log's end prove nothing until it is on the disk that they were zeroed: `CleanEnd.move`.
             flags=old.flags & (STATE_ASYNC | STATE_OWN) if old is not None else STATE_OWN * self._is_new(),
             writer_pid=os.getpid(),
         )
@@ -977,7 +978,7 @@ class _Recovery:
                 f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal"
             )
         if end.physical_offset or self.abort is not None:
-            writer.move_clean(closing=self.abort is None)
+            writer.clean_end.move(closing=self.abort is None)
         if self.abort is not None:
             writer.ensure_abort()
         if self._rebuild_begun():
@@ -990,5 +991,5 @@ class _Recovery:
         files, old = self.files, self.journal
         writer = LogWriter(files, self.state, end, self._journal_up_to(end.physical_offset))
         if old.version != JOURNAL_FORMAT:
-            writer.move_clean(closing=True)  # in the newest format from now on
+            writer.clean_end.move(closing=True)  # in the newest format from now on
         return writer

@@ -25,7 +25,7 @@ from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Run, Walk
 from messagestore.recovery.trust import Trust
-from messagestore.write.log_writer import LogEnd
+from messagestore.write.standing import LogEnd
 
 _KEPT_RECORDS = 1_000_000  # some 50 bytes each
 _DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")

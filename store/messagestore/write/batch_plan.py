@@ -178,7 +178,7 @@ class BatchPlan:
             self._take(source.read(index, with_data=False))
         self._check_topics(request)
         for key in self.counts:
-            self.first_offsets[key] = writer.next_queue_offset(*key)
+            self.first_offsets[key] = writer.numbers.next_offset(*key)
         self.batch = BatchRecord(
             app_id=request.app_id if request.app_id is not None else uuid.uuid4().hex,
             version=request.version,
@@ -186,7 +186,7 @@ class BatchPlan:
             query_id=request.query_id,
             store_id=writer.files.store_id,
             physical_offset=0,
-            queue_offset=writer.next_queue_offset(BATCH_TOPIC, 0),
+            queue_offset=writer.numbers.next_offset(BATCH_TOPIC, 0),
             end=0,
             flush_disk_type=request.flush_disk_type,
             row_count=self.row_count,

@@ -15,7 +15,8 @@ from messagestore.log.batch_search import batches_from
 from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk
-from messagestore.write.log_writer import LogEnd, LogWriter
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.standing import LogEnd
 from messagestore.write.states import Health
 
 
@@ -70,7 +71,7 @@ def _catch_up(writer: LogWriter) -> bool:
             files.ends.ask(key, queue_end)  # their files tell the last units when they are needed
     count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
     writer.journal.extend(batches_from(files, writer.journal.covered, count))
-    writer.next_offsets.clear()
+    writer.numbers.known.clear()
     writer.end, writer.state = end, state  # `state` last: with its counter all this counts as done
     return True
 

@@ -189,6 +189,6 @@ class FlushService:
     def _flush(self) -> None:
         end = self.writer.group_sync()
         try:
-            self.writer.maybe_move_clean()
+            self.writer.clean_end.maybe_move()
         finally:
             self.finished(end)  # these puts are synced and visible, and acknowledged: a failure is the next put's

@@ -33,7 +33,8 @@ from messagestore.log.batch_record import CHUNK_SIZE, known_batch, read_batch
 from messagestore.log.batch_search import is_gone, not_ours
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
-from messagestore.write.log_writer import LogEnd, LogWriter
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.standing import LogEnd
 
 __all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
 
@@ -248,11 +249,11 @@ def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
     writer.dispatch_or_poison(lambda: _rows(plan, timestamp_ms), batch.physical_offset)
     writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
     for key, count in plan.counts.items():
-        writer.next_offsets[key] = plan.first_offsets[key] + count
-    writer.next_offsets[(BATCH_TOPIC, 0)] = batch.queue_offset + 1
+        writer.numbers.known[key] = plan.first_offsets[key] + count
+    writer.numbers.known[(BATCH_TOPIC, 0)] = batch.queue_offset + 1
     writer.write_state(visible_end=batch.end, in_flight=NOTHING_IN_FLIGHT)
     writer.journal.add(batch)
-    writer.maybe_move_clean()
+    writer.clean_end.maybe_move()
 
 
 def _rows(plan: BatchPlan, timestamp_ms: int) -> Iterator[Rows]:

@@ -283,15 +283,15 @@ def test_processes_that_take_turns_know_each_others_ends(tmp_path: Path) -> None
     write(root, range(1))
     attached = attached_store(root, CONFIG.replace(attach_timeout="60s"))
     with attached.writing("first") as writer:
-        writer.next_queue_offset("t", 0)
+        writer.numbers.next_offset("t", 0)
     child = multiprocessing.get_context("fork").Process(target=write, args=(root, range(1, 4)))
     child.start()
     child.join()
     assert child.exitcode == 0
     with attached.writing("second") as writer:
-        assert writer.next_queue_offset("t", 0) == 16
-        assert writer.next_queue_offset("p", 1) == 4
-        writer.move_clean()
+        assert writer.numbers.next_offset("t", 0) == 16
+        assert writer.numbers.next_offset("p", 1) == 4
+        writer.clean_end.move()
     attached.detach()
     seals = SealedEnds.read(Disk(), str(root / "spark/ends"), 1 << 60).seals
     assert (seals["t", 0].end, seals["p", 1].end, seals["rmq_sys_spark_sink", 0].end) == (16, 4, 4)

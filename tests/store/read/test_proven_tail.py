@@ -202,7 +202,7 @@ def test_a_reader_sees_a_part_of_what_recovery_keeps(tmp_path: Path, seed: int) 
             elif kind < 0.4:
                 store.flush()
                 store.writer.finish()
-                store.writer.move_clean()
+                store.writer.clean_end.move()
             else:
                 flush = SYNC_FLUSH if chance.random() < 0.5 else ASYNC_FLUSH
                 store.append_batch(batch_columns(APP, step, 9), BatchRequest(APP, step, flush_disk_type=flush))

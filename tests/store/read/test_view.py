@@ -111,7 +111,7 @@ def test_v_of_another_boot_counts_as_far_as_it_is_proven(
     root = tmp_path / "s"
     store = MessageStore.open(root, SMALL)
     store.append_batch(columns(bodies(4)), BatchRequest("app", 0))
-    store.writer.move_clean()
+    store.writer.clean_end.move()
     store.append_batch(columns(bodies(10)), BatchRequest("app", 1, flush_disk_type=flush))
     die(root)
     with MessageStore.open_read_only(root) as reader:

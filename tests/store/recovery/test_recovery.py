@@ -183,7 +183,7 @@ def test_derived_files_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for i, body in enumerate(bodies(100)):
         store.put_message(Message("t", body, queue_id=i % 2, keys=[f"k{i}"]))
     store.writer.finish()
-    store.writer.move_clean()
+    store.writer.clean_end.move()
     store.put_message(Message("t", b"last", queue_id=0, keys=["last"]))
     die(root)
     before = {p.relative_to(root): p.read_bytes() for p in (root / "consumequeue").rglob("*") if p.is_file()}
@@ -203,7 +203,7 @@ def test_one_queue_is_rebuilt(tmp_path: Path) -> None:
     for i, body in enumerate(bodies(40)):
         store.put_message(Message("t", body, queue_id=i % 2))
     store.writer.finish()
-    store.writer.move_clean()
+    store.writer.clean_end.move()
     store.put_message(Message("t", b"last", queue_id=0))
     die(root)
     shutil.rmtree(root / "consumequeue" / "t" / "0")
@@ -224,7 +224,7 @@ def test_journal_is_rebuilt_from_the_log(tmp_path: Path) -> None:
             (root / "spark" / "journal").write_bytes(text)
         with MessageStore.open(root, SMALL) as store:
             assert store.append_batch(columns(bodies(5)), BatchRequest("app", 1, "spark")).status == "known"
-            store.writer.move_clean()
+            store.writer.clean_end.move()
 
 
 def test_state_is_rebuilt_from_the_log(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_only_what_is_above_the_clean_end_is_walked(tmp_path: Path) -> None:
         store.put_message(Message("t", body, queue_id=0, wait_store_msg_ok=False))
     store.flush()
     store.writer.finish()
-    store.writer.move_clean()
+    store.writer.clean_end.move()
     clean = store.writer.end.physical_offset
     store.put_message(Message("t", b"one more", queue_id=0))
     die(root)

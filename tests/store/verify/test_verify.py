@@ -255,7 +255,7 @@ def test_after_a_power_cut_only_what_is_proven_is_checked(tmp_path: Path, monkey
     with MessageStore.open(root, ONE_SEGMENT) as store:
         store.put_message(Message("t", b"first", queue_id=0, keys=["k"]))
         writer = store.writer
-        writer.move_clean()
+        writer.clean_end.move()
         clean_end = writer.state.clean_end
         store.put_message(Message("t", b"second", queue_id=0, keys=["k"]))
         shutil.copytree(root, tmp_path / "cut")
@@ -849,7 +849,7 @@ def test_a_store_checkpoint_from_the_future_is_named(tmp_path: Path, name: str) 
     root = tmp_path / name
     with MessageStore.open(tmp_path / "store", ONE_SEGMENT) as store:
         store.put_message(Message("t", b"x", queue_id=0))
-        store.writer.move_clean()
+        store.writer.clean_end.move()
         shutil.copytree(tmp_path / "store", tmp_path / "live")
     path = root / "checkpoint"
     assert checked(root).ok

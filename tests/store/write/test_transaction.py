@@ -280,7 +280,7 @@ def test_async_is_said_in_state_before_the_first_byte(tmp_path: Path) -> None:
         store.append_batch(columns(bodies(5)), request(1, flush_disk_type=ASYNC_FLUSH))
         assert [Path(p).name for p in disk.syncs] == ["state"]
         assert store.writer.state.asynchronous
-        store.writer.move_clean()
+        store.writer.clean_end.move()
         assert not store.writer.state.asynchronous
 
 

@@ -1,0 +1,156 @@
+"""Moving the clean end: below it everything is synced, and the next recovery need not look.
+
+The order is what matters: log, queues and index are synced first, then `state` says so and is synced, then come the
+store checkpoint, the journal, and the ends of the queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from messagestore.errors import (
+    StoreFullError,
+)
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.mapped_file import sync_errors
+from messagestore.format import record
+from messagestore.format.layout import STATE_ASYNC, STATE_CLEAN
+from messagestore.log.batch_journal import BatchJournal
+from messagestore.write.queue_numbers import QueueNumbers
+from messagestore.write.standing import LogEnd, Standing
+from messagestore.write.states import Turn
+
+CLEAN_SIZE = 1 << 30
+"""The clean end moves at the latest after this many bytes."""
+_AGAIN_S = 1.0
+"""How long after the disk had no room for the clean end it is tried again."""
+_log = logging.getLogger(__name__)
+
+
+class CleanEnd:
+    """The clean end of a writer's store.
+
+    Parameters
+    ----------
+    writer : Standing
+    numbers : QueueNumbers
+        Knows where the queues end.
+    """
+
+    def __init__(self, writer: Standing, numbers: QueueNumbers) -> None:
+        self._writer = writer
+        self._numbers = numbers
+        self.moved_s = time.monotonic()
+        self._again_s: float | None = None
+        """When the clean end is tried again, after the disk had no room for it; None: nothing has failed."""
+
+    def maybe_move(self) -> None:
+        """Move the clean end when it is time: an interval, 1 GiB, or a new segment.
+
+        It saves the next recovery work, and nothing that was acknowledged depends on it. So where the disk has no room
+        for the few bytes that say so, it stays where it is, and is tried again a moment later.
+        """
+        with self._writer.mutex:
+            self._maybe_move()
+
+    def _maybe_move(self) -> None:
+        clean, visible, again_s = self._writer.state.clean_end, self._writer.state.visible_end, self._again_s
+        if (clean == visible and again_s is None) or self._writer.pending or self._writer.turn is not Turn.HELD:
+            return
+        now_s = time.monotonic()
+        if again_s is not None and now_s < again_s:
+            return
+        due = now_s - self.moved_s >= self._writer.files.config.clean_interval_s
+        rolled = self._writer.log.segment_of(visible) != self._writer.log.segment_of(clean)
+        if due or rolled or again_s is not None or visible - clean >= CLEAN_SIZE:
+            try:
+                self.move()
+            except StoreFullError as error:
+                if again_s is None:
+                    _log.warning("%s", error)
+                self._again_s = time.monotonic() + _AGAIN_S
+
+    def move(self, *, closing: bool = False) -> None:
+        """C := V. CommitLog, ConsumeQueues and index are synced first, then `state`, then the store checkpoint.
+
+        Raises
+        ------
+        StoreFullError
+            The disk has no room to say so. Log, queues and index are synced, and the store may be gone on with.
+        StorePoisonedError
+            A sync failed.
+        """
+        self._writer.check_usable()
+        if self._writer.pending:
+            raise AssertionError("the clean end moves only when everything is published")
+        end = self._writer.end
+        try:
+            self._writer.sync_to_end()
+            self._numbers.seal_asked()
+            with sync_errors(self._writer.files.paths.root):
+                self._writer.files.sync_derived()
+            self._write_clean_end(end, closing=closing)
+        except StoreFullError as error:
+            synced = f"everything up to {end.physical_offset} is synced"
+            text = f"the disk has no room to note that {synced} ({error}). {synced.capitalize()}, and nothing is lost"
+            raise self._writer.no_room(text, error) from error
+        except OSError as error:
+            raise self._writer.poison(f"the clean end could not be made durable ({error})") from error
+        self._writer.log.forget_written(end.physical_offset)
+        self.moved_s, self._again_s = time.monotonic(), None
+
+    def _write_clean_end(self, end: LogEnd, *, closing: bool) -> None:
+        data = self._writer.log.exact(end.last_position, end.last_size) if end.last_size else b""
+        flags = (self._writer.state.flags & ~STATE_ASYNC) | (STATE_CLEAN if closing else 0)
+        self._writer.write_state(
+            clean_end=end.physical_offset,
+            anchor_position=end.last_position,
+            anchor_size=end.last_size,
+            anchor_crc=record.crc32(data),
+            flags=flags,
+        )
+        with sync_errors(self._writer.files.paths.state):
+            self._writer.files.state_file.sync()
+        self._write_checkpoint(end)
+        self._write_journal(end)
+        self._numbers.write_ends()
+
+    def _write_journal(self, end: LogEnd) -> None:
+        files, journal = self._writer.files, self._writer.journal
+        journal.end = end.physical_offset
+        if files.identity is not None:
+            journal.identity = files.identity.to_fields()
+        if journal.queues is None or files.others_named:
+            files.ever_written.update((t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids)
+        if files.others_named:
+            told = BatchJournal.read(files.disk, files.paths.journal, files.paths.journal_1)
+            files.ever_written.update(told.queue_names())
+        journal.note_queues(files.ever_written)
+        files.ever_written.clear()
+        journal.write(
+            files.disk,
+            files.paths.journal,
+            files.paths.temporary("journal"),
+            old_path=files.paths.journal_1,
+            retention=files.config.journal_retention,
+        )
+        files.others_named = False
+
+    def _write_checkpoint(self, end: LogEnd) -> None:
+        files = self._writer.files
+        old = store_checkpoint.read(files.disk, files.paths.checkpoint)
+        index_ms = old.index_timestamp_ms
+        if files.index is not None:  # below the times to come: a broker keeps an index file that ends at this time
+            last_ms = end.last_store_timestamp_ms  # lower than the index's end when times have gone back
+            index_ms = min(files.index.end_timestamp_ms, last_ms, files.disk.time_ns() // 1_000_000 - 1)
+        new = replace(
+            old,
+            physic_timestamp_ms=end.last_store_timestamp_ms,
+            logics_timestamp_ms=end.last_store_timestamp_ms,
+            index_timestamp_ms=index_ms,
+            confirm_physical_offset=end.last_position,
+        )
+        self._writer.journal.checkpoint_crc = record.crc32(new.to_bytes())
+        store_checkpoint.write(files.disk, files.paths.checkpoint, new, via=files.paths.temporary("checkpoint"))

@@ -1,0 +1,204 @@
+"""Which number the next message of a queue gets, and whether the queue's files are as they were.
+
+`QueueNumbers` looks at a queue before its first number is given: what the log says its end is, and what was sealed at
+the last clean end, must be in its files. A queue that is damaged is made again from the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from messagestore.errors import (
+    CorruptionError,
+    MessageIllegalError,
+)
+from messagestore.files.consume_queue import queue_directory
+from messagestore.format.layout import UNIT
+from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.seal_check import (
+    Fault,
+    fault_of,
+    is_without_crc,
+    listed,
+    rebuild,
+    seal_of_file,
+    sealed_at,
+    without_last_unit,
+)
+from messagestore.log.sealed_ends import Anchor, SealedEnds
+from messagestore.write.standing import Standing
+
+MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
+"""Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
+_log = logging.getLogger(__name__)
+
+
+class QueueNumbers:
+    """The queue offsets that a writer gives next.
+
+    Parameters
+    ----------
+    writer : Standing
+    """
+
+    def __init__(self, writer: Standing) -> None:
+        self._writer = writer
+        self.known: dict[tuple[str, int], int] = {}
+        """The next queue offset of each queue that was looked at."""
+        self.rebuilt: list[str] = []
+        """What was done to queues whose files were damaged, in one line each."""
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Number the next message of a queue gets."""
+        key = (topic, queue_id)
+        offset = self.known.get(key)
+        if offset is None:
+            offset = self.known[key] = self._checked_end(topic, queue_id)
+        if offset > MAX_QUEUE_OFFSET:
+            text = (
+                f"{topic}/{queue_id}: queue offset {offset}; allowed are at most {MAX_QUEUE_OFFSET}: use another queue"
+            )
+            raise MessageIllegalError(text, field="queue_offset", size=offset, limit=MAX_QUEUE_OFFSET)
+        return offset
+
+    def _checked_end(self, topic: str, queue_id: int) -> int:
+        """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
+        key = (topic, queue_id)
+        self._writer.files.disk.check_folders(
+            f"{queue_directory(self._writer.files.paths.root, topic, queue_id)}/{'0' * 20}"
+        )
+        self._check_sound(key)
+        queue = self._writer.files.queue(topic, queue_id)
+        if not queue.files.offsets and self._writer.journal.had_queue(topic, queue_id):
+            folder = queue.files.directory
+            if not self._writer.files.disk.is_folder(folder):
+                raise CorruptionError(
+                    folder,
+                    0,
+                    f"the units of {topic}/{queue_id}, which had messages when the store was closed",
+                    "no folder",
+                    hint=f"Remove the folder {os.path.dirname(folder)} and run `messagestore recover`: its queues are "
+                    "made again from the log.",
+                )
+        known = self.sealed_ends().end_of(key)
+        offset = (
+            known
+            if known is not None
+            else proven_queue_end(self._writer.files, topic, queue_id, self._writer.end.physical_offset, crc=False)
+        )
+        if queue.end(hint=offset) > offset:
+            queue.truncate(offset)
+        return offset
+
+    def sealed_ends(self) -> SealedEnds:
+        """Where the queues end in what has been dispatched, as far as it is known."""
+        files = self._writer.files
+        if files.ends is None:
+            files.ends = sealed_at(files, self._writer.state.clean_end, self._writer.state.visible_end)
+        return files.ends
+
+    def make_sound(self, faults: dict[tuple[str, int], Fault]) -> str:
+        """Make queues again from the log whose files are not as they were, and say so in one line. Call under the
+        mutex.
+
+        Raises
+        ------
+        CorruptionError
+            The log does not give what the queues had.
+        StorePoisonedError
+            A sync failed.
+        """
+        files, ends = self._writer.files, self.sealed_ends()
+        first = next(iter(faults.values()))
+        try:
+            rebuild(files, faults, self._writer.state.visible_end)
+        except OSError as error:
+            raise self._writer.poison(f"queues could not be made again ({error})") from error
+        for key in faults:
+            fault = fault_of(files, ends, key)
+            if fault is not None:
+                raise CorruptionError(
+                    fault.path,
+                    fault.position,
+                    fault.expected,
+                    f"{fault.found}, also after it was made from the log",
+                    hint=f"Put back the folder consumequeue from a copy. To go on with what the log gives, move "
+                    f"{files.paths.ends} away and run `messagestore recover`.",
+                )
+        count = f"{len(faults)} queue" + ("" if len(faults) == 1 else "s")
+        line = (
+            f"{count} did not have what the log says they must have ({listed(faults)}); rebuilt from the log. "
+            f"The first: {first.path}: offset {first.position}: expected {first.expected}, found {first.found}"
+        )
+        _log.warning("%s: %s", files.paths.root, line)
+        self.rebuilt.append(line)
+        return line
+
+    def _check_sound(self, key: tuple[str, int]) -> None:
+        """Look at a queue's last unit; when it is not there, look at all queues, and make again what is damaged."""
+        ends = self.sealed_ends()
+        fault = fault_of(self._writer.files, ends, key)
+        if fault is None:
+            return
+        faults = {key: fault}
+        for other in {*ends.seals, *ends.asked}:
+            found = fault_of(self._writer.files, ends, other, thorough=True)
+            if found is not None:
+                faults.setdefault(other, found)
+        self.make_sound(faults)
+
+    def check_queues(self) -> str | None:
+        """Look at all units of all queues, and make again those that are not as they were; in one line what was done.
+
+        Queues that `spark/ends` does not know are compared with the log, and are known from then on. Call it when
+        nothing is in flight.
+
+        Raises
+        ------
+        CorruptionError
+            The log does not give what a queue had.
+        """
+        with self._writer.mutex:
+            self._writer.check_usable()
+            files, ends = self._writer.files, self.sealed_ends()
+            found = {key: fault_of(files, ends, key, thorough=True) for key in {*ends.seals, *ends.asked}}
+            faults = {key: fault for key, fault in found.items() if fault is not None}
+            there = {(t, q) for t, queue_ids in files.queue_names().items() for q in queue_ids}
+            unknown = there - ends.seals.keys() - ends.asked.keys()
+            if unknown:
+                end = self._writer.state.visible_end
+                for key in without_last_unit(files, files.commit_log.min_offset, end, unknown):
+                    directory = files.queue(*key).files.directory
+                    faults[key] = Fault(directory, 0, f"a unit for the last record of {key[0]}/{key[1]}", "none")
+            line = self.make_sound(faults) if faults else None
+            without_crc = {key for key, seal in ends.seals.items() if is_without_crc(files, key, seal)}
+            for key in unknown | without_crc:
+                ends.ask(key)
+            if (unknown or without_crc) and self._writer.state.clean_end == self._writer.state.visible_end:
+                self.seal_asked()
+                self.write_ends()
+            return line
+
+    def seal_asked(self) -> None:
+        """Ask the files of queues that were not written through this object for their last units."""
+        files, ends = self._writer.files, self.sealed_ends()
+        limit = self._writer.state.visible_end
+        for last_try in (False, True):
+            missing = []
+            for key in list(ends.asked):
+                known = ends.asked[key]
+                seal = seal_of_file(files, ends, key, limit)
+                if seal is None and known and not last_try:
+                    missing.append(key)
+                else:
+                    ends.answer(key, seal)
+            if not missing:
+                return
+            rebuild(files, missing, limit)
+
+    def write_ends(self) -> None:
+        """Say in `spark/ends` where the queues end at the clean end."""
+        state, files = self._writer.state, self._writer.files
+        anchor = Anchor(state.anchor_position, state.anchor_size, state.anchor_crc)
+        self.sealed_ends().write(files.disk, files.paths.ends, files.paths.temporary("ends"), state.clean_end, anchor)
