@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from messagestore.format.arrow_bytes import codes_of, ranges_of
 
-INT32_MIN = -(1 << 31)
 _MASK = 0xFFFFFFFF
 _INVERSE_31 = pow(31, -1, 1 << 32)
 _CHUNK = 1 << 16

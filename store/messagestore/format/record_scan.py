@@ -42,7 +42,7 @@ MIN_RECORD_SIZE = RECORD_HEAD.size + TOPIC_LENGTH_SIZES[MAGIC_V1] + PROPERTIES_L
 PROPERTY_CRC_BEGIN = PROPERTY_CRC_NAME.encode() + b"\x01"
 PROPERTY_CRC_DIGITS = PROPERTY_CRC_SIZE - len(PROPERTY_CRC_BEGIN) - 1
 
-_MAGIC_POSITION = RECORD_HEAD.offset("magic")
+MAGIC_POSITION = RECORD_HEAD.offset("magic")
 _BEHIND_BORN_HOST: tuple[str, ...] = ("store_timestamp_ms", "store_ip", "store_port")
 _BEHIND_HOSTS: tuple[str, ...] = ("reconsume_times", "prepared_transaction_offset", "body_size")
 _HOST_FIELDS = {SYS_FLAG_BORN_HOST_V6: ("born_ip", "born_port"), SYS_FLAG_STORE_HOST_V6: ("store_ip", "store_port")}
@@ -53,7 +53,7 @@ _BLOCK_SIZE = 1 << 21
 _CRC_CHUNK = 1 << 18
 _SLICE_SIZE = 4096
 _MAGICS_AS_READ = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
-_FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
+FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,10 +411,10 @@ def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
         return _walk(data)
     sizes = unaligned(data, RECORD_HEAD.dtype["total_size"])
     magics = unaligned(data, np.int32)
-    found = np.flatnonzero(data[: len(magics)] == _FIRST_MAGIC_BYTE)
+    found = np.flatnonzero(data[: len(magics)] == FIRST_MAGIC_BYTE)
     magic = magics[found]
     found = found[(magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1])]
-    starts = found[found >= _MAGIC_POSITION] - _MAGIC_POSITION
+    starts = found[found >= MAGIC_POSITION] - MAGIC_POSITION
     size = sizes[starts].astype(np.int64)
     ends = starts + size
     fits = (size >= MIN_RECORD_SIZE) & (ends <= len(data))
@@ -456,7 +456,7 @@ def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
         starts.append(start)
         start += size
     chain = np.array(starts, np.int64)
-    magic = unaligned(data, np.int32)[chain + _MAGIC_POSITION]
+    magic = unaligned(data, np.int32)[chain + MAGIC_POSITION]
     return chain[: leading((magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1]))]
 
 
@@ -473,7 +473,7 @@ def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_byte
         return ScanEnd("zero", position, "a record", "TOTALSIZE 0")
     if len(rest) < BLANK.size:
         return read_on
-    magic = int(unaligned(rest, field)[_MAGIC_POSITION])
+    magic = int(unaligned(rest, field)[MAGIC_POSITION])
     if magic == MAGIC_BLANK:
         if size == left:
             return ScanEnd("blank", position, "a record", "BLANK")

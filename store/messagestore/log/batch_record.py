@@ -22,12 +22,12 @@ from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.layout import BLANK, CRC_MASK, MAGIC_V1, PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.format.row_digest import DIGEST_NAME
 
 FORMAT = 1
 BODY_BEGIN = b'{"messagestore":1,"app":'
 CHUNK_SIZE = 16 * 1024 * 1024
 """Bytes of the log that one CRC covers."""
-DIGEST_NAME = "rowsum-1"
 MAX_APP_ID_SIZE = 255
 _BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 _WIDEST = (1 << 63) - 1

@@ -25,16 +25,14 @@ from messagestore.format.layout import (
     RECORD_HEAD,
     TOPIC_LENGTH_SIZES,
 )
-from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.format.record_scan import FIRST_MAGIC_BYTE, MAGIC_POSITION, PROPERTY_CRC_BEGIN
 from messagestore.log import batch_record
 from messagestore.log.batch_record import BatchRecord, is_batch_by_lengths, read_batch
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.standing import LogEnd
 
 _SEARCH_SIZE = 16 * 1024 * 1024
-_MAGIC_POSITION = RECORD_HEAD.offset("magic")
 _MAGICS = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
-_FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
 
 
 @dataclass
@@ -86,7 +84,7 @@ def heads_behind(log: CommitLog, physical_offset: int) -> Iterator[tuple[int, np
         ranges = log.nonzero_ranges(start)
         if not ranges:
             continue
-        position, last = max(start, ranges[0][0] - _MAGIC_POSITION), ranges[-1][1]  # TOTALSIZE begins with zeros
+        position, last = max(start, ranges[0][0] - MAGIC_POSITION), ranges[-1][1]  # TOTALSIZE begins with zeros
         while position < last:
             data = log.read_array(position, min(_SEARCH_SIZE + RECORD_HEAD.size + 24, segment_end - position))
             step = min(_SEARCH_SIZE, last - position)
@@ -105,10 +103,10 @@ def heads_behind(log: CommitLog, physical_offset: int) -> Iterator[tuple[int, np
 def _magics_in(data: NDArray[np.uint8], step: int) -> NDArray[np.int64]:
     """Where records may begin in `data[:step]`, by the magic alone, with a whole head behind."""
     magics = unaligned(data, np.int32)
-    most = min(len(magics), step + _MAGIC_POSITION)
-    found = np.flatnonzero(data[:most] == _FIRST_MAGIC_BYTE)
+    most = min(len(magics), step + MAGIC_POSITION)
+    found = np.flatnonzero(data[:most] == FIRST_MAGIC_BYTE)
     magic = magics[found]
-    found = found[(magic == _MAGICS[0]) | (magic == _MAGICS[1])] - _MAGIC_POSITION
+    found = found[(magic == _MAGICS[0]) | (magic == _MAGICS[1])] - MAGIC_POSITION
     places: NDArray[np.int64] = found[(found >= 0) & (found < step) & (found + RECORD_HEAD.size <= len(data))]
     return places
 

@@ -1,6 +1,7 @@
 """The writer of the log: the one place that appends and publishes.
 
-`LogWriter` is the only class that appends, publishes and moves the clean end. The order matters:
+`LogWriter` is the only class that appends and publishes. Its parts are modules of their own: `standing` says whether it
+may write, `queue_numbers` which queue offset comes next, and `clean_end` moves the clean end. The order matters:
 
     state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
 
