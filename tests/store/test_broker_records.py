@@ -236,6 +236,48 @@ def test_a_rebuild_that_is_killed_begins_anew(root: Path, tmp_path: Path, closes
     assert opened_after_a_kill_at_every(root, tmp_path / "copy", last_runs(records), step=7) > 50
 
 
+def damaged(folder: Path, how: str) -> None:
+    """A queue of 20 messages, in two files of which the second one holds the last three units."""
+    first, second = sorted(folder.iterdir())
+    if how == "all zeros":
+        for path in (first, second):
+            path.write_bytes(bytes(path.stat().st_size))
+    elif how == "older":
+        second.unlink()
+        first.write_bytes(first.read_bytes()[:100].ljust(first.stat().st_size, b"\0"))
+    elif how == "the newest file":
+        second.unlink()
+    else:
+        number = int(how)
+        path, at = (first, number) if number < 17 else (second, number - 17)
+        content = bytearray(path.read_bytes())
+        content[20 * at : 20 * at + 20] = bytes(20)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["all zeros", "older", "the newest file", "0", "5", "17", "19"])
+def test_a_damaged_queue_of_a_store_that_a_broker_closed_is_made_again(root: Path, tmp_path: Path, how: str) -> None:
+    """The next put took the number of the first unit that was not sound, and all messages behind it were in no queue."""
+
+    def fill(broker: Broker) -> None:
+        for number in range(20):
+            broker.now_ms += 1000
+            broker.put("t", b"%d/" % number)
+            broker.put("u", b"u%d/" % number)
+
+    records = left_by_a_broker(root, fill, closes=True)
+    damaged(root / "consumequeue" / "t" / "0", how)
+    if how in ("5", "older"):
+        assert opened_after_a_kill_at_every(root, tmp_path / "copy", last_runs(records), step=5) > 50
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None
+        assert any("units were missing: rebuilt from the log" in note for note in store.report.notes), store.report
+        assert seen(root, SMALL) == last_runs(records)
+        assert store.put_message(Message("t", b"ours", queue_id=0)).queue_offset == 20
+        assert store.put_message(Message("u", b"ours", queue_id=0)).queue_offset == 20
+    assert verify(root, SMALL).ok
+
+
 def test_a_damaged_record_of_a_closed_log_is_named_not_cut(root: Path) -> None:
     """The queues, which would tell where the log ends, are gone, and a record in the middle is damaged: nothing in a log
     that was closed is torn."""

@@ -51,7 +51,7 @@ from messagestore.log.store_files import StoreFiles, with_property_crc
 from messagestore.log.walk import Depth, Walk
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
-from messagestore.recovery.trust import Trust
+from messagestore.recovery.trust import Left, Trust
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
 from messagestore.write.transaction import batch_is_there
@@ -175,6 +175,8 @@ class _Recovery:
         """The numbers of the records below the survey's start, of the queues that are made again from there."""
         self.lost: set[tuple[str, int]] = set()
         """Queues whose folders are gone by accident."""
+        self.short: set[tuple[str, int]] = set()
+        """Queues that a broker left whole, and that end before their last record now."""
         self.all_queues = False
         """Every queue is made again."""
         self.all_index = False
@@ -379,6 +381,9 @@ class _Recovery:
             self.settled_end = state.clean_end
         self.lost = set() if self.all_queues else self._lost_by_accident()
         doubtful = self.lost
+        if trust.left is Left.CLOSED and not self.all_queues:
+            self.short = self._without_last_unit(before.physical_offset)
+            doubtful = doubtful | self.short
         while True:
             self._look_below(before.physical_offset, doubtful)
             queues = QueueRuns(files, before.physical_offset, self.below.next_offsets, units=trust.units, own=trust.own)
@@ -395,6 +400,27 @@ class _Recovery:
             return Trust.crashed_broker(units=units)
         only_synced = self.state is not None and not self.state.asynchronous
         return Trust.killed_writer(anchored=anchored, only_synced=only_synced, units=units)
+
+    def _without_last_unit(self, end: int) -> set[tuple[str, int]]:
+        """Queues of a store that a broker closed whose last record in the newest segment no unit points to.
+
+        The broker wrote that unit before it closed the store: the queue's file was damaged, cut or replaced since. The
+        numbers of units and records may differ in a broker's queue, so the place of the record is looked for.
+        """
+        there = {(topic, queue_id) for topic, ids in self._queues_before().items() for queue_id in ids}
+        last: dict[tuple[str, int], int] = {}
+        if end > self.log.min_offset:
+            for run in Walk(self.log, self.log.segment_of(end - 1), end, Depth.FRAMING):
+                rows = rows_of(run)
+                for key, numbers in rows.by_queue().items():
+                    if key in there:
+                        last[key] = int(rows.physical_offsets[numbers[-1]])
+        return {key for key, place in last.items() if not self._has_unit_of(key, place)}
+
+    def _has_unit_of(self, key: tuple[str, int], physical_offset: int) -> bool:
+        queue = self.files.queue(*key)
+        units = queue.read(queue.search_physical(physical_offset), 1)
+        return bool(len(units)) and int(units["physical_offset"][0]) == physical_offset
 
     def _leads_to(self, start: int, end: int) -> bool:
         """Whether records follow one another from `start` up to `end`.
@@ -644,8 +670,8 @@ class _Recovery:
         """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
         files, runs = self.files, survey.queues
         dispatcher = Dispatcher(files)
-        if self.all_queues or self.all_index:
-            self._begin_rebuild(queues=self.all_queues, index=self.all_index)
+        if self.all_queues or self.all_index or self.short:
+            self._begin_rebuild(queues=self.all_queues or bool(self.short), index=self.all_index)
         remade = self.below.remade | runs.remade | self.below.doubtful
         if self.all_queues:
             remade |= {(topic, queue_id) for topic, queue_ids in files.queue_names().items() for queue_id in queue_ids}
