@@ -217,6 +217,35 @@ def without_last_unit(files: StoreFiles, start: int, end: int, keys: Collection[
     return {key for key, number in last.items() if not _has_unit(files, key, number)}
 
 
+def short_queues(files: StoreFiles, end: int) -> set[Key]:
+    """Queues whose last record in the newest segment, below the log's end, no unit points to.
+
+    For a store whose queues were whole when it was closed, and of which no seal is known. The numbers of units and
+    records may differ in a broker's queue, so the place of the record is looked for. A queue without a folder may have
+    been deleted with its topic and is left out.
+    """
+    log = files.commit_log
+    if end <= log.min_offset:
+        return set()
+    there = {(topic, queue_id) for topic, ids in files.queue_names().items() for queue_id in ids}
+    last: dict[Key, int] = {}
+    for run in Walk(log, log.segment_of(end - 1), end, Depth.FRAMING):
+        read = rows_of(run)
+        for key, rows in read.by_queue().items():
+            if key in there:
+                last[key] = int(read.physical_offsets[rows[-1]])
+    return {key for key, place in last.items() if not _has_unit_of(files, key, place)}
+
+
+def _has_unit_of(files: StoreFiles, key: Key, physical_offset: int) -> bool:
+    try:
+        queue = files.queue(*key)
+        units = queue.read(queue.search_physical(physical_offset), 1)
+    except (CorruptionError, FileNotFoundError):
+        return False
+    return bool(len(units)) and int(units["physical_offset"][0]) == physical_offset
+
+
 def _has_unit(files: StoreFiles, key: Key, number: int) -> bool:
     try:
         units = files.queue(*key).read(number, 1)

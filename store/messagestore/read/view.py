@@ -412,8 +412,10 @@ class StoreView:
         files = self.files
         if self._closed[0] != state.counter:
             self._closed = state.counter, self._checkpoint_crc()
-        checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
-        return self._closed[1] == record.crc32(checkpoint)
+        checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
+        if self._closed[1] is None:  # no journal tells; the last record of the log is named as ours is
+            return bool(state.anchor_size) and checkpoint.confirm_physical_offset == state.anchor_position
+        return self._closed[1] == record.crc32(checkpoint.to_bytes())
 
     def _checkpoint_crc(self) -> int | None:
         paths = self.files.paths

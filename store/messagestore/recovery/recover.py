@@ -45,7 +45,7 @@ from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_be
 from messagestore.log.queue_proof import is_settled, proven_queue_end
 from messagestore.log.queue_runs import QueueRuns
 from messagestore.log.read_back import rows_of
-from messagestore.log.seal_check import is_deleted, listed, remove_files, sealed_at
+from messagestore.log.seal_check import is_deleted, listed, remove_files, sealed_at, short_queues
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles, with_property_crc
 from messagestore.log.walk import Depth, Walk
@@ -259,6 +259,8 @@ class _Recovery:
             _LOGGER.error("%s: %s", self.files.paths.root, self.report.changed)
         if self.report.cut is not None:
             _LOGGER.warning("%s: cut off %s", self.files.paths.root, self.report.cut)
+        if self.short:
+            _LOGGER.warning("%s: %s", self.files.paths.root, self.report.rebuilt)
         return writer, self.report
 
     # ---- what was there before
@@ -382,7 +384,7 @@ class _Recovery:
         self.lost = set() if self.all_queues else self._lost_by_accident()
         doubtful = self.lost
         if trust.left is Left.CLOSED and not self.all_queues:
-            self.short = self._without_last_unit(before.physical_offset)
+            self.short = short_queues(files, before.physical_offset)
             doubtful = doubtful | self.short
         while True:
             self._look_below(before.physical_offset, doubtful)
@@ -400,27 +402,6 @@ class _Recovery:
             return Trust.crashed_broker(units=units)
         only_synced = self.state is not None and not self.state.asynchronous
         return Trust.killed_writer(anchored=anchored, only_synced=only_synced, units=units)
-
-    def _without_last_unit(self, end: int) -> set[tuple[str, int]]:
-        """Queues of a store that a broker closed whose last record in the newest segment no unit points to.
-
-        The broker wrote that unit before it closed the store: the queue's file was damaged, cut or replaced since. The
-        numbers of units and records may differ in a broker's queue, so the place of the record is looked for.
-        """
-        there = {(topic, queue_id) for topic, ids in self._queues_before().items() for queue_id in ids}
-        last: dict[tuple[str, int], int] = {}
-        if end > self.log.min_offset:
-            for run in Walk(self.log, self.log.segment_of(end - 1), end, Depth.FRAMING):
-                rows = rows_of(run)
-                for key, numbers in rows.by_queue().items():
-                    if key in there:
-                        last[key] = int(rows.physical_offsets[numbers[-1]])
-        return {key for key, place in last.items() if not self._has_unit_of(key, place)}
-
-    def _has_unit_of(self, key: tuple[str, int], physical_offset: int) -> bool:
-        queue = self.files.queue(*key)
-        units = queue.read(queue.search_physical(physical_offset), 1)
-        return bool(len(units)) and int(units["physical_offset"][0]) == physical_offset
 
     def _leads_to(self, start: int, end: int) -> bool:
         """Whether records follow one another from `start` up to `end`.
@@ -619,8 +600,10 @@ class _Recovery:
                 path,
                 end,
                 f"{survey.stop.expected or 'a record'} (unit {count - 1} of {topic}/{queue_id} proves the record at "
-                f"{int(unit['physical_offset'])} synced)",
+                f"{int(unit['physical_offset'])} synced, or is damaged itself)",
                 survey.stop.found or "none",
+                hint=f"If records are lost, restore the log from a copy. If the queue is damaged, remove the folder "
+                f"{self.files.paths.consume_queue} and run `messagestore recover`: it makes all queues again.",
             )
 
     # ---- changes
@@ -685,8 +668,9 @@ class _Recovery:
             dispatcher.rebuild(
                 self.below, survey.start, keys, queues=self.all_queues or bool(keys), index=self.all_index
             )
-        for topic, queue_id in sorted(self.below.doubtful - self.lost):
-            self._note_queues(f"{topic}/{queue_id}: units were missing: rebuilt from the log")
+        missing = sorted(self.below.doubtful - self.lost)
+        if missing:
+            self._note_queues(f"{listed(missing)}: units were missing: rebuilt from the log")
         rest = map(rows_of, Walk(self.log, survey.kept_end, survey.end.physical_offset, Depth.FRAMING))
         dispatcher.dispatch(map(runs.apply, itertools.chain(survey.kept, rest)))
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()

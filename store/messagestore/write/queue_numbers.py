@@ -24,9 +24,11 @@ from messagestore.log.seal_check import (
     rebuild,
     seal_of_file,
     sealed_at,
+    short_queues,
     without_last_unit,
 )
 from messagestore.log.sealed_ends import Anchor, SealedEnds
+from messagestore.log.store_files import StoreFiles
 from messagestore.write.standing import Standing
 
 MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
@@ -96,7 +98,17 @@ class QueueNumbers:
         files = self._writer.files
         if files.ends is None:
             files.ends = sealed_at(files, self._writer.state.clean_end, self._writer.state.visible_end)
+            if not files.ends.anchor.size:
+                self._check_unsealed()
         return files.ends
+
+    def _check_unsealed(self) -> None:
+        """Make queues again that were damaged while no seal tells: `spark/ends` is lost, or a broker wrote last."""
+        files, faults = self._writer.files, {}
+        for key in short_queues(files, self._writer.state.visible_end):
+            faults[key] = _no_unit(files, key)
+        if faults:
+            self.make_sound(faults)
 
     def make_sound(self, faults: dict[tuple[str, int], Fault]) -> str:
         """Make queues again from the log whose files are not as they were, and say so in one line. Call under the
@@ -169,9 +181,15 @@ class QueueNumbers:
             if unknown:
                 end = self._writer.state.visible_end
                 for key in without_last_unit(files, files.commit_log.min_offset, end, unknown):
-                    directory = files.queue(*key).files.directory
-                    faults[key] = Fault(directory, 0, f"a unit for the last record of {key[0]}/{key[1]}", "none")
-            line = self.make_sound(faults) if faults else None
+                    faults[key] = _no_unit(files, key)
+            for topic, ranges in (self._writer.journal.queues or {}).items():
+                for key in ((topic, queue_id) for first, last in ranges for queue_id in range(first, last + 1)):
+                    if key not in there and key not in faults:
+                        directory = files.queue(*key).files.directory
+                        faults[key] = Fault(directory, 0, f"the units of {topic}/{key[1]}", "no folder")
+            if faults:
+                self.make_sound(faults)
+            line = "; ".join(self.rebuilt) or None
             without_crc = {key for key, seal in ends.seals.items() if is_without_crc(files, key, seal)}
             for key in unknown | without_crc:
                 ends.ask(key)
@@ -202,3 +220,8 @@ class QueueNumbers:
         state, files = self._writer.state, self._writer.files
         anchor = Anchor(state.anchor_position, state.anchor_size, state.anchor_crc)
         self.sealed_ends().write(files.disk, files.paths.ends, files.paths.temporary("ends"), state.clean_end, anchor)
+
+
+def _no_unit(files: StoreFiles, key: tuple[str, int]) -> Fault:
+    directory = files.queue(*key).files.directory
+    return Fault(directory, 0, f"a unit for the last record of {key[0]}/{key[1]}", "none")

@@ -216,6 +216,32 @@ def test_recover_compares_queues_that_are_not_sealed_with_the_log(closed: Path) 
     assert bodies(closed) == before
 
 
+@pytest.mark.parametrize("also", ["spark/ends", "checkpoint"])
+@pytest.mark.parametrize("name", ["an older queue", "an older topic", "the newest file deleted", "its end zeroed"])
+def test_a_writer_numbers_on_from_the_true_end_without_the_file_that_says_it(
+    closed: Path, name: str, also: str
+) -> None:
+    """The queue is damaged, and so is what says where it ended, or who wrote last: the log's newest segment tells."""
+    expected = bodies(closed)
+    (closed / also).unlink()
+    DAMAGE[name](closed)
+    with MessageStore.open(closed, CONFIG) as store:
+        for queue_id in range(3):
+            assert store.put_message(Message("t", b"next", queue_id)).queue_offset == 8 * 4
+    assert bodies(closed) == sorted([*expected, b"next", b"next", b"next"])
+    assert verify(closed).ok
+
+
+def test_recover_makes_a_queue_again_whose_folder_and_seal_are_lost(closed: Path) -> None:
+    """The journal names the queues that had messages."""
+    expected = bodies(closed)
+    (closed / "spark" / "ends").unlink()
+    shutil.rmtree(closed / QUEUE)
+    with MessageStore.open(closed, CONFIG) as store:
+        assert "rebuilt from the log" in str(store.check_queues())
+    assert bodies(closed) == expected
+
+
 def test_the_file_grows_with_the_queues_that_are_touched(tmp_path: Path) -> None:
     """A change of the clean end costs what it touches; now and then the file is written anew."""
     disk, path, via = Disk(), str(tmp_path / "ends"), str(tmp_path / "new-ends")
