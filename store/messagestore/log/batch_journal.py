@@ -1,8 +1,8 @@
-"""The journal: which batches the store already holds.
+"""The journal: records which batches the store already holds.
 
-`spark/journal` is a cache of the BATCH records in the log. An entry counts only if its BATCH record is read back at its
-place, or if that place lies below the first segment. The file is written whenever the clean end moves; batches after
-that are read from the queue of the BATCH topic.
+`spark/journal` is a cache of the BATCH records in the log. An entry counts only if its BATCH record can be read back
+from its place, or if that place lies below the first segment. The file is written whenever the clean end moves; later
+batches are read from the queue of the BATCH topic.
 
     | header | entries, 56 bytes each, in the order of the log | names as JSON: apps, queries, topics, identity |
 
@@ -39,14 +39,14 @@ from messagestore.format.record import crc32
 from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
 
 PARTIAL = -1
-"""Row count of a batch that a power cut and then a broker left only a part of."""
+"""Row count of a batch of which a power cut, and then a broker, left only a part."""
 DEFAULT_RETENTION = 10_000
 MAX_SIZE = 256 * 1024 * 1024
-"""Most bytes of the file that are read."""
+"""The file is read up to this many bytes."""
 MISSING = "missing"
-"""The fault of a journal that has no file."""
+"""The fault reported when the journal has no file."""
 KEPT_REPLACED = 1_000
-"""Replaced query ids that are remembered of each app."""
+"""How many replaced query ids are remembered for each app."""
 _ROW = np.dtype([(f.name, f.type) for f in JOURNAL_ENTRY.fields])
 _HEADER = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[f.type] for f in JOURNAL_HEADER.fields))
 _CRC_POSITION = JOURNAL_HEADER.offset("crc")
@@ -54,7 +54,9 @@ _NONE = -1
 _FORMAT_1 = 1
 _FEW = 64
 _SLACK = 10
-"""A tenth more than `journalRetention` is kept before the oldest go, so that not every commit looks for them."""
+"""Up to a tenth more than `journalRetention` is kept before the oldest are dropped, so that not every commit looks for
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class JournalEntry:
         -1: only a part of the batch is in the log.
     digest : int
     topics : tuple of str | None
-        Destination topics, sorted. None: not known (format 1, and the record is below the first segment).
+        Destination topics, sorted. None: unknown (format 1, and the record is below the first segment).
     start : bool
-        No batch, but a mark: the app's history begins with the version behind this one.
+        The entry is not a batch but a mark: the app's history begins with the version after this one.
     """
 
     version: int
@@ -88,7 +90,7 @@ class JournalEntry:
 
 
 class _Numbers(dict[Any, int]):
-    """Values of one kind, each with a number; `values_by_number` is the way back."""
+    """Maps values of one kind to numbers; `values_by_number` maps the numbers back."""
 
     def __init__(self, values: Iterable[Any] = ()) -> None:
         super().__init__()
@@ -97,7 +99,7 @@ class _Numbers(dict[Any, int]):
             self.number(value)
 
     def number(self, value: Any) -> int:
-        """The number of a value; a new one when it was not there."""
+        """Return the number of a value; a new value gets a new number."""
         found = self.get(value)
         if found is None:
             found = self[value] = len(self.by_number)
@@ -112,22 +114,22 @@ class BatchJournal:
     Parameters
     ----------
     covered : int
-        Queue offset in the BATCH topic up to which batches are taken in.
+        Queue offset in the BATCH topic below which all batches are included.
     checkpoint_crc : int | None
-        CRC-32 of the store checkpoint's fields as they were when the journal was written. Another one in the file means
-        that a broker has written since. None: not known.
+        CRC-32 of the store checkpoint's fields as they were when the journal was written. If the checkpoint now has
+        another one, a broker has written since. None: unknown.
     complete : bool
-        False: the journal was made again over a log that does not begin at 0, so batches and whole apps may be missing.
+        False: the journal was rebuilt from a log that does not begin at 0, so batches and whole apps may be missing.
     end : int
-        Physical offset up to which the log's batches were taken in when the journal was written.
+        Physical offset below which the log's batches were included when the journal was written.
     identity : dict
-        The fields of `spark/store.json`: either file can be made again from the other.
+        The fields of `spark/store.json`: either file can be rebuilt from the other.
     queues : dict of str to list of (int, int)
-        Topic -> ranges (first, last) of queue ids that had units at the last clean end. None: not known (format 1).
+        Topic -> ranges (first, last) of queue ids that had units at the last clean end. None: unknown (format 1).
     fault : str
-        Why the file could not be used; empty when it could.
+        Why the file could not be used; empty if it could.
     version : int
-        Format of the file that was read; 0: there was none.
+        Format of the file that was read; 0: there was no file.
     """
 
     covered: int = 0
@@ -139,29 +141,29 @@ class BatchJournal:
     fault: str = ""
     version: int = 0
     dropped: list[tuple[str, int]] = field(default_factory=list)
-    """(app id, version) of entries whose BATCH record is not in the log any more; for the report."""
+    """(app id, version) of entries whose BATCH record is no longer in the log; for the report."""
 
     def __post_init__(self) -> None:
         self._rows: NDArray[np.void] = np.empty(64, _ROW)
         self._count = 0
-        self._tidied = 0  # rows that are in order, each of another app and version
-        self._kept = 0  # rows that the last trim kept besides the newest
+        self._tidied = 0  # rows that are in order and each belong to another app and version
+        self._kept = 0  # rows that the last trim kept besides the newest ones
         self._apps, self._queries, self._topics = _Numbers(), _Numbers(), _Numbers()
         self._replaced: dict[str, dict[str, None]] = {}
 
-    # ---- what is in it
+    # ---- contents
 
     def __len__(self) -> int:
         return self._count
 
     def find(self, app_id: str, version: int) -> JournalEntry | None:
-        """The entry of a version, or None."""
+        """Return the entry of a version, or None."""
         rows = self._rows_of(app_id)
         found = rows[self._rows["version"][rows] == version]
         return self._entry(int(found[-1])) if len(found) else None
 
     def last(self, app_id: str) -> JournalEntry | None:
-        """The entry with the highest version of an app, or None."""
+        """Return the entry with the highest version of an app, or None."""
         rows = self._rows_of(app_id)
         if not len(rows):
             return None
@@ -169,26 +171,26 @@ class BatchJournal:
         return self._entry(int(rows[np.flatnonzero(versions == versions.max())[-1]]))
 
     def entries(self, app_id: str) -> list[JournalEntry]:
-        """All entries of an app, in the order of the log."""
+        """Return all entries of an app, in the order of the log."""
         self._tidy()
         return [self._entry(row) for row in self._rows_of(app_id).tolist()]
 
     def app_ids(self) -> list[str]:
-        """The apps that have an entry, sorted."""
+        """Return the apps that have an entry, sorted."""
         return sorted(self._apps.by_number[app] for app in np.unique(self._rows["app"][: self._count]).tolist())
 
     def query_ids(self, app_id: str) -> list[str]:
-        """The queries that an app's entries are of, each once, the newest last."""
+        """Return the queries to which an app's entries belong, each once, the newest last."""
         numbers = self._rows["query"][self._rows_of(app_id)]
         newest_first = dict.fromkeys(numbers[numbers != _NONE][::-1].tolist())
         return [self._queries.by_number[number] for number in reversed(newest_first)]
 
     def replaced(self, app_id: str) -> frozenset[str]:
-        """Query ids of an app that are refused for good: another query has taken the app over."""
+        """Return the query ids of an app that are refused permanently because another query has taken the app over."""
         return frozenset(self._replaced.get(app_id, ()))
 
     def newest_first(self, above: int = 0) -> Iterator[tuple[str, JournalEntry]]:
-        """(app id, entry) of all that are at or above a physical offset, the newest first."""
+        """Yield (app id, entry) for all entries at or above a physical offset, the newest first."""
         self._tidy()
         first = int(np.searchsorted(self._rows["physical_offset"][: self._count], above))
         for row in reversed(range(first, self._count)):
@@ -218,7 +220,7 @@ class BatchJournal:
     # ---- changes
 
     def add(self, batch: BatchRecord) -> None:
-        """Take in a batch that is in the log."""
+        """Add a batch that is in the log."""
         if batch.version_source != SOURCE_NONE:
             entry = JournalEntry(
                 version=batch.version,
@@ -235,10 +237,11 @@ class BatchJournal:
                 self._keep(np.flatnonzero(self._rows["app"][: self._count] != self._apps.get(batch.app_id, _NONE)))
                 self._refuse(batch.app_id, batch.replaces)
             self.remember(batch.app_id, entry)
-        self.covered = max(self.covered, batch.queue_offset + 1)  # last: what it covers is not read again
+        # last, because batches below `covered` are not read again
+        self.covered = max(self.covered, batch.queue_offset + 1)
 
     def _refuse(self, app_id: str, query_ids: Iterable[str]) -> None:
-        """Remember query ids that are refused for good: the newest of them."""
+        """Remember the newest of the query ids that are refused permanently."""
         refused = self._replaced.setdefault(app_id, {})
         for query_id in query_ids:
             refused.pop(query_id, None)
@@ -247,7 +250,7 @@ class BatchJournal:
             del refused[query_id]
 
     def remember(self, app_id: str, entry: JournalEntry) -> None:
-        """Take in an entry; an older one of the same version does not count any more."""
+        """Add an entry; an older entry of the same version no longer counts."""
         if self._count == len(self._rows):
             self._tidy()
             rows = np.empty(max(64, 2 * self._count), _ROW)
@@ -268,7 +271,7 @@ class BatchJournal:
         self._count += 1
 
     def extend(self, batches: Iterable[BatchRecord]) -> None:
-        """Take in batches in the order of the log."""
+        """Add batches in the order of the log."""
         for batch in batches:
             self.add(batch)
 
@@ -282,10 +285,10 @@ class BatchJournal:
         self.dropped.append((app_id, version))
 
     def check(self, is_there: Callable[[str, JournalEntry], bool], *, above: int = 0) -> None:
-        """Drop the entries whose BATCH record is gone.
+        """Drop the entries whose BATCH record is missing.
 
-        The log loses records at its end only. So the newest entry is asked for first, and the first one that is there
-        ends the search. Whoever relies on one entry asks for that one.
+        The log loses records only at its end. Therefore the newest entry is checked first, and the first entry whose
+        record is there ends the search. A caller that relies on one entry checks that entry itself.
         """
         for app_id, entry in list(self._suspects(is_there, above)):
             self.drop(app_id, entry.version)
@@ -299,7 +302,7 @@ class BatchJournal:
             yield app_id, entry
 
     def mark_partial(self, is_partial: Callable[[JournalEntry], bool], *, above: int = 0) -> list[tuple[str, int]]:
-        """Remember batches of which only a part is in the log; (app id, version) of those that are new."""
+        """Remember batches of which only a part is in the log; return (app id, version) of the new ones."""
         self._tidy()
         found = []
         first = int(np.searchsorted(self._rows["physical_offset"][: self._count], above))
@@ -311,7 +314,8 @@ class BatchJournal:
         return found
 
     def carry(self, older: BatchJournal, below: int) -> None:
-        """Take over what another journal knows of batches below a physical offset: their records are gone."""
+        """Take over what another journal knows about batches below a physical offset, whose records were deleted.
+        """
         for app_id, entry in reversed(list(older.newest_first())):
             if entry.physical_offset < below:
                 self.remember(app_id, entry)
@@ -332,7 +336,7 @@ class BatchJournal:
         self.queues = known
 
     def queue_names(self) -> Iterator[tuple[str, int]]:
-        """The queues that had units at the last clean end."""
+        """Yield the queues that had units at the last clean end."""
         for topic, ranges in (self.queues or {}).items():
             for first, last in ranges:
                 yield from ((topic, queue_id) for queue_id in range(first, last + 1))
@@ -342,7 +346,9 @@ class BatchJournal:
         return any(first <= queue_id <= last for first, last in (self.queues or {}).get(topic, ()))
 
     def trim(self, retention: int) -> None:
-        """Keep the last `retention` batches, and the last version of each app; all of it when there are few more."""
+        """Keep the last `retention` batches and the last version of each app; keep everything if there are only a few
+        more.
+        """
         self._tidy()
         if self._count - self._kept <= retention + retention // _SLACK:
             return
@@ -357,7 +363,9 @@ class BatchJournal:
         self._kept = self._count - retention
 
     def _tidy(self) -> None:
-        """One entry for each app and version, in the order of the log. What was tidy before is not looked at again."""
+        """Keep one entry for each app and version, in the order of the log. Rows that were already tidy are not
+        examined again.
+        """
         rows, tidy = self._rows[: self._count], min(self._tidied, self._count)
         if self._count - tidy > _FEW or (np.diff(rows["physical_offset"][max(0, tidy - 1) :]) < 0).any():
             self._keep(np.argsort(rows["physical_offset"], kind="stable"))
@@ -385,7 +393,7 @@ class BatchJournal:
     # ---- the file
 
     def to_bytes(self) -> bytes:
-        """The file's bytes."""
+        """Return the bytes of the file."""
         self._tidy()
         rows = self._rows[: self._count].copy()
         names: dict[str, Any] = {"identity": self.identity}
@@ -415,12 +423,12 @@ class BatchJournal:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> BatchJournal:
-        """From the file's bytes.
+        """Parse the bytes of the file.
 
         Raises
         ------
         CorruptionError
-            They are damaged.
+            The bytes are damaged.
         NotAStoreError
             A newer release wrote them.
         """
@@ -450,7 +458,7 @@ class BatchJournal:
 
     @classmethod
     def _from_header(cls, data: bytes, path: str) -> tuple[BatchJournal, int, int, int]:
-        """A journal without entries; their count, the size of the names, and the CRC of both."""
+        """Return a journal without entries, the number of entries, the size of the names, and the CRC of both."""
         if len(data) < JOURNAL_HEADER.size:
             raise CorruptionError(path, 0, f"a header of {JOURNAL_HEADER.size} bytes", f"{len(data)} bytes")
         values = _HEADER.unpack_from(data)
@@ -475,12 +483,12 @@ class BatchJournal:
 
     @classmethod
     def from_json(cls, text: bytes, path: str = "") -> BatchJournal:
-        """From a file of format 1. It has no checksum: what it says of the log is checked against the log.
+        """Parse a file of format 1. It has no checksum, so what it says about the log is checked against the log.
 
         Raises
         ------
         CorruptionError
-            It cannot be read.
+            The file cannot be read.
         """
         try:
             fields: Mapping[str, Any] = json.loads(text)
@@ -501,13 +509,14 @@ class BatchJournal:
 
     @classmethod
     def read(cls, disk: Disk, path: str, old_path: str = "") -> BatchJournal:
-        """From the file, or from the one of format 1 at `old_path`. A file that is missing or cannot be used gives an
-        empty journal with the reason as its `fault`.
+        """Read the file, or the file of format 1 at `old_path`.
+
+        A file that is missing or cannot be used gives an empty journal with the reason as its `fault`.
 
         Raises
         ------
         NotAStoreError
-            A newer release wrote it.
+            A newer release wrote the file.
         """
         try:
             return cls.from_bytes(disk.read(path, MAX_SIZE), path)
@@ -524,7 +533,7 @@ class BatchJournal:
 
     @classmethod
     def read_checkpoint_crc(cls, disk: Disk, path: str, old_path: str) -> int | None:
-        """The CRC of the store checkpoint as it was when the journal was written; None: not known. The header tells."""
+        """Return the CRC of the store checkpoint when the journal was written, from the header; None: unknown."""
         try:
             return cls._from_header(disk.read_head(path, JOURNAL_HEADER.size), path)[0].checkpoint_crc
         except FileNotFoundError:
@@ -533,7 +542,7 @@ class BatchJournal:
             return None
 
     def write(self, disk: Disk, path: str, via: str, old_path: str = "", retention: int = DEFAULT_RETENTION) -> None:
-        """To the file, whole or not at all, synced. The one of format 1 goes when this one is there."""
+        """Write the file whole or not at all, and sync it. The file of format 1 is deleted once this one exists."""
         self.trim(retention)
         replace_file(disk, path, self.to_bytes(), via=via)
         self.fault, self.version = "", JOURNAL_FORMAT

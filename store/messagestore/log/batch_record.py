@@ -1,9 +1,9 @@
-"""BATCH records: what they say, and how they are written and read.
+"""BATCH records: their contents, and how they are written and read.
 
 Each Spark batch begins with one ordinary record in topic `rmq_sys_spark_sink`, queue 0. Its body is JSON that says
-where the batch ends, what it contains, and how to prove that it is complete. The size of the record is known before
-anything of the batch is written: numbers that are not known yet are counted at their largest width, and the body is
-padded with blanks (which JSON allows). FORMAT.md describes the fields.
+where the batch ends, what it contains, and how to prove that it is complete. The size of the record is known before any
+byte of the batch is written: numbers that are not known yet are counted at their largest width, and the body is padded
+with blanks (which JSON allows). FORMAT.md describes the fields.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from messagestore.format.row_digest import DIGEST_NAME
 FORMAT = 1
 BODY_BEGIN = b'{"messagestore":1,"app":'
 CHUNK_SIZE = 16 * 1024 * 1024
-"""Bytes of the log that one CRC covers."""
+"""Number of log bytes that one CRC covers."""
 MAX_APP_ID_SIZE = 255
 _BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 _WIDEST = (1 << 63) - 1
@@ -44,29 +44,31 @@ class BatchRecord:
     Parameters
     ----------
     app_id, version, version_source : str, int, str
-        Who wrote which batch; `version_source` is "spark" (Spark's batch id), "user" or "none" (no exactly-once).
+        Identify who wrote which batch; `version_source` is "spark" (Spark's batch id), "user" or "none" (no
+        exactly-once).
     query_id : str | None
         The streaming query.
     store_id : str
     physical_offset, end : int
-        S, where this record begins, and E, where the batch ends; the data lie between.
+        S, where this record begins, and E, where the batch ends; the data lie in between.
     queue_offset : int
-        Of this record in its own queue.
+        Offset of this record in its own queue.
     flush_disk_type : str
     row_count : int
     ranges : dict of topic -> list of (queue id, first queue offset, count)
     crcs : tuple of int
         CRC-32 of the log from the end of this record to E, in pieces of `CHUNK_SIZE`.
     digest : int
-        Order-free digest of the rows, modulo 2^64 (`DIGEST_NAME`).
+        Digest of the rows, independent of their order, modulo 2^64 (`DIGEST_NAME`).
     size : int
-        Bytes of the whole record; not in the body.
+        Bytes of the whole record; not stored in the body.
     replaces : tuple of str
-        Query ids of this app that are refused from this batch on: another query has taken the app over.
+        Query ids of this app that are refused from this batch on, because another query has taken the app over.
     start : bool
-        No batch, but a mark without rows: the app goes on with the version behind this one.
+        The record is not a batch but a mark without rows: the app continues with the version after this one.
     torn : bool
-        A power cut took the record's properties, `__CRC32#` among them, and a broker kept the rest; not in the body.
+        A power cut removed the record's properties, `__CRC32#` among them, and a broker kept the rest. Not stored in
+        the body.
     """
 
     app_id: str
@@ -89,12 +91,12 @@ class BatchRecord:
 
     @property
     def data_offset(self) -> int:
-        """Where the batch's data begin."""
+        """Physical offset at which the batch's data begin."""
         return self.physical_offset + self.size
 
 
 def check_app_id(app_id: str) -> None:
-    """The app id becomes the record's KEYS: one word.
+    """Refuse an app id that is not a single word, because it becomes the record's KEYS.
 
     Raises
     ------
@@ -113,7 +115,7 @@ def check_app_id(app_id: str) -> None:
 
 
 def body(batch: BatchRecord, size: int = 0) -> bytes:
-    """The JSON text, filled up with blanks to `size` bytes."""
+    """Return the JSON text, padded with blanks to `size` bytes."""
     optional: dict[str, object] = {"replaces": list(batch.replaces)} if batch.replaces else {}
     if batch.start:
         optional["start"] = True
@@ -144,8 +146,8 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
 
 
 def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
-    """Bytes the body can have at most, whatever S and E turn out to be, when the data take `most_data_bytes` or
-    less.
+    """Return the most bytes that the body can have, whatever S and E turn out to be, if the data take at most
+    `most_data_bytes`.
     """
     widest = replace(
         batch,
@@ -160,7 +162,7 @@ def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
 def encode(
     batch: BatchRecord, body_size: int, config: StoreConfig, store_host: bytes, store_timestamp_ms: int
 ) -> bytearray:
-    """The whole record, stamped, `__CRC32#` included."""
+    """Return the whole record, stamped, including `__CRC32#`."""
     message = Message(BATCH_TOPIC, body(batch, body_size), keys=(batch.app_id,), born_timestamp_ms=store_timestamp_ms)
     data = record.encode_message(message, queue_id=0, store_host=store_host, limits=config, property_crc=True)
     record.stamp_record(
@@ -174,12 +176,12 @@ def encode(
 
 
 def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
-    """The BATCH record whose bytes are `data`, or None when this is no valid BATCH record of this place.
+    """Return the BATCH record whose bytes are `data`, or None if `data` is no valid BATCH record of this place.
 
-    Everything is checked that can be checked without the data behind it: the record's CRCs, its own offsets.
+    Everything that does not need the data after the record is checked: the record's CRCs and its own offsets.
     """
     if not data[-PROPERTY_CRC_SIZE:].startswith(PROPERTY_CRC_BEGIN):
-        return None  # always there: a flipped bit in its name must not switch the check off
+        return None  # the property is always there: a flipped bit in its name must not switch the check off
     try:
         message = record.decode_message(data, physical_offset=physical_offset)
     except CorruptionError:
@@ -191,7 +193,7 @@ def parse(data: bytes, physical_offset: int) -> BatchRecord | None:
 
 
 def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None:
-    """What the body of a BATCH record says, or None when it cannot be the body of one at this place."""
+    """Return what the body of a BATCH record says, or None if the text cannot be such a body at this place."""
     try:
         fields = json.loads(text)
         crc = fields["crc"]
@@ -223,23 +225,23 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
 
 
 def read_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
-    """The BATCH record at a place of the log, or None when there is no valid one."""
+    """Return the BATCH record at a place of the log, or None if there is no valid one."""
     data = log.record_bytes(physical_offset)
     return None if data is None else parse(data, physical_offset)
 
 
 def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
-    """The BATCH record at a place where the log or a queue says that a record of the BATCH topic begins.
+    """Return the BATCH record at a place where the log or a queue says that a record of the BATCH topic begins.
 
     Returns
     -------
     BatchRecord | None
-        None: the record is whole and is no BATCH record. A broker's client can write such a message.
+        None: the record is whole but is not a BATCH record. A broker's client can write such a message.
 
     Raises
     ------
     CorruptionError
-        The record cannot be read. Its batch may be there, so nobody may go on as if it were not.
+        The record cannot be read. Its batch may be there, so no caller may continue as if it were not.
     """
     data = log.record_bytes(physical_offset)
     batch = None if data is None else parse(data, physical_offset) or _torn(data, physical_offset)
@@ -257,11 +259,13 @@ def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
 
 
 def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
-    """An ASYNC_FLUSH batch whose properties a power cut took, and which a broker kept: it checks the body only."""
+    """Parse an ASYNC_FLUSH batch whose properties a power cut removed and which a broker kept; only its body can be
+    checked.
+    """
     try:
         record.decode_message(data, physical_offset=physical_offset)
     except ChecksumError:
-        return None  # the CRC is there and does not agree: damage
+        return None  # the CRC is there but does not match: damage
     except CorruptionError:
         pass
     try:
@@ -277,10 +281,10 @@ def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
 
 
 def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
-    """Whether what lies there is a BATCH record by its own lengths, whatever its CRCs say.
+    """Whether the record at a place is a BATCH record by its own lengths, whatever its CRCs say.
 
-    A plain put cannot pass for one: its topic lies where its own BODYLEN says. So a body that looks like a BATCH record
-    in a put that was torn is only that.
+    A plain put cannot pass for one, because its topic lies where its own BODYLEN says. A body that looks like a BATCH
+    record inside a torn put is therefore only a body.
     """
     data = log.read_array(physical_offset, RECORD_HEAD.size + 24)
     if len(data) < RECORD_HEAD.size:
@@ -289,7 +293,7 @@ def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
 
 
 def is_batch_by_lengths(log: CommitLog, at: int, head: np.void) -> bool:
-    """Topic, lengths and the name of the last property; four small reads."""
+    """Check the topic, the lengths and the name of the last property, with four small reads."""
     total_size, body_size = int(head["total_size"]), int(head["body_size"])
     if int(head["magic"]) != MAGIC_V1 or body_size < len(BODY_BEGIN):
         return False

@@ -1,7 +1,8 @@
-"""Finds BATCH records in the log, and proves whether a missing one is really gone.
+"""Finds BATCH records in the log, and proves whether a missing record is no longer in the log.
 
-Two ways lead to the BATCH records: the units of their queue, and the log itself. A unit or a record that cannot be read
-is damage. It never counts as "no batch": the batch would be appended a second time when Spark sends it again.
+BATCH records are found in two ways: through the units of their queue, and in the log itself. A unit or a record that
+cannot be read is damage. It never counts as "no batch", because the batch would be appended a second time when Spark
+sends it again.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _BEGIN = np.frombuffer(BODY_BEGIN, np.uint8)
 
 
 def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[BatchRecord]:
-    """BATCH records from a queue offset on, in the order of the log; those below the first segment are left out.
+    """Yield BATCH records from a queue offset on, in the order of the log, except those below the first segment.
 
     Raises
     ------
     CorruptionError
-        A unit points to something that is no record of the BATCH topic, or to one that cannot be read.
+        A unit points to something that is not a record of the BATCH topic, or to a record that cannot be read.
     """
     queue = files.queue(BATCH_TOPIC, 0)
     position = max(queue_offset, queue.begin(files.commit_log.min_offset))
@@ -47,18 +48,18 @@ def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[Bat
 
 
 def batches_of_log(log: CommitLog, start: int, end: int) -> Iterator[BatchRecord]:
-    """BATCH records that begin in `start..end` of the log, whatever their queue says.
+    """Yield BATCH records that begin in `start..end` of the log, whatever their queue says.
 
-    The data of a SYNC_FLUSH batch are stepped over: they were synced before its record was sealed. Of all other records
-    the sizes are followed.
+    The search skips the data of a SYNC_FLUSH batch, which were synced before its record was sealed. It follows the
+    sizes of all other records.
 
     Parameters
     ----------
     log : CommitLog
     start : int
-        Where a record begins.
+        Physical offset at which a record begins.
     end : int
-        Where the log ends.
+        Physical offset at which the log ends.
 
     Raises
     ------
@@ -77,7 +78,7 @@ def batches_of_log(log: CommitLog, start: int, end: int) -> Iterator[BatchRecord
 
 
 def _of_batch_topic(run: Run) -> list[int]:
-    """Where the records of the BATCH topic begin in a run.
+    """Return where the records of the BATCH topic begin in a run.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def _of_batch_topic(run: Run) -> list[int]:
     long_enough[named] = False
     rows = np.flatnonzero(long_enough)
     bodies = run.data[where.body_starts[rows, None] + np.arange(len(_BEGIN))]
-    for row in rows[(bodies == _BEGIN).all(axis=1)].tolist():  # else a message of a user's that looks like one
+    for row in rows[(bodies == _BEGIN).all(axis=1)].tolist():  # the others are users' messages that look like one
         start = int(run.starts[row])
         decode_message(run.data.data, start, physical_offset=run.physical_offset + start)
     starts: list[int] = run.starts[named].tolist()
@@ -98,10 +99,11 @@ def _of_batch_topic(run: Run) -> list[int]:
 
 
 def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
-    """Every BATCH record of the log below `end`: through their queue, and where that does not tell, from the log.
+    """Return every BATCH record of the log below `end`: through their queue, and from the log where the queue is not
+    enough.
 
-    The queue is believed as far as its BATCH records themselves say that none is missing between them: each names its
-    number. Behind the last one the log is searched.
+    The queue is trusted as long as its BATCH records themselves show that none is missing between them: each contains
+    its number. The log is searched after the last one.
 
     Raises
     ------
@@ -112,7 +114,7 @@ def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
     try:
         found = list(batches_from(files, 0, queue.end(limit=end)))
     except CorruptionError:
-        found = []  # units may be damaged, too: the log says which
+        found = []  # units may be damaged, too: the log shows which
     numbers = [batch.queue_offset for batch in found]
     gaps = any(second != first + 1 for first, second in itertools.pairwise(numbers))
     if not found or gaps or (numbers[0] > 0 and not log.min_offset):
@@ -122,23 +124,23 @@ def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
 
 
 def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
-    """Whether it is proven that a BATCH record which cannot be read at a place is not in the log any more.
+    """Whether it is proven that a BATCH record which cannot be read at a place is no longer in the log.
 
-    It is when the log ends before that place, or when a chain of valid records, from the start of its segment on, leads
-    to another record there, or steps over it.
+    It is proven if the log ends before that place, or if a chain of valid records from the start of its segment leads
+    to another record there or steps over the place.
 
     Parameters
     ----------
     log : CommitLog
-    physical_offset : int
+    At or above the first segment; `read_batch` finds no record there, or another one.
         At or above the first segment; `read_batch` finds none there, or another one.
     end : int
-        Where the log ends.
+        Physical offset at which the log ends.
 
     Raises
     ------
     CorruptionError
-        Nothing proves it: the record is damaged, or one before it in its segment is.
+        There is no proof: the record is damaged, or an earlier one in its segment is.
     """
     if physical_offset >= end:
         return True
@@ -156,7 +158,7 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
 
 
 def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:
-    """The error for a BATCH record of a store that is neither this one nor one that it is a copy of."""
+    """Return the error for a BATCH record of a store that is neither this one nor one of which this is a copy."""
     log = files.commit_log
     return CorruptionError(
         log.files.path(log.segment_of(batch.physical_offset)),

@@ -1,8 +1,9 @@
-"""Dispatch: writes the units and index entries of records.
+"""Dispatch: writes the queue units and index entries of records.
 
-Both are derived from the log. Dispatch takes arrays in log order, writes each queue's units in one go, then the index
-entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue / BuildIndex). Nothing
-is synced here. What was dispatched before is skipped, so dispatching a range of the log again does no harm.
+Both are derived from the log. Dispatch takes arrays in log order, writes the units of each queue in one write, and then
+writes the index entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue /
+BuildIndex). Nothing is synced here. Records that were already dispatched are skipped, so dispatching a range of the log
+again does no harm.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _KEYS_AT_ONCE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Some queues, and all queues of some topics."""
+    """A set of some queues, and of all queues of some topics."""
 
     queues: frozenset[tuple[str, int]]
     topics: frozenset[str]
@@ -36,16 +37,16 @@ class _Wanted:
 
 
 class Dispatcher:
-    """Writes units and entries of one store. Call under the writer's mutex."""
+    """Writes the units and index entries of one store. The caller holds the writer's mutex."""
 
     def __init__(self, files: StoreFiles) -> None:
         self.files = files
 
     def dispatch(self, pieces: Iterable[Rows]) -> None:
-        """ConsumeQueues first, then the index, as RocketMQ does.
+        """Write the ConsumeQueues first, then the index, as RocketMQ does.
 
-        Index entries of many pieces are put together: each put reads and writes the slots it touches, and a large one
-        costs hardly more than a small one.
+        Index entries of many pieces are put together, because each put reads and writes the slots that it touches, and
+        a large put costs hardly more than a small one.
         """
         waiting: list[Rows] = []
         key_count = 0
@@ -59,7 +60,7 @@ class Dispatcher:
         self._put_index(waiting)
 
     def dispatch_queues(self, rows: Rows, keys: Container[tuple[str, int]] | None = None) -> None:
-        """Append the units of some queues, or of all; runs of one queue are written together."""
+        """Append the units of some or all queues; runs of one queue are written together."""
         units = units_of(rows)
         for (topic, queue_id), numbers in rows.by_queue().items():
             if keys is not None and (topic, queue_id) not in keys:
@@ -75,7 +76,8 @@ class Dispatcher:
         try:
             queue.append(first, units)
         except FileReplaced:
-            # A broker started by mistake deletes files before it asks for the lock: look again, rebuild, then append.
+            # A broker started by mistake deletes files before it asks for the lock. Check the files again, rebuild,
+            # then append.
             queue.load()
             self.rebuild_queue(topic, queue_id, int(units["physical_offset"][0]))
             queue.append(first, units)
@@ -88,12 +90,12 @@ class Dispatcher:
         index.put(*(columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))))
 
     def check_files(self) -> None:
-        """Whether every queue and index file that was written is still the file at its path.
+        """Check that every queue and index file that was written is still the file at its path.
 
         Raises
         ------
         FileReplaced
-            A broker started by mistake deletes files before it asks for the lock.
+            A file was replaced. A broker started by mistake deletes files before it asks for the lock.
         """
         for _, _, queue in self.files.written_queues():
             queue.check_files()
@@ -101,7 +103,7 @@ class Dispatcher:
             self.files.index.check_files()
 
     def repair(self, end: int) -> None:
-        """Make the index, and queues that are not at their path any more, again from the log up to `end`."""
+        """Rebuild the index, and the queues that are no longer at their path, from the log up to `end`."""
         for topic, queue_id, queue in self.files.written_queues():
             try:
                 queue.check_files()
@@ -125,20 +127,20 @@ class Dispatcher:
         return None if head is None else int(head["store_timestamp_ms"])
 
     def rewind_index(self, physical_offset: int) -> None:
-        """The index as if nothing at or above an offset had been put."""
+        """Rewind the index to its state before anything at or above an offset was put."""
         if self.files.index is not None:
             self.files.index.rewind(physical_offset, self._store_time)
 
     def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
-        """Write a queue's units again from the log's first segment up to the physical offset `end`."""
+        """Rewrite a queue's units from the log's first segment up to the physical offset `end`."""
         self.rebuild_queues([(topic, queue_id)], end)
 
     def rebuild_queues(
         self, queues: Iterable[tuple[str, int]], end: int, topics: Iterable[str] = ()
     ) -> set[tuple[str, int]]:
-        """Write the units of some queues, and of all queues of some topics, again; those that have records.
+        """Rewrite the units of some queues, and of all queues of some topics, if they have records.
 
-        Two passes over the log up to the physical offset `end`.
+        This takes two passes over the log up to the physical offset `end`.
         """
         log, wanted = self.files.commit_log, _Wanted(frozenset(queues), frozenset(topics))
         runs = QueueRuns(self.files, log.min_offset, units=False)
@@ -162,19 +164,19 @@ class Dispatcher:
         queues: bool = True,
         index: bool = False,
     ) -> None:
-        """Write units and entries again from the log's first segment up to the physical offset `end`.
+        """Rewrite units and entries from the log's first segment up to the physical offset `end`.
 
         Parameters
         ----------
         runs : QueueRuns
-            Which number each record has in its queue.
+            Says which number each record has in its queue.
         keys : container of (topic, queue id) or None
-            Of these queues; None: of all.
+            The queues to rebuild; None: all of them.
         queues, index : bool
-            What is made again.
+            What to rebuild.
         """
         log = self.files.commit_log
-        ends, self.files.ends = self.files.ends, None  # where these queues end is known
+        ends, self.files.ends = self.files.ends, None  # the ends of these queues are known
         try:
             for run in Walk(log, log.min_offset, end, Depth.FRAMING).whole():
                 rows = runs.apply(rows_of(run))
@@ -187,7 +189,7 @@ class Dispatcher:
 
 
 def units_of(rows: Rows) -> Units:
-    """The ConsumeQueue unit of each row."""
+    """Return the ConsumeQueue unit of each row."""
     units: Units = np.empty(rows.row_count, UNIT_DTYPE)
     units["physical_offset"] = rows.physical_offsets
     units["size"] = rows.sizes
@@ -196,7 +198,7 @@ def units_of(rows: Rows) -> Units:
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
-    """Units of one queue that follow one another, with the first one's number: one run, unless a topic was made
+    """Yield the consecutive units of one queue and the first one's number: one run, unless a topic was created
     again.
     """
     breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1

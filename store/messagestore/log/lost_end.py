@@ -1,13 +1,13 @@
-"""Proof that the log of a store was longer than it is.
+"""Proves that the log of a store was once longer than it is now.
 
 A log that lost its last segment, or whose last records became zeros, looks like a shorter log. `spark/state` reveals
-the loss. This module finds what else reveals it if `state` is lost as well, or is older than the log:
+the loss. If `state` is lost as well, or is older than the log, this module looks for other evidence:
 
-- `spark/journal` says where the log ended when a writer of this project moved the clean end last;
-- the store checkpoint names the place of the last record, and the store time up to which the log was synced;
-- ConsumeQueue units point to records that are not there. A writer of this project leaves no such unit in a store that
-  it closes. A broker that crashed does, so in a broker's store a unit counts only when the store checkpoint says that
-  something later than the last record was synced.
+- `spark/journal` says where the log ended when a writer of this project last moved the clean end;
+- the store checkpoint contains the place of the last record, and the store time up to which the log was synced;
+- ConsumeQueue units point to records that are missing. A writer of this project leaves no such unit in a store that
+  it closes, but a broker that crashed does. In a broker's store, such a unit therefore counts only if the store
+  checkpoint says that something later than the last record was synced.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from messagestore.log.store_files import StoreFiles
 
 @dataclass(frozen=True, slots=True)
 class LostEnd:
-    """What is missing behind a log's end.
+    """Describes what is missing after a log's end.
 
     Parameters
     ----------
     end : int
-        Physical offset where the log ends now.
+        Physical offset at which the log ends now.
     known_end : int
-        The log reached at least this far.
+        The log once reached at least this far.
     proof : str
-        What says so.
+        The evidence for that.
     message_count, queue_count : int
-        Units that point behind `end`, and in how many queues.
+        Number of units that point to places after `end`, and the number of queues that hold them.
     """
 
     end: int
@@ -48,14 +48,14 @@ class LostEnd:
 
     @property
     def words(self) -> str:
-        """What is missing, for a sentence."""
+        """Return a phrase that says what is missing."""
         messages = f"{self.message_count} message" + ("" if self.message_count == 1 else "s")
         queues = f"{self.queue_count} queue" + ("" if self.queue_count == 1 else "s")
         return f"at least {self.known_end - self.end} bytes from {self.end} on, with {messages} of {queues}"
 
     def error(self, log: CommitLog) -> CorruptionError:
-        """The error that refuses the store."""
-        gone = self.known_end > log.files.max_offset  # whole segments are
+        """Return the error that refuses the store."""
+        gone = self.known_end > log.files.max_offset  # whole segments are missing
         path = log.files.path(log.files.max_offset if gone else log.segment_of(self.end))
         return CorruptionError(
             path,
@@ -70,25 +70,25 @@ class LostEnd:
 def lost_end(
     files: StoreFiles, end: int, last_timestamp_ms: int, journal: BatchJournal, *, ours: bool | None, closed: bool
 ) -> LostEnd | None:
-    """What proves that records lay behind `end`; None when nothing does.
+    """Return the proof that records lay after `end`; None if there is no such proof.
 
     Parameters
     ----------
     files : StoreFiles
     end, last_timestamp_ms : int
-        Where the log ends, by its records, and the store time of the last of them.
+        Where the log ends according to its records, and the store time of the last record.
     journal : BatchJournal
-        As the file has it.
+        The journal as it was read from the file.
     ours : bool | None
-        Whether this project wrote last; None: not known, since the journal or the store checkpoint is lost.
+        Whether this project wrote last; None: unknown, because the journal or the store checkpoint is lost.
     closed : bool
-        There was no `abort`: nothing was being written.
+        There was no `abort`: nobody was writing.
     """
     checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
     last = checkpoint.confirm_physical_offset
     known_end, proof = 0, ""
     if ours is not False:
-        # In a broker's store with replication the offset in the checkpoint may be the log's end itself.
+        # In a broker's store with replication, the offset in the checkpoint may be the log's end itself.
         if last > end or (ours and 0 < last == end):
             known_end, proof = last + 1, f"the checkpoint names a record at {last}"
         if journal.end > max(end, known_end):
@@ -99,7 +99,7 @@ def lost_end(
     if message_count and not proof:
         later = checkpoint.physic_timestamp_ms > last_timestamp_ms
         unsaid = not files.disk.exists(files.paths.checkpoint)
-        # Where the journal is of this very end, a unit that points behind it is damaged.
+        # If the journal describes exactly this end, a unit that points past it is damaged.
         if (ours and journal.end != end) or later or (ours is None and (unsaid or 0 < last == end)):
             proof = "units of ConsumeQueues point to them, and the store was closed"
     if not proof:
@@ -108,8 +108,8 @@ def lost_end(
 
 
 def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
-    """How many units point to records that end above a physical offset, of how many queues, and where the last of these
-    records ends.
+    """Return how many units point to records that end above a physical offset, in how many queues they are, and where
+    the last of these records ends.
     """
     message_count = queue_count = furthest = 0
     for topic, queue_ids in files.queue_names().items():
@@ -126,7 +126,7 @@ def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
 
 
 class LastRecord(NamedTuple):
-    """Where the log ends behind a record, and that record (`size` 0: there is none)."""
+    """Where the log ends after a record, and that record (`size` 0: there is none)."""
 
     physical_offset: int
     position: int
@@ -135,7 +135,7 @@ class LastRecord(NamedTuple):
 
 
 def end_of_queues(files: StoreFiles) -> LastRecord:
-    """Behind the last record that a unit of any queue points to."""
+    """Return the place after the last record to which a unit of any queue points."""
     log, last_position, last_size = files.commit_log, 0, 0
     for topic, queue_ids in files.queue_names().items():
         for queue_id in queue_ids:

@@ -1,9 +1,9 @@
 """Proves from the log where a queue ends.
 
-A crashed broker leaves units behind the ends of its queues, and a live broker may show a unit that is half written. A
-unit counts if the record that it points to belongs to its queue, and has its number or at least lies behind the record
-of the unit before: a broker that lost units continues to number from there, and its own rebuild of a topic that was
-created again shifts the numbers.
+A crashed broker leaves units after the ends of its queues, and a live broker may show a unit that is half written. A
+unit counts if the record that it points to belongs to its queue, and either has its number or at least lies after the
+record of the previous unit: a broker that lost units continues to number from there, and its own rebuild of a topic
+that was created again shifts the numbers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _TAIL_SIZE = 4096
 def proven_queue_end(
     files: StoreFiles, topic: str, queue_id: int, log_end: int, hint: int = 0, *, crc: bool = True
 ) -> int:
-    """Number of the first unit of a queue that the log below `log_end` does not prove.
+    """Return the number of the first unit of a queue that the log below `log_end` does not prove.
 
-    Units are a prefix of proven ones, then zeros, or what a crashed broker left behind its queue's end.
+    The units are a prefix of proven ones, followed by zeros or by what a crashed broker left after its queue's end.
 
     Parameters
     ----------
     crc : bool
-        The record's CRCs must agree: a broker that crashed may have left a torn one. False where that cannot be: a bit
-        that flipped in a record is damage, to be reported when it is read, and does not make the queue end before it.
+        Require that the record's CRCs match, because a broker that crashed may have left a torn record. Pass False
+        where that cannot happen: a flipped bit in a record is damage, which is reported when the record is read and
+        does not make the queue end before it.
     """
     queue = files.queue(topic, queue_id)
     end = queue.end(hint=hint, limit=log_end)
@@ -77,16 +78,16 @@ def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log
 
 
 def _is_behind(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
-    """Whether a unit's record lies behind that of the unit before: what a crash left points back."""
+    """Whether a unit's record lies after that of the previous unit; units that a crash left point backwards."""
     before = files.queue(topic, queue_id).read(queue_offset - 1, 1)
     return bool(len(before)) and 0 <= int(before["physical_offset"][0]) < physical_offset
 
 
 def is_settled(files: StoreFiles, topic: str, queue_id: int, clean_end: int) -> bool:
-    """Whether a queue surely has nothing above the clean end: its last unit points below, and zeros follow.
+    """Whether a queue certainly has nothing above the clean end: its last unit points below it, and zeros follow.
 
-    For thousands of queues that a crash did not touch: one look at the folder, and one at the last page of the newest
-    file that is not a hole. False: only a longer look can tell.
+    This is for the thousands of queues that a crash did not touch. It costs one look at the folder and one at the last
+    page of the newest file that is not a hole. False: only a longer check can decide.
     """
     disk, directory = files.disk, queue_directory(files.paths.root, topic, queue_id)
     entries = disk.entries(directory)

@@ -1,19 +1,19 @@
 """Decides which record of the log is which message of its queue.
 
-In a log that only this project wrote, QUEUEOFFSET decides: the numbers of a queue follow one another. A broker's log is
-not so simple. A topic that was deleted and created again numbers from 0 a second time; after a crash, a later record
-may repeat the number of an earlier one; and damage changes a number. RocketMQ's recovery keeps every such record in the
-log, and so does ours: numbers never decide where the log ends. They decide which records have a unit (RocketMQ:
-ConsumeQueue.putMessagePositionInfo):
+In a log that only this project wrote, QUEUEOFFSET decides, because the numbers of a queue are consecutive. A broker's
+log is not so simple. A topic that was deleted and created again is numbered from 0 a second time; after a crash, a
+later record may repeat the number of an earlier one; and damage can change a number. RocketMQ's recovery keeps every
+such record in the log, and so does ours: numbers never decide where the log ends. They decide which records have a unit
+(RocketMQ: ConsumeQueue.putMessagePositionInfo):
 
 | The record says | Then |
 |---|---|
-| the next number | it has the next unit |
-| anything, and the next unit points to it | it keeps this unit: a broker brought a deleted topic back |
+| the next number | it gets the next unit |
+| any number, and the next unit points to it | it keeps this unit: a broker brought a deleted topic back |
 | 0, and the queue is not empty | the topic was created again: the queue starts again with this record |
 | less, and the unit of this number points to it | the queue continues from there |
-| less | it repeats a number, and has no unit |
-| more | it has the next unit nevertheless |
+| less | it repeats a number and gets no unit |
+| more | it gets the next unit nevertheless |
 
 The first pass over the log (`take`) decides this; a second one (`apply`) marks the rows before they are dispatched.
 """
@@ -35,31 +35,32 @@ _NO_UNIT = -1
 
 
 class QueueRuns:
-    """The numbers of the records of a part of the log.
+    """Numbers the records of a part of the log.
 
     Parameters
     ----------
     files : StoreFiles
     start : int
-        Where the part begins.
+        Physical offset at which the part begins.
     known : dict of (topic, queue id) -> int or None
-        The next number of queues whose records below the start were looked at. Else the units below the start tell it.
+        The next number of the queues whose records below the start were examined. For other queues, the units below the
+        start give it.
     units : bool
-        There are units on the disk that tell something; False when all are made again.
+        Units on disk can be used as evidence; False if all of them are rebuilt.
     own : bool
-        This project wrote all of the part: a number that does not follow is damage, unless it is 0.
+        This project wrote the whole part, so a number that does not follow is damage unless it is 0.
 
     Attributes
     ----------
     next_offsets : dict of (topic, queue id) -> int
-        Of each queue met.
+        The next number of each queue that was met.
     doubtful : set of (topic, queue id)
-        Queues whose units do not lead up to their first record of the part: they are to be made again from the log's
-        beginning, which tells the next number.
+        Queues whose units do not lead up to their first record of the part. They must be rebuilt from the log's
+        beginning, which gives the next number.
     restarted : list of (topic, queue id)
-        Queues that begin anew.
+        Queues that start again from 0.
     remade : set of (topic, queue id)
-        Those of them whose files hold units of an earlier run.
+        The restarted queues whose files hold units of an earlier run.
     left_out : dict of (topic, queue id) -> int
         How many records of a queue have no unit because they repeat a number.
     """
@@ -84,15 +85,15 @@ class QueueRuns:
         self.remade: set[Key] = set()
         self.left_out: dict[Key, int] = {}
         self._begins: dict[Key, int] = {}  # physical offset of the first record of the run that counts
-        self._changed: dict[int, int] = {}  # physical offset -> number, where QUEUEOFFSET is another one
+        self._changed: dict[int, int] = {}  # physical offset -> number, where it differs from QUEUEOFFSET
 
     def take(self, rows: Rows, keys: Container[Key] | None = None) -> None:
-        """Look at the next records of the log; with `keys`, at those of some queues only.
+        """Examine the next records of the log, or with `keys` only those of some queues.
 
         Raises
         ------
         CorruptionError
-            In a log of this project's own, for a number that does not follow.
+            The log is this project's own and contains a number that does not follow.
         """
         for key, numbers in rows.by_queue().items():
             if keys is not None and key not in keys:
@@ -134,7 +135,7 @@ class QueueRuns:
         physical_offsets: NDArray[np.int64],
         times: NDArray[np.int64],
     ) -> None:
-        """One queue's records, one by one: some number does not follow."""
+        """Examine the records of one queue one by one, because some number does not follow."""
         last = len(offsets) - 1
         for row, (number, at) in enumerate(zip(offsets.tolist(), physical_offsets.tolist(), strict=True)):
             follows = row < last and int(offsets[row + 1]) == expected + 1
@@ -145,7 +146,8 @@ class QueueRuns:
                 path = log.files.path(log.segment_of(at))
                 raise CorruptionError(path, at, f"queue offset {expected} of {key[0]}/{key[1]}", str(number))
             elif number > expected or follows or self._points(key, expected, at):
-                # one damaged number, or a unit that a broker gave it: the queue goes on as if the number were right
+                # A number is damaged, or a broker gave the record this unit: the queue continues as if the number were
+                # right.
                 self._changed[at] = expected
                 expected += 1
             elif self._points(key, number, at):
@@ -171,7 +173,7 @@ class QueueRuns:
             self.remade.discard(key)
 
     def _unit(self, key: Key, number: int) -> int:
-        """Physical offset that a unit on the disk points to, or -1."""
+        """Return the physical offset to which a unit on disk points, or -1."""
         if not self.units:
             return -1
         units = self.files.queue(*key).read(number, 1)
@@ -181,22 +183,22 @@ class QueueRuns:
         return self._unit(key, number) == at
 
     def _number_of(self, key: Key, number: int) -> int | None:
-        """Which number a record of the queue says that a unit on the disk points to; None: it points to none.
+        """Return the number in the record to which a unit on disk points; None if it points to no record of the queue.
 
-        A queue whose last unit is sound has lost no units before a record that says the next number, or one that the
-        queue has passed.
+        A queue whose last unit is sound has lost no units before a record that has the next number, or a number that
+        the queue has already passed.
         """
         at = self._unit(key, number) if number >= 0 else -1
         head = self.files.commit_log.head(at) if at >= self.files.commit_log.min_offset else None
         return int(head["queue_offset"]) if head is not None and int(head["queue_id"]) == key[1] else None
 
     def _is_unit_of(self, key: Key, number: int) -> bool:
-        """Whether a unit on the disk points to a record of the log that says this queue id and number."""
+        """Whether a unit on disk points to a record of the log that has this queue id and number."""
         return self._store_time(key, number) is not None
 
     def _older(self, key: Key, time_ms: int) -> bool:
-        """Whether a record with number 0 was stored before the one that the queue's unit 0 points to: then it is what a
-        crash left behind, and not the first one of a topic that was made again.
+        """Whether a record with number 0 was stored before the record of the queue's unit 0. Such a record was left by
+        a crash; it is not the first record of a topic that was created again.
         """
         known = self._store_time(key, 0)
         return known is not None and time_ms < known
@@ -211,7 +213,7 @@ class QueueRuns:
     # ---- the second pass
 
     def apply(self, rows: Rows) -> Rows:
-        """Rows with the numbers and units that were found out."""
+        """Return the rows with the numbers and units that the first pass determined."""
         changed = np.fromiter(self._changed, np.int64, len(self._changed))
         odd = np.flatnonzero(np.isin(rows.physical_offsets, changed)) if len(changed) else changed
         if not len(odd) and not self._begins:

@@ -1,6 +1,6 @@
-"""Rows of records that are read back from the log: what ConsumeQueues and index need of each record.
+"""Reads back records as rows: what the ConsumeQueues and the index need of each record.
 
-Recovery, catching up, readers and `verify` make them with `rows_of`; appends get them from the encoder (RocketMQ:
+Recovery, catching up, readers and `verify` use `rows_of`; appends get their rows from the encoder (RocketMQ:
 CommitLog.checkMessageAndReturnSize, which makes a DispatchRequest).
 """
 
@@ -23,16 +23,16 @@ from messagestore.format.message import SCHEDULE_TOPIC, MessageExt
 from messagestore.format.rows import Row, Rows
 from messagestore.log.walk import Run
 
-_FEW = 32  # less than 45, where both ways take as long
+_FEW = 32  # below 45, where both ways take equally long
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 """RocketMQ's messageDelayLevel, levels 1 to 18."""
 
 
 def _without_unit(run: Run) -> NDArray[np.bool_]:
-    """Which records of a run get no unit: PREPARED and ROLLBACK, whose QUEUEOFFSET is 0.
+    """Return which records of a run get no unit: PREPARED and ROLLBACK, whose QUEUEOFFSET is 0.
 
-    Earlier revisions of this project gave such records of their own a number and a unit as to all others: where the
-    number is not 0, it counts.
+    Earlier revisions of this project gave their own records of these kinds a number and a unit like all others. A
+    number that is not 0 therefore counts.
     """
     transaction = run.heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK
     half: NDArray[np.bool_] = transaction == SYS_FLAG_TRANSACTION_ROLLBACK
@@ -42,7 +42,7 @@ def _without_unit(run: Run) -> NDArray[np.bool_]:
 
 
 def rows_of(run: Run) -> Rows:
-    """The rows of a run of records."""
+    """Return the rows of a run of records."""
     rows = _few(run) if len(run.starts) <= _FEW else _many(run)
     without = _without_unit(run)
     if not without.any():  # only logs with half messages pay for what follows
@@ -58,7 +58,7 @@ def rows_of(run: Run) -> Rows:
 
 
 def _few(run: Run) -> Rows:
-    """One by one: for a few dozen records that takes a fraction of what the many steps of `_many` cost."""
+    """Read records one by one, which for a few dozen takes a fraction of what the many steps of `_many` cost."""
     found = []
     for start in run.starts.tolist():
         m = record.decode_message(run.data.data, start, verify=False)
@@ -104,12 +104,12 @@ def _many(run: Run) -> Rows:
 
 
 def _tags_code(message: MessageExt) -> int:
-    """The tags code of a message's unit: the hash of its tags; of a delayed message the time when it is due."""
+    """Return the tags code of a message's unit: the hash of its tags, or the due time of a delayed message."""
     if message.topic == SCHEDULE_TOPIC:
         level = message.system_properties.get("DELAY", "0")
         number = int(level) if level.isascii() and level.isdigit() else 0
         if number > 0:
-            highest = len(_DELAY_LEVELS_S)  # RocketMQ takes a level above it for this one
+            highest = len(_DELAY_LEVELS_S)  # RocketMQ treats a level above the highest as the highest
             return message.store_timestamp_ms + 1000 * _DELAY_LEVELS_S[min(number, highest) - 1]
     return javahash.tags_code(message.tags or "")
 
@@ -117,7 +117,7 @@ def _tags_code(message: MessageExt) -> int:
 def _key_hashes(
     topics: pa.DictionaryArray, keys: pa.ListArray, unique_keys: pa.StringArray
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Index hashes of each record: UNIQ_KEY first, then the pieces of KEYS."""
+    """Return the index hashes of each record: UNIQ_KEY first, then the parts of KEYS."""
     n = len(topics)
     unique = valid_of(unique_keys)
     counts = lengths_of(keys).astype(np.int32)

@@ -1,13 +1,13 @@
-"""Checks that the queue files still hold what they held when the clean end moved.
+"""Checks that the queue files still hold what they held when the clean end last moved.
 
 `spark/ends` holds the seal of each queue (`sealed_ends`). A file that was cut, zeroed, deleted or replaced by an older
-copy does not agree with its seal. The log still has everything, so the queue is rebuilt from it.
+copy does not match its seal. The log still has everything, so the queue is rebuilt from it.
 
-    a writer        compares a queue's last unit when it first asks for the queue's end
+        a writer        compares a queue's last unit when it first asks for the queue's end
     a reader        does the same in a store that was closed, and raises
     `recover`       compares all units of all queues with their CRC
 
-If the file lags behind the clean end, because a process died between the two, the records of the log in between supply
+If the file lags behind the clean end because a process died between the two writes, the log records in between supply
 the rest.
 """
 
@@ -33,12 +33,12 @@ from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk
 
 MOST_BEHIND = 1 << 30
-"""At most so many bytes of the log are read to find out what the file does not say."""
+"""At most this many bytes of the log are read to find out what the file does not say."""
 _CHUNK = 50_000
 
 
 class Fault(NamedTuple):
-    """What is wrong with a queue's files."""
+    """Describes what is wrong with a queue's files."""
 
     path: str
     position: int
@@ -46,34 +46,34 @@ class Fault(NamedTuple):
     found: str
 
     def error(self) -> CorruptionError:
-        """For who cannot put it right."""
+        """Return the error for callers that cannot repair the queue."""
         hint = "The log has these messages: `messagestore recover` makes the queue again, and so does the next writer."
         return CorruptionError(self.path, self.position, self.expected, self.found, hint=hint)
 
 
 def sealed_at(files: StoreFiles, clean_end: int, visible_end: int) -> SealedEnds:
-    """Where the queues end in the log below `visible_end`, as far as it is known.
+    """Return where the queues end in the log below `visible_end`, as far as it is known.
 
     Parameters
     ----------
     files : StoreFiles
     clean_end : int
-        C of `state`: blocks of the file behind it are of another history.
+        C of `state`: later blocks of the file belong to another history.
     visible_end : int
-        What was dispatched; above C the log is read.
+        Where the dispatched log ends; above C the log is read.
     """
     ends = SealedEnds.read(files.disk, files.paths.ends, clean_end)
     if not ends.anchor.size or not _is_anchored(files, ends) or visible_end - ends.clean_end > MOST_BEHIND:
         return SealedEnds()
     try:
         take_in(files, ends, ends.clean_end, visible_end)
-    except CorruptionError:  # of a record: who reads it is told
+    except CorruptionError:  # a record is damaged: whoever reads it gets the error
         return SealedEnds()
     return ends
 
 
 def _is_anchored(files: StoreFiles, ends: SealedEnds) -> bool:
-    """Whether the record before the clean end of the file is in this log: else the file is another store's."""
+    """Whether the record before the file's clean end is in this log; if not, the file belongs to another store."""
     log, (position, size, crc) = files.commit_log, ends.anchor
     if position < log.min_offset:
         return False
@@ -82,7 +82,7 @@ def _is_anchored(files: StoreFiles, ends: SealedEnds) -> bool:
 
 
 def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
-    """Take in the units of the records of a part of the log that only this project wrote."""
+    """Add the units of the records in a part of the log that only this project wrote."""
     for run in Walk(files.commit_log, start, end, Depth.FRAMING).whole():
         read = rows_of(run)
         for key, rows in read.by_queue().items():
@@ -97,16 +97,16 @@ def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
             ends.extend(key, int(offsets[0]), units)
 
 
-# ---- looking
+# ---- checks
 
 
 def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = False) -> Fault | None:
-    """What is wrong with a queue's files; None when nothing is, or nothing is known of the queue.
+    """Return what is wrong with a queue's files; None if nothing is, or if nothing is known about the queue.
 
     Parameters
     ----------
     thorough : bool
-        Look at all units. Else at the last one, in one small read.
+        Check all units. Otherwise check only the last one, in one small read.
     """
     expected, seal = ends.end_of(key), ends.seals.get(key)
     if not expected:
@@ -117,7 +117,7 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
         queue = files.queue(*key)
         if not queue.files.offsets:
             if seal is not None and seal.physical_offset < files.commit_log.min_offset:
-                return None  # retention took all that the units point to
+                return None  # retention deleted every record to which the units point
             if is_deleted(files, key):
                 return None
             return Fault(directory, 0, wanted, "no file")
@@ -139,13 +139,13 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
 
 
 def is_deleted(files: StoreFiles, key: Key) -> bool:
-    """Whether a broker has deleted a queue's topic: it takes the name out of `topics.json`, and the folder away."""
+    """Whether a broker has deleted a queue's topic: it removes the name from `topics.json`, and deletes the folder."""
     topic, folder = key[0], os.path.dirname(queue_directory(files.paths.root, *key))
     return topic != BATCH_TOPIC and topic not in files.topics.names and not files.disk.is_folder(folder)
 
 
 def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fault | None:
-    """A unit that is not as it was, or that cannot be one; or units behind the last one."""
+    """Return a fault if a unit has changed or is impossible, or if there are units after the last one."""
     crc = 0
     for start in range(queue.first_file_queue_offset, seal.end, _CHUNK):
         units = queue.read(start, min(_CHUNK, seal.end - start))
@@ -163,7 +163,7 @@ def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fau
 
 
 def is_without_crc(files: StoreFiles, key: Key, seal: Seal) -> bool:
-    """Whether the first units that a queue's CRC covers were deleted with their file."""
+    """Whether the first units that a queue's CRC covers were deleted together with their file."""
     start = files.queue(*key).first_file_queue_offset
     return seal.crc_from < start < seal.end
 
@@ -176,12 +176,12 @@ def _place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
 
 
 def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> Seal | None:
-    """The seal of a queue by its file; None when it has not the units that it must have.
+    """Return the seal of a queue according to its file; None if it lacks units that it must have.
 
     Parameters
     ----------
     limit : int
-        Where the dispatched log ends.
+        Physical offset at which the dispatched log ends.
     """
     end, old = ends.asked.get(key), ends.seals.get(key)
     try:
@@ -203,10 +203,10 @@ def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> S
 
 
 def without_last_unit(files: StoreFiles, start: int, end: int, keys: Collection[Key]) -> set[Key]:
-    """Those of some queues whose last record in a part of the log has no unit where its number says.
+    """Return those of some queues whose last record in a part of the log has no unit at its own number.
 
-    For queues of which no seal is known. A queue that has another unit there is left alone: in a broker's log numbers
-    may repeat.
+    This is for queues without a known seal. A queue that has another unit there is left alone, because numbers may
+    repeat in a broker's log.
     """
     last: dict[Key, int] = {}
     for run in Walk(files.commit_log, start, end, Depth.FRAMING).whole():
@@ -218,11 +218,11 @@ def without_last_unit(files: StoreFiles, start: int, end: int, keys: Collection[
 
 
 def short_queues(files: StoreFiles, end: int) -> set[Key]:
-    """Queues whose last record in the newest segment, below the log's end, no unit points to.
+    """Return the queues with no unit for their last record in the newest segment below the log's end.
 
-    For a store whose queues were whole when it was closed, and of which no seal is known. The numbers of units and
-    records may differ in a broker's queue, so the place of the record is looked for. A queue without a folder may have
-    been deleted with its topic and is left out.
+    This is for a store whose queues were whole when it was closed, and for which no seal is known. The numbers of units
+    and records may differ in a broker's queue, so the place of the record is searched for. A queue without a folder may
+    have been deleted with its topic and is left out.
     """
     log = files.commit_log
     if end <= log.min_offset:
@@ -254,21 +254,20 @@ def _has_unit(files: StoreFiles, key: Key, number: int) -> bool:
     return bool(len(units)) and int(units["size"][0]) > 0
 
 
-# ---- putting right
+# ---- repairs
 
 
 def rebuild(files: StoreFiles, keys: Iterable[Key], end: int) -> None:
-    """Make the files of some queues again from the log up to the physical offset `end`, and sync them.
+    """Rebuild the files of some queues from the log up to the physical offset `end`, and sync them.
 
-    `spark/rebuild` is there meanwhile: a process that dies leaves a store in which the next writer makes all queues
-    again.
+    `spark/rebuild` exists meanwhile: if the process dies, the next writer rebuilds all queues of the store.
     """
     disk, paths, keys = files.disk, files.paths, set(keys)
     for key in keys:
         for path in _files_of(files, key):
-            disk.open(path).close()  # a link or a FIFO is refused, before anything is removed
+            disk.open(path).close()  # refuses a link or a FIFO before anything is removed
     replace_file(disk, paths.rebuild, b"queues", via=paths.temporary("rebuild"))
-    ends, files.ends = files.ends, None  # what is written again is known
+    ends, files.ends = files.ends, None  # what is rewritten is known
     try:
         for key in sorted(keys):
             remove_files(files, key)
@@ -280,19 +279,19 @@ def rebuild(files: StoreFiles, keys: Iterable[Key], end: int) -> None:
 
 
 def _files_of(files: StoreFiles, key: Key) -> list[str]:
-    """A queue's files. Files of other names are none, and are named by who loads the queue."""
+    """Return a queue's files. Files with other names do not count; loading the queue reports them."""
     directory = queue_directory(files.paths.root, *key)
     entries = files.disk.entries(directory)
     return [os.path.join(directory, name) for name, is_folder in entries if not is_folder and FILE_NAME.fullmatch(name)]
 
 
 def remove_files(files: StoreFiles, key: Key) -> None:
-    """Remove a queue's files, whatever is in them.
+    """Remove a queue's files, whatever they contain.
 
     Raises
     ------
     NotAStoreError
-        One of them is a link or a FIFO.
+        One of the files is a link or a FIFO.
     """
     for path in _files_of(files, key):
         files.disk.open(path).close()
@@ -306,6 +305,6 @@ def remove_files(files: StoreFiles, key: Key) -> None:
 
 
 def listed(keys: Collection[Key]) -> str:
-    """Some names of queues, for a line of text."""
+    """Return a few names of queues for a line of text."""
     names = [f"{topic}/{queue_id}" for topic, queue_id in sorted(keys)]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,14 +1,14 @@
-"""`spark/ends`: where each queue ends at the clean end.
+"""`spark/ends`: records where each queue ends at the clean end.
 
-A ConsumeQueue file does not say how many units it must have: a file that was cut, zeroed, or replaced by an older copy
-looks like a shorter queue. `spark/ends` holds the seal of each queue: its number of units below the clean end C, its
-last unit, and a CRC of all units that this project has written since it knows the queue.
+A ConsumeQueue file does not say how many units it must have, so a file that was cut, zeroed, or replaced by an older
+copy looks like a shorter queue. `spark/ends` holds the seal of each queue: its number of units below the clean end C,
+its last unit, and a CRC of all units that this project has written since it first knew the queue.
 
     | block | block | ... |     each: header, entries, names of topics as JSON
 
-A block holds the queues that changed since the block before it, so a change of C costs as much as the queues that it
-touches. Each block names the one before by its checksum, so what a torn append leaves behind the last valid block
-counts for nothing. When the blocks have become twice as long as the first one, a single block replaces them.
+A block holds the queues that changed since the previous block, so moving C costs as much as the queues that changed.
+Each block refers to the previous one by its checksum, so whatever a torn append leaves after the last valid block is
+ignored. When the blocks have become twice as long as the first one, a single block replaces them.
 
 The file may lag behind `spark/state`, which is written first. The log supplies the rest (`seal_check`).
 """
@@ -30,7 +30,7 @@ from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, END
 from messagestore.format.record import crc32
 
 MAX_SIZE = 256 * 1024 * 1024
-"""Most bytes of the file that are read."""
+"""The file is read up to this many bytes."""
 Key = tuple[str, int]
 _UNKNOWN = -1
 _GROWTH_SIZE = 64 * 1024
@@ -39,7 +39,7 @@ _CRC_POSITION = ENDS_HEADER.offset("crc")
 
 
 class Seal(NamedTuple):
-    """Where a queue ends: the fields of an entry."""
+    """Says where a queue ends; its attributes are the fields of an entry."""
 
     end: int
     physical_offset: int
@@ -50,7 +50,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def of(cls, first: int, units: NDArray[np.void], old: Seal | None = None) -> Seal:
-        """Of a queue that got units from number `first` on, where `old` ended."""
+        """Return the seal of a queue that ended at `old` and then got units from number `first` on."""
         crc_from, crc = (old.crc_from, old.crc) if old is not None else (first, 0)
         physical_offset, size, tags_code = units[-1].item()
         return cls(first + len(units), physical_offset, tags_code, crc_from, size, units_crc(units, crc))
@@ -69,7 +69,7 @@ NO_RECORD = Anchor(0, 0, 0)
 
 @dataclass
 class SealedEnds:
-    """The seals of the queues in a part of the log that has been dispatched.
+    """Holds the seals of the queues in a part of the log that has been dispatched.
 
     Parameters
     ----------
@@ -77,33 +77,33 @@ class SealedEnds:
     clean_end : int
         C of the last block that was read or written.
     anchor : Anchor
-        The record before it.
+        The last record below it.
     """
 
     seals: dict[Key, Seal] = field(default_factory=dict)
     clean_end: int = 0
     anchor: Anchor = NO_RECORD
     asked: dict[Key, int | None] = field(default_factory=dict)
-    """Queues whose files must be asked for the last unit; each with the end that is known, or None."""
+    """Queues whose files must be asked for the last unit, each with the known end or None."""
 
     def __post_init__(self) -> None:
         self._changed: set[Key] = set()
         self._previous = 0
         self._end = 0
         self._base_size = 0
-        self._file: tuple[int, int] | None = None  # inode and bytes of the file that this continues
+        self._file: tuple[int, int] | None = None  # inode and size in bytes of the file that this object continues
 
-    # ---- what is known
+    # ---- contents
 
     def end_of(self, key: Key) -> int | None:
-        """Number of units of a queue; None when it is not known."""
+        """Return the number of units of a queue; None if it is unknown."""
         if key in self.asked:
             return self.asked[key]
         seal = self.seals.get(key)
         return None if seal is None else seal.end
 
     def extend(self, key: Key, first: int, units: NDArray[np.void]) -> None:
-        """Take in units that were appended to a queue from number `first` on."""
+        """Add units that were appended to a queue from number `first` on."""
         old, end = self.seals.get(key), first + len(units)
         if key in self.asked or first != (old.end if old is not None else 0):
             self.ask(key, end)
@@ -116,7 +116,7 @@ class SealedEnds:
         self.asked[key] = end
 
     def answer(self, key: Key, seal: Seal | None) -> None:
-        """Take in the seal of a queue that was to be asked; None: nothing is known of it any more."""
+        """Add the seal of a queue whose file had to be asked; None: nothing is known about the queue any more."""
         self.asked.pop(key, None)
         self._changed.add(key)
         if seal is None:
@@ -128,9 +128,9 @@ class SealedEnds:
 
     @classmethod
     def read(cls, disk: Disk, path: str, clean_end: int) -> SealedEnds:
-        """What the file says of the newest clean end at or below `clean_end`. Empty when there is no such block.
+        """Read what the file says about the newest clean end at or below `clean_end`; empty if there is no such block.
 
-        Readers may meet a block that is being appended; it counts for nothing then.
+        Readers may meet a block that is being appended, and ignore it.
         """
         ends = cls()
         try:
@@ -148,7 +148,7 @@ class SealedEnds:
         return ends
 
     def _take(self, data: bytes, clean_end: int) -> bool:
-        """Take in the next block; False when there is none that counts."""
+        """Add the next block; return False if there is no valid one."""
         at = self._end
         if len(data) - at < ENDS_HEADER.size:
             return False
@@ -180,7 +180,7 @@ class SealedEnds:
         return True
 
     def write(self, disk: Disk, path: str, via: str, clean_end: int, anchor: Anchor) -> None:
-        """Say that all of this is so at a clean end; synced. Nothing may be left to be asked."""
+        """Record that all of this holds at a clean end, and sync it. No queue may remain to be asked."""
         if self.asked:
             raise AssertionError("queues are left that must be asked")
         try:
@@ -233,5 +233,5 @@ class SealedEnds:
 
 
 def units_crc(units: NDArray[np.void], crc: int = 0) -> int:
-    """CRC-32 of units as they lie in their file, going on from `crc`."""
+    """Return the CRC-32 of units as they lie in their file, continuing from `crc`."""
     return crc32((units if units.dtype == UNIT.dtype else units.byteswap()).tobytes(), crc)

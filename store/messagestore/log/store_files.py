@@ -1,7 +1,7 @@
 """The files that make up a store, and its identity.
 
-RocketMQ's folders hold RocketMQ's files and nothing else; our own are in `<root>/spark/`. `store.json` is written once
-and holds the store's id and the settings that must never change (file sizes, index slots).
+RocketMQ's folders hold only RocketMQ's files; our own are in `<root>/spark/`. `store.json` is written once and holds
+the store's id and the settings that must never change (file sizes, index slots).
 """
 
 from __future__ import annotations
@@ -47,20 +47,22 @@ _BATCH_QUEUES = "batchconsumequeue"
 _CONTROLLER_FILES = frozenset(
     {"epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity", "brokerIdentity-temp"}
 )
-"""Only a broker with enableControllerMode makes them."""
+"""Files that only a broker with enableControllerMode makes."""
 _DLEDGER_FOLDER = "dledger-"
 ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
 CUT_DAYS = 30
 CUT_SIZE = 1 << 30
-"""How long, and how much of it, torn bytes in `spark/cut` are kept."""
+"""How long torn bytes are kept in `spark/cut`, and how many of them."""
 _CUT_NAME = re.compile(r"\d{20}-(\d+)\.bin")
 _log = logging.getLogger(__name__)
-_MANY_FILES = 64  # from here on one syncfs is faster than a sync of each
+_MANY_FILES = 64  # from this number on, one syncfs is faster than syncing each file
 
 
 class Paths:
-    """Where everything is, below a root. `store_root` knows the root from now on, and the mode of its new files."""
+    """The paths of all files below a root. `store_root` remembers the root and the mode of its new files from now
+    on.
+    """
 
     def __init__(self, root: str | os.PathLike[str], file_mode: int | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))
@@ -77,7 +79,7 @@ class Paths:
         self.identity = os.path.join(self.spark, "store.json")
         self.journal = os.path.join(self.spark, "journal")
         self.journal_1 = os.path.join(self.spark, "journal.json")
-        """The journal of format 1."""
+        """The path of the journal of format 1."""
         self.ends = os.path.join(self.spark, "ends")
         self.writer_lock = os.path.join(self.spark, "writer.lock")
         self.staging = os.path.join(self.spark, "staging")
@@ -85,13 +87,13 @@ class Paths:
         self.cut = os.path.join(self.spark, "cut")
 
     def temporary(self, name: str) -> str:
-        """A fresh path in `spark/` to make a file at before it gets its name."""
+        """Return a fresh path in `spark/` at which a file is made before it gets its name."""
         return os.path.join(self.spark, _NEW + name)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`spark/store.json`: what a store is called, and what is fixed in it.
+    """`spark/store.json`: the store's id, and the settings that are fixed in it.
 
     Parameters
     ----------
@@ -99,9 +101,9 @@ class Identity:
     mapped_file_size_commit_log, mapped_file_size_consume_queue, max_hash_slot_num, max_index_num : int
     message_index_enable : bool
     ancestors : tuple of str
-        Ids of the stores that this one is a copy of: BATCH records of theirs are in its log.
+        Ids of the stores of which this one is a copy; its log contains their BATCH records.
     version : int
-        Format of the file it was read from.
+        Format of the file from which it was read.
     """
 
     store_id: str
@@ -116,11 +118,11 @@ class Identity:
 
     @property
     def known_ids(self) -> frozenset[str]:
-        """Ids whose batches belong to this store: its own, and those of its ancestors."""
+        """Ids of the stores whose batches belong to this store: its own id and those of its ancestors."""
         return frozenset((self.store_id, *self.ancestors))
 
     def to_fields(self) -> dict[str, Any]:
-        """What the file says, without its checksum."""
+        """Return the fields of the file without its checksum."""
         return {
             "formatVersion": FORMAT_VERSION,
             "storeId": self.store_id,
@@ -133,13 +135,13 @@ class Identity:
         }
 
     def to_json(self) -> bytes:
-        """The file's text. Its last field is the CRC-32 of all bytes before that field."""
+        """Return the file's text. Its last field is the CRC-32 of all bytes before that field."""
         text = json.dumps(self.to_fields(), indent=2).removesuffix("\n}").encode()
         return text + f',\n  "crc": "{crc32(text):08x}"\n}}\n'.encode()
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Identity:
-        """From the fields of the file; a `ValueError`, `KeyError` or `TypeError` when one is not what it must be."""
+        """Build it from the file's fields; raises `ValueError`, `KeyError` or `TypeError` if one is not valid."""
         ancestors = fields.get("ancestors", [])
         if not isinstance(ancestors, list) or not all(isinstance(each, str) for each in ancestors):
             raise ValueError("ancestors")
@@ -156,14 +158,14 @@ class Identity:
 
     @classmethod
     def read(cls, disk: Disk, path: str) -> Identity | None:
-        """From the file; None when there is none.
+        """Read it from the file; None if there is none.
 
         Raises
         ------
         CorruptionError
-            When it is damaged: the sizes in it are needed.
+            The file is damaged; its sizes are needed.
         NotAStoreError
-            When a newer release wrote it.
+            A newer release wrote the file.
         """
         try:
             text = disk.read(path)
@@ -198,7 +200,7 @@ _FIXED = (
 
 
 def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfig:
-    """A configuration with what is fixed in a store, once it is made."""
+    """Return a configuration with the values that are fixed in an existing store."""
     fixed = {name: getattr(store, name) for name in _FIXED}
     if isinstance(store, StoreConfig) and store.enabled_append_prop_crc:
         fixed["enabled_append_prop_crc"] = True  # the store's records have it
@@ -208,10 +210,11 @@ def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfi
 
 
 def with_property_crc(log: CommitLog, position: int, size: int, config: StoreConfig) -> StoreConfig:
-    """A configuration that follows the store's own records: when the last one ends in `__CRC32#`, new ones do, too.
+    """Return a configuration that follows the store's own records: if the last one ends in `__CRC32#`, new ones do,
+    too.
 
     A broker with forceVerifyPropCRC=true would cut the log at the first record without it. BATCH records always have
-    it, and say nothing.
+    it, so they show nothing.
     """
     if config.enabled_append_prop_crc or not size:
         return config
@@ -226,7 +229,7 @@ def with_property_crc(log: CommitLog, position: int, size: int, config: StoreCon
 
 
 def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
-    """As `with_property_crc`, of a store that nobody has opened: by the last record below the clean end."""
+    """Do the same as `with_property_crc` for a store that nobody has opened, by the last record below the clean end."""
     state_file = StateFile(disk, paths.state)
     pool = FilePool(disk, 8)
     try:
@@ -242,15 +245,15 @@ def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreCon
 
 
 class StoreFiles:
-    """The open files of one store. Made by `message_store`; shared by writer, recovery and readers of one process.
+    """The open files of one store. `message_store` makes it; writer, recovery and readers of one process share it.
 
     Parameters
     ----------
     paths : Paths
     config : StoreConfig
-        Sizes in it count only for a store without files.
+        Its sizes count only for a store without files.
     identity : Identity | None
-        None: a store this project never wrote (read-only views of a broker's store).
+        None: this project never wrote the store (read-only views of a broker's store).
     disk : Disk
     """
 
@@ -264,7 +267,7 @@ class StoreFiles:
         self.store_host = store_host_of(config)
         self.pool = FilePool(disk)
         self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
-        segment_size = identity.mapped_file_size_commit_log if identity is not None else 0  # 0: read off the files
+        segment_size = identity.mapped_file_size_commit_log if identity is not None else 0  # 0: taken from the files
         self.commit_log = CommitLog(
             paths.commit_log, segment_size, self.log_pool, paths.spark, preallocate=config.preallocate
         )
@@ -282,31 +285,33 @@ class StoreFiles:
         self._queues: OrderedDict[tuple[str, int], ConsumeQueue] = OrderedDict()
         self._written: dict[tuple[str, int], ConsumeQueue] = {}
         self.ever_written: set[tuple[str, int]] = set()
-        """Queues that got units since the journal last took them in."""
+        """Queues that got units since the journal last recorded them."""
         self.ends: SealedEnds | None = None
         """Where each queue ends in the dispatched log, as far as it is known; None: not read yet."""
         self.first_writer = False
-        """This project never wrote here before: there are no BATCH records to be found."""
+        """True: this project has never written here, so there are no BATCH records to find."""
         self.searched_whole = True
-        """False: the log of a store without a sign of this project was too long to be searched for BATCH records."""
+        """False: the store shows no sign of this project, and its log was too long to be searched for BATCH records."""
         self.others_wrote = False
-        """Another process wrote queues and index above the clean end: what it did not sync is not known here."""
+        """True: another process wrote queues and index above the clean end, and this one does not know what it left
+        unsynced.
+        """
         self.others_named = False
-        """Another process may have made queues, and written a journal that names them."""
+        """True: another process may have made queues, and may have written a journal that contains them."""
 
     @property
     def store_id(self) -> str:
-        """The store's id; empty for a store this project never wrote."""
+        """The store's id; empty for a store that this project never wrote."""
         return self.identity.store_id if self.identity else ""
 
     @property
     def known_ids(self) -> frozenset[str]:
-        """Ids whose batches belong to this store; none for a store this project never wrote."""
+        """Ids of the stores whose batches belong to this store; empty for a store that this project never wrote."""
         return self.identity.known_ids if self.identity else frozenset()
 
     def load(self, *, index: bool = True) -> None:
-        """Look at the folders; sizes of files that exist win over configured ones. Readers need the index for keys
-        only.
+        """Examine the folders; the sizes of existing files take precedence over configured ones. Readers need the index
+        only for keys.
         """
         self.commit_log.load()
         if not self.commit_log.segment_size:
@@ -316,11 +321,11 @@ class StoreFiles:
         self.topics.load()
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The ConsumeQueue of a topic and queue, loaded; it may have no file yet."""
+        """Return the ConsumeQueue of a topic and queue id, loaded; it may have no file yet."""
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._written.get(key) or ConsumeQueue(  # one object a queue: it knows what is not synced
+            queue = self._written.get(key) or ConsumeQueue(  # one object per queue: it knows what is not synced
                 queue_directory(self.paths.root, topic, queue_id),
                 self.identity.mapped_file_size_consume_queue if self.identity is not None else 0,
                 self.pool,
@@ -337,7 +342,7 @@ class StoreFiles:
         return queue
 
     def _queue_file_size(self) -> int:
-        # Without store.json the size is read off any queue that has a file.
+        # Without store.json, the size is taken from any queue that has a file.
         if self.identity is None:
             for queue in self._queues.values():
                 if queue.files.offsets:
@@ -345,40 +350,42 @@ class StoreFiles:
         return self.config.mapped_file_size_consume_queue
 
     def forget_queues(self) -> None:
-        """Forget what was cached of the queues: somebody else wrote."""
+        """Forget what was cached about the queues, because another process wrote."""
         self._queues.clear()
         for queue in self._written.values():
             queue.load()
 
     def drop_queue(self, topic: str, queue_id: int) -> None:
-        """Forget a queue, and that it has units that are not synced: its files are removed."""
+        """Forget a queue and its unsynced units, because its files are removed."""
         self._queues.pop((topic, queue_id), None)
         self._written.pop((topic, queue_id), None)
 
     def mark_written(self, topic: str, queue_id: int, queue: ConsumeQueue) -> None:
-        """Remember that a queue has units that are not synced."""
+        """Remember that a queue has unsynced units."""
         self._written[(topic, queue_id)] = queue
         self.ever_written.add((topic, queue_id))
 
     def written_queues(self) -> list[tuple[str, int, ConsumeQueue]]:
-        """Queues written since the last sync."""
+        """Return the queues written since the last sync."""
         return [(topic, queue_id, queue) for (topic, queue_id), queue in self._written.items()]
 
     def queue_names(self) -> dict[str, list[int]]:
-        """Topic -> queue ids, from the folders."""
+        """Return topic -> queue ids, read from the folders."""
         return list_queues(self.disk, self.paths.root)[0]
 
     def sweep_temporary(self) -> None:
         """Remove files that a killed writer was making, and torn bytes that were saved long ago."""
         for name in self.disk.names(self.paths.spark):
             path = os.path.join(self.paths.spark, name)
-            if name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is nothing of ours
+            if name.startswith(_NEW) and not self.disk.is_folder(path):  # a folder is not ours
                 self.disk.unlink(path)
         self.sweep_cut()
 
     def sweep_cut(self) -> list[str]:
-        """Delete torn bytes that were saved long ago, the oldest first: those older than `CUT_DAYS`, and what is over
-        `CUT_SIZE` in all. The newest file stays whatever it is.
+        """Delete torn bytes that were saved long ago, the oldest first.
+
+        This deletes files older than `CUT_DAYS`, and whatever exceeds `CUT_SIZE` in total. The newest file always
+        stays.
 
         Returns
         -------
@@ -404,7 +411,7 @@ class StoreFiles:
         return gone
 
     def sync_derived(self) -> None:
-        """Make ConsumeQueues, index and new names durable: file by file, or all at once when there are many."""
+        """Make ConsumeQueues, index and new names durable: file by file, or all at once if there are many."""
         dirty = sum(len(queue.written.files) + len(queue.written.folders) for queue in self._written.values())
         if dirty > _MANY_FILES or self.others_wrote:
             self.disk.syncfs(self.disk.open(self.paths.identity))
@@ -421,7 +428,7 @@ class StoreFiles:
         self.others_wrote = False
 
     def read_abort(self) -> str | None:
-        """Content of `abort`, None when it is absent."""
+        """Return the content of `abort`, or None if it is absent."""
         try:
             return self.disk.read_head(self.paths.abort, 200).decode("ascii", "replace").strip()
         except FileNotFoundError:
@@ -429,7 +436,7 @@ class StoreFiles:
 
     @property
     def abort_token(self) -> str:
-        """What `abort` holds while this project writes."""
+        """The content of `abort` while this project writes."""
         return f"{ABORT_WORD} {self.store_id}"
 
     @property
@@ -438,7 +445,7 @@ class StoreFiles:
         return bool(self.store_id) and self.read_abort() == self.abort_token
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self._queues.clear()
         self._written.clear()
         self.commit_log.close()
@@ -448,18 +455,18 @@ class StoreFiles:
 
 
 def store_host_of(config: StoreConfig) -> bytes:
-    """STOREHOST of the records of a store: `brokerIP1` and `listenPort`, packed."""
+    """Return STOREHOST of the records of a store: `brokerIP1` and `listenPort`, packed."""
     address = f"[{config.broker_ip1}]" if ":" in config.broker_ip1 else config.broker_ip1
     return pack_host(f"{address}:{config.listen_port}")
 
 
 def looks_like_store(disk: Disk, paths: Paths) -> bool:
-    """Whether the folder holds a store, RocketMQ's or ours."""
+    """Whether the folder holds a store of RocketMQ's or ours."""
     return disk.is_folder(paths.commit_log) or disk.exists(paths.identity) or disk.exists(paths.journal)
 
 
 def is_free(disk: Disk, paths: Paths) -> bool:
-    """Whether a store may be made there: no folder, an empty one, or what a killed creation left."""
+    """Whether a store may be made there: there is no folder, an empty one, or only what a killed creation left."""
     return set(disk.names(paths.root)) <= {"lock", "spark"} and set(disk.names(paths.spark)) <= {
         "writer.lock",
         "new-store.json",
@@ -468,7 +475,7 @@ def is_free(disk: Disk, paths: Paths) -> bool:
 
 
 def check_root(disk: Disk, paths: Paths) -> None:
-    """Refuse a root that holds something else than a store; nothing is made.
+    """Refuse a root that holds something other than a store; nothing is created.
 
     Raises
     ------
@@ -485,12 +492,12 @@ def check_root(disk: Disk, paths: Paths) -> None:
 
 
 def make_root(disk: Disk, paths: Paths) -> None:
-    """The root, before anything is locked in it.
+    """Create the root before anything is locked in it.
 
     Raises
     ------
     NotAStoreError
-        For a folder that holds something else.
+        The folder holds something else.
     """
     check_root(disk, paths)
     missing = []
@@ -505,26 +512,26 @@ def make_root(disk: Disk, paths: Paths) -> None:
 
 
 def make_staging(disk: Disk, paths: Paths) -> None:
-    """The staging folder, and the folders above it, where there is no store yet. They do not make one.
+    """Create the staging folder and the folders above it where there is no store yet. They do not make it a store.
 
     Raises
     ------
     NotAStoreError
-        For a folder that holds something else.
+        The folder holds something else.
     """
     make_root(disk, paths)
     make_own_folders(disk, paths)
 
 
 def make_own_folders(disk: Disk, paths: Paths) -> None:
-    """`spark/` and what is in it, once no broker can be at work."""
+    """Create `spark/` and its contents, once no broker can be at work."""
     for path in (paths.spark, paths.staging):
         if not disk.is_folder(path):
             disk.mkdir(path)
 
 
 def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
-    """The configuration with the sizes of the segments and queue files that exist."""
+    """Return the configuration with the sizes of the segments and queue files that exist."""
     pool = FilePool(disk, 8)
     log = CommitLog(paths.commit_log, 0, pool, paths.spark)
     log.load()
@@ -542,26 +549,26 @@ def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig
 
 
 def new_identity(config: StoreConfig, store_id: str = "", ancestors: Iterable[str] = ()) -> Identity:
-    """The identity of a store with these sizes; without an id it gets a new one."""
+    """Return the identity of a store with these sizes; without an id, the store gets a new one."""
     own = store_id or uuid.uuid4().hex
     fixed = {name: getattr(config, name) for name in _FIXED}
     return Identity(store_id=own, **fixed, ancestors=tuple(sorted(set(ancestors) - {own})))
 
 
 def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
-    """Write `store.json`, whole or not at all, synced."""
+    """Write `store.json` whole or not at all, and sync it."""
     replace_file(disk, paths.identity, identity.to_json(), via=paths.temporary("store.json"))
     disk.fsync_dir(paths.root)
     return replace(identity, version=FORMAT_VERSION)
 
 
 def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
-    """Refuse what must not be written to, before anything is made or locked.
+    """Refuse a store that must not be written to, before anything is created or locked.
 
     Raises
     ------
     ConfigError
-        A setting of the broker's forbids it, or the sizes of a broker's files cannot be known.
+        A setting of the broker forbids it, or the sizes of a broker's files cannot be known.
     NotAStoreError
         The store has a form that cannot be written.
     """
@@ -571,7 +578,7 @@ def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
 
 
 def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
-    """Refuse a store whose broker wants other bytes or offsets, or whose log is written by others.
+    """Refuse a store whose broker needs other bytes or offsets, or whose log is written by others.
 
     Raises
     ------
@@ -597,12 +604,12 @@ def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
 
 
 def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:
-    """Refuse a store that a broker made and that has no files yet which say how large they are.
+    """Refuse a store that a broker made and that has no files yet from which their size can be learned.
 
     Raises
     ------
     ConfigError
-        A broker does not start with files of another size.
+        The sizes are unknown, and a broker does not start with files of another size.
     """
     ours = disk.exists(paths.identity) or disk.exists(paths.journal)
     if ours or not looks_like_store(disk, paths) or disk.names(paths.commit_log):
@@ -627,8 +634,9 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     Raises
     ------
     NotAStoreError
-        RocksDB queues, BatchConsumeQueues, or light queues: their units would be taken for damage, or not be written.
-        Or a broker of a group that elects its master: the group's other brokers decide what stays in the log.
+        The store has RocksDB queues, BatchConsumeQueues or light queues, whose units would be taken for damage or not
+        be written. Or its broker belongs to a group that elects its master, so the group's other brokers decide what
+        stays in the log.
     """
     refuse_rocksdb(disk, paths)
     _refuse_elected(disk, paths)
@@ -648,7 +656,7 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
 
 
 def _refuse_elected(disk: Disk, paths: Paths) -> None:
-    """Refuse a store of the controller mode or of DLedger, as the setting in a broker's file is refused."""
+    """Refuse a store of the controller mode or of DLedger, just as the setting in a broker's file is refused."""
     names = disk.names(paths.root)
     found = sorted(_CONTROLLER_FILES.intersection(names))
     if found:
@@ -669,7 +677,7 @@ def _refuse_elected(disk: Disk, paths: Paths) -> None:
 
 
 def _broker_crashed(disk: Disk, paths: Paths) -> bool:
-    """Whether `abort` is there, and not from this project."""
+    """Whether `abort` exists and does not come from this project."""
     try:
         return not disk.read_head(paths.abort, len(ABORT_WORD)).startswith(ABORT_WORD.encode())
     except (FileNotFoundError, NotADirectoryError):
@@ -677,8 +685,10 @@ def _broker_crashed(disk: Disk, paths: Paths) -> bool:
 
 
 def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
-    """Only records tell of light queues: the folder of all queues is gone, or was never made (`whole`), or a broker was
-    killed. Then all that it may not have dispatched lies where its own recovery would begin, or behind.
+    """Refuse a store with light messages where only records show them.
+
+    That is so if the folder of all queues is missing or was never made (`whole`), or if a broker was killed. In the
+    latter case, everything that the broker may not have dispatched lies where its own recovery would begin, or later.
     """
     pool = FilePool(disk, 8)
     try:
@@ -700,7 +710,7 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
 
 
 def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
-    """Refuse a store whose queues are not in files: it would look empty.
+    """Refuse a store whose queues are not in files, because it would look empty.
 
     Raises
     ------
@@ -715,7 +725,7 @@ def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
 
 
 def check_readable_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic whose queues are of a kind that cannot be read: it would look empty.
+    """Refuse a topic whose queues are of a kind that cannot be read, because it would look empty.
 
     Raises
     ------

@@ -1,9 +1,10 @@
 """Establishes the identity of a store that a writer takes over.
 
-`spark/store.json` holds the identity. If it is missing, the journal, which has a copy of the whole identity, or
-`abort`, which has the id, replaces it. If all of `spark/` is missing, the folder is a copy (a RocketMQ slave after a
-failover), a store that lost `spark/`, or a store that only a broker wrote. The log is then searched for BATCH records.
-The store gets a new id, and the ids in its BATCH records become its ancestors, whose batches are known here, too.
+`spark/store.json` holds the identity. If it is missing, it is replaced from the journal, which has a copy of the whole
+identity, or from `abort`, which has the id. If all of `spark/` is missing, the folder is a copy (a RocketMQ slave after
+a failover), a store that lost `spark/`, or a store that only a broker wrote. The log is then searched for BATCH
+records. The store gets a new id, and the ids in its BATCH records become its ancestors, so their batches are known
+here, too.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from messagestore.log.walk import Depth, Walk
 
 _LAST_UNITS = 100
 SEARCHED_SIZE = 4 << 30
-"""So much of the newest log is searched for BATCH records where nothing else says whether there are any."""
+"""This much of the newest log is searched for BATCH records if nothing else says whether there are any."""
 _TOLD_SIZE = 256 << 20
-"""A search of more than this is announced."""
+"""A search of more than this many bytes is announced."""
 _log = logging.getLogger(__name__)
 
 
 class Established(NamedTuple):
-    """Which store it is.
+    """The identity that was established, and how.
 
     Parameters
     ----------
     identity : Identity
     notes : list of str
-        What an operator should know.
+        Messages for an operator.
     first : bool
-        This project never wrote here before.
+        This project has never written here.
     searched_whole : bool
-        False: `first` holds for the newest `SEARCHED_SIZE` of the log; what is older was not searched.
+        False: `first` holds only for the newest `SEARCHED_SIZE` of the log; older parts were not searched.
     """
 
     identity: Identity
@@ -64,7 +65,7 @@ class Established(NamedTuple):
 
 
 def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool = False) -> Established:
-    """The identity of a store, written in the newest format; made when there is none.
+    """Return the identity of a store, written in the newest format; it is created if there is none.
 
     Parameters
     ----------
@@ -72,14 +73,15 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: boo
     paths : Paths
         The caller is attached and holds the writer lock.
     config : StoreConfig
-        Sizes and index slots of a store that has no files yet; index slots of one whose `store.json` is lost.
+        Gives the sizes and index slots of a store that has no files yet, and the index slots of one whose `store.json`
+        is lost.
     accept_loss : bool
-        Take what is left of a log whose end is lost.
+        Accept a log whose end is lost as it is.
 
     Raises
     ------
     CorruptionError
-        `store.json` is damaged, the log and the index say otherwise, or the end of the log is lost. Nothing was
+        `store.json` is damaged, the log and the index contradict it, or the end of the log is lost. Nothing was
         written.
     """
     identity = Identity.read(disk, paths.identity)
@@ -96,7 +98,7 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: boo
 
 
 def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
-    """The identity that the journal has a copy of; None when it has none."""
+    """Return the journal's copy of the identity; None if it has none."""
     try:
         return Identity.from_fields(journal.identity) if journal.identity else None
     except (ValueError, KeyError, TypeError) as error:
@@ -104,7 +106,7 @@ def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
 
 
 def _checked(disk: Disk, paths: Paths, identity: Identity, copied: Identity | None) -> Identity:
-    """An identity of format 1, which has no checksum, when the journal or the last batch says the same."""
+    """Return an identity of format 1, which has no checksum, if the journal or the last batch agrees with it."""
     proof = paths.journal if copied is not None else f"the last batch in {paths.commit_log}"
     proven = copied.store_id if copied is not None else _id_of_last_batch(disk, paths, identity)
     if proven is not None and proven != identity.store_id:
@@ -135,7 +137,7 @@ def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | Non
 
 
 def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool) -> Established:
-    """There is no `store.json`, and no journal that has a copy of it."""
+    """Establish the identity without `store.json` and without a journal that has a copy of it."""
     config = sizes_of_files(disk, paths, config)
     files = StoreFiles(paths, config, None, disk)
     notes: list[str] = []
@@ -172,7 +174,7 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
 
 
 def _refuse_lost_end(files: StoreFiles) -> None:
-    """Refuse a log whose end is lost before an id is made for it: the batches in what is missing have ids, too."""
+    """Refuse a log whose end is lost before it gets an id, because the batches in the missing part have ids, too."""
     end = end_of_queues(files)
     lost = lost_end(files, end.physical_offset, end.store_timestamp_ms, BatchJournal(), ours=None, closed=True)
     if lost is not None and _end_of_log(files) < lost.known_end:
@@ -180,16 +182,17 @@ def _refuse_lost_end(files: StoreFiles) -> None:
 
 
 def _search(files: StoreFiles) -> tuple[set[str], str]:
-    """Store ids of the BATCH records in the log of a store that has queues, and not that of BATCH records.
+    """Return the store ids of the BATCH records in the log of a store that has queues, but not the queue of BATCH
+    records.
 
-    Only a broker wrote it, or it has lost the folder spark/ and that queue. Only the log tells. Of a log that is longer
-    than `SEARCHED_SIZE` the newest part is searched, and all of it when a BATCH record is there.
+    Either only a broker wrote it, or it has lost the folder spark/ and that queue; only the log can show which. If the
+    log is longer than `SEARCHED_SIZE`, its newest part is searched, and all of it if a BATCH record is found there.
 
     Returns
     -------
     ids : set of str
     note : str
-        What was not searched, and what follows from that; empty when all of it was.
+        What was not searched, and what follows from that; empty if everything was searched.
 
     Raises
     ------
@@ -241,9 +244,9 @@ def _new_id_words(identity: Identity) -> str:
 
 
 def _end_of_log(files: StoreFiles) -> int:
-    """Where the records of the log end."""
+    """Return where the records of the log end."""
     log = files.commit_log
-    for segment in reversed(log.files.offsets):  # the last ones may be empty: a broker makes them ahead
+    for segment in reversed(log.files.offsets):  # the last ones may be empty, because a broker makes them ahead
         walk = Walk(log, segment, depth=Depth.FRAMING)
         for _ in walk:
             pass
@@ -253,8 +256,9 @@ def _end_of_log(files: StoreFiles) -> int:
 
 
 def _check_index(disk: Disk, paths: Paths, config: StoreConfig, *, rebuild: bool) -> None:
-    """Index files must have the size that the settings give. Those of a store of ours whose settings are lost are
-    removed, and recovery makes them again.
+    """Check that index files have the size that the settings give.
+
+    If the settings of one of our own stores are lost, its index files are removed, and recovery rebuilds them.
     """
     if not config.message_index_enable:
         return

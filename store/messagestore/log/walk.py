@@ -1,8 +1,8 @@
-"""The one walk over the records of the log.
+"""The only walk over the records of the log.
 
-Recovery walks from the clean end, a writer that catches up walks from its cached end, `verify` and a rebuild walk from
-the log's first record. They all use `Walk`, which yields runs of records and says where and why it stopped. It stores
-nothing in the log object, and knows nothing about queues, torn records or proofs: those belong to its callers.
+Recovery walks from the clean end, a writer that catches up walks from its cached end, and `verify` and a rebuild walk
+from the log's first record. They all use `Walk`, which yields runs of records and says where and why it stopped. It
+stores nothing in the log object and knows nothing about queues, torn records or proofs, which belong to its callers.
 
     walk = Walk(log, start)
     for run in walk:
@@ -31,7 +31,7 @@ _BATCH_TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
 
 
 class Depth(enum.Enum):
-    """How much of each record a walk checks."""
+    """Says how much of each record a walk checks."""
 
     FRAMING = "magic, size, lengths and place"
     CHECKSUMS = "the CRCs of body and properties, too"
@@ -39,20 +39,20 @@ class Depth(enum.Enum):
 
 @dataclass
 class Run:
-    """Valid records that follow one another in one segment.
+    """Consecutive valid records in one segment.
 
     Parameters
     ----------
     physical_offset : int
-        Of `data[0]`.
+        Physical offset of `data[0]`.
     data : uint8[m]
         Bytes of the log; owned by this object.
     starts : int64[n]
         Where each record begins in `data`; at least one.
     heads : structured[n]
-        Their heads, native byte order.
+        The heads of the records, in native byte order.
     batch : BatchRecord | None
-        In a walk that looks for batches: this run is one BATCH record, and this is what it says.
+        In a walk that looks for batches: the contents of the one BATCH record that this run consists of.
     """
 
     physical_offset: int
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def end(self) -> int:
-        """Physical offset behind the last record."""
+        """Physical offset just after the last record."""
         return self.last_offset + self.last_size
 
     @property
@@ -82,12 +82,13 @@ class Run:
         return int(self.heads["store_timestamp_ms"][-1])
 
     def slice(self, begin: int, end: int) -> Run:
-        """Some of the records, with the same bytes."""
+        """Return some of the records, with the same bytes."""
         return replace(self, starts=self.starts[begin:end], heads=self.heads[begin:end])
 
 
 class Walk:
-    """Runs of valid records from a place in the log on, across segments, to the first thing that is no record.
+    """Yields runs of valid records from a place in the log on, across segments, up to the first place without a valid
+    record.
 
     Parameters
     ----------
@@ -95,18 +96,18 @@ class Walk:
     start : int
         Physical offset at which a record begins.
     end : int | None
-        No record that begins at or above it is given.
+        No record that begins at or above it is yielded.
     depth : Depth
     batches : bool
-        Give each BATCH record that can be read as a run of its own, and read little at a time: who takes it calls
-        `jump` to go on behind the batch's data.
+        Yield each readable BATCH record as a run of its own, and read little at a time; the caller calls `jump` to
+        continue after the batch's data.
 
     Attributes
     ----------
     position : int
-        Behind the run that was given last; after the walk, where it stopped.
+        The place after the run that was yielded last; after the walk, where it stopped.
     stop : ScanEnd
-        After the walk, why it stopped there; the reason is "end" when `end` was reached.
+        After the walk, why it stopped there; the reason is "end" if `end` was reached.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Walk:
         self._jump: int | None = None
 
     def jump(self, physical_offset: int) -> None:
-        """Go on at a place behind the run that was given last."""
+        """Continue at a place after the run that was yielded last."""
         self._jump = physical_offset
 
     def __iter__(self) -> Iterator[Run]:
@@ -155,7 +156,7 @@ class Walk:
             if stop.reason == "blank":
                 following = log.segment_of(start) + log.segment_size
                 if log.files.holding(following) is None:
-                    self.stop = stop  # as Java: a BLANK without a next segment is the log's end
+                    self.stop = stop  # as in Java: a BLANK without a next segment is the log's end
                     return
                 self.position = following
             elif stop.reason != "end":
@@ -165,10 +166,10 @@ class Walk:
                 if len(data) < wanted or len(data) == left or (end is not None and start + wanted >= end):
                     self.stop = ScanEnd("size", 0, "a record within the segment", "one that passes its end")
                     return
-                size = max(size, 2 * len(data))  # a record larger than what was read
+                size = max(size, 2 * len(data))  # a record is larger than what was read
 
     def _given(self, run: Run) -> Iterator[Run]:
-        """A run, or its parts up to a BATCH record behind which the walk jumps."""
+        """Yield a run, or its parts up to a BATCH record after which the walk jumps."""
         given = 0
         for row in rows_of_batch_topic(run) if self.batches else ():
             batch = read_batch(self.log, run.physical_offset + int(run.starts[row]))
@@ -188,26 +189,26 @@ class Walk:
         return run
 
     def whole(self) -> Iterator[Run]:
-        """The runs of a part of the log that is known to be whole.
+        """Yield the runs of a part of the log that is known to be whole.
 
         Raises
         ------
         CorruptionError
-            Where the chain of records breaks before the end.
+            The chain of records breaks before the end.
         """
         yield from self
         if self.end is not None and self.position < self.end:
             raise self.broken(f" (the log goes on to {self.end})")
 
     def broken(self, more: str = "") -> CorruptionError:
-        """The error that names the place where the walk stopped."""
+        """Return the error that contains the place where the walk stopped."""
         path = self.log.files.path(self.log.segment_of(self.position))
         expected = f"{self.stop.expected or 'a record'}{more}"
         return CorruptionError(path, self.position, expected, self.stop.found or self.stop.reason)
 
 
 def rows_of_batch_topic(run: Run) -> list[int]:
-    """Which records of a run have the topic of BATCH records."""
+    """Return which records of a run have the topic of BATCH records."""
     _, where = record_scan.parts(run.data, run.starts, run.heads)
     rows = np.flatnonzero(where.topic_ends - where.topic_starts == len(_BATCH_TOPIC))
     topics = run.data[where.topic_starts[rows, None] + np.arange(len(_BATCH_TOPIC))]
