@@ -1,9 +1,9 @@
 """The store checkpoint: the store times up to which a RocketMQ store is known to be synced.
 
 The file `<root>/checkpoint` is RocketMQ's own (`StoreCheckpoint.java`). A broker that crashed starts its recovery at
-the segment that is older than the smaller of the first two times. A time that is newer than what is on the disk would
-make it trust ConsumeQueues that a power cut took. So the file is written after the syncs that it reports, and never
-before.
+the segment that is older than the smaller of the first two times. A time that is newer than what is on disk would make
+it trust ConsumeQueues that a power cut removed. Therefore the file is written after the syncs that it reports, and
+never before.
 
 Threads: written only under the writer lock.
 """
@@ -24,7 +24,7 @@ _INT64 = np.iinfo(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class StoreCheckpoint:
-    """The five numbers of the file. Times are in ms since 1970; 0: not known.
+    """The five numbers of the file. Times are in ms since 1970; 0: unknown.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class StoreCheckpoint:
         return max(0, min(self.physic_timestamp_ms, self.logics_timestamp_ms) - _SAFETY_MS)
 
     def to_bytes(self) -> bytes:
-        """The fields' bytes.
+        """Return the bytes of the fields.
 
         Raises
         ------

@@ -3,9 +3,9 @@
 The CommitLog is one long file that is divided into segments of equal size. A record of L bytes fits if L + 8 bytes are
 left in its segment; otherwise a BLANK record fills the segment, and the record begins the next one.
 
-    | record | record | ... | BLANK |   | record | ...        (one segment each; zeros behind the last record)
+        | record | record | ... | BLANK |   | record | ...        (one segment each; zeros after the last record)
 
-Invariants: bytes behind the log's end are zero (what a Java broker left there is zeroed before Python writes).
+Invariants: bytes after the log's end are zero (what a Java broker left there is zeroed before Python writes).
 Threads: one writer; reads may come from any thread.
 Source: RocketMQ store/CommitLog.java.
 """
@@ -76,7 +76,7 @@ class CommitLog:
         self.files.load()
 
     def refresh(self) -> None:
-        """Notice segments that were added or deleted since the last look."""
+        """Find segments that were added or deleted since the last check."""
         self.files.refresh()
 
     @property
@@ -86,12 +86,12 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """The first physical offset that is on the disk."""
+        """The first physical offset that is on disk."""
         return self.files.min_offset
 
     def segment_of(self, physical_offset: int) -> int:
         """The first physical offset of the segment that contains `physical_offset`, whether it exists or not."""
-        first, size = self.files.min_offset, self.files.file_size  # asked several times for each put
+        first, size = self.files.min_offset, self.files.file_size  # read several times for each put
         return first + (physical_offset - first) // size * size
 
     def left(self, physical_offset: int) -> int:
@@ -99,7 +99,7 @@ class CommitLog:
         return self.segment_of(physical_offset) + self.files.file_size - physical_offset
 
     def fits(self, physical_offset: int, size: int) -> bool:
-        """Whether a record of `size` bytes can begin there: its segment has room for it and a BLANK behind it."""
+        """Whether a record of `size` bytes can begin there: its segment has room for it and for a BLANK after it."""
         return RECORD_HEAD.size < size <= self.left(physical_offset) - BLANK.size
 
     # ---- reading
@@ -109,7 +109,7 @@ class CommitLog:
         return self.files.pread(physical_offset, size)
 
     def read_array(self, physical_offset: int, size: int) -> NDArray[np.uint8]:
-        """The same as `read`, into memory that the caller owns."""
+        """Read as `read` does, into memory that the caller owns."""
         start = self.files.holding(physical_offset)
         if start is None:
             return np.empty(0, np.uint8)
@@ -118,7 +118,7 @@ class CommitLog:
         return data[:count]
 
     def read_into(self, buffer: memoryview, physical_offset: int) -> None:
-        """Fill `buffer`; all of it must be there, in one segment.
+        """Fill `buffer`; all of it must be available, in one segment.
 
         Raises
         ------
@@ -134,16 +134,17 @@ class CommitLog:
             raise CorruptionError(path, physical_offset, f"{len(buffer)} bytes", f"{count}")
 
     def reopen_replaced(self, physical_offset: int) -> None:
-        """Close the segment that holds an offset if another file is at its path now (a restored copy)."""
+        """Close the segment that holds an offset if another file is now at its path (a restored copy)."""
         start = self.files.holding(physical_offset)
         if start is not None and not self.disk.at_path(self.files.file(start)):
             self.files.pool.forget(self.files.path(start))
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
-        """The bytes of what claims to be a record at an offset, or None. Only the magic and the size are checked.
+        """Return the bytes of what claims to be a record at an offset, or None. Only the magic and the size are
+        checked.
 
-        No memory is allocated for a size without a record: there must be a magic, and the record must fit into its
-        segment.
+        No memory is allocated for a size that belongs to no record: there must be a magic, and the record must fit into
+        its segment.
         """
         head = self.read(physical_offset, RECORD_HEAD.size)
         if len(head) < RECORD_HEAD.size:
@@ -155,7 +156,7 @@ class CommitLog:
         return data if len(data) == size else None
 
     def head(self, physical_offset: int) -> np.void | None:
-        """The head of the record at an offset, or None if no record of the log can begin there."""
+        """Return the head of the record at an offset, or None if no record of the log can begin there."""
         data = self.read_array(physical_offset, RECORD_HEAD.size + 24)
         if len(data) < RECORD_HEAD.size:
             return None
@@ -163,9 +164,10 @@ class CommitLog:
         return head if record_scan.is_head(head, physical_offset) else None
 
     def segment_before_time(self, time_ms: int) -> int:
-        """Where the newest segment begins whose first record was stored at or before a time; else where the log begins.
+        """Return the start of the newest segment whose first record was stored at or before a time, else the log's
+        start.
 
-        With the time of its store checkpoint that is where a broker's own recovery starts after a crash.
+        With the time of its store checkpoint, this is where a broker's own recovery starts after a crash.
         """
         for segment in reversed(self.files.offsets):
             head = self.head(segment)
@@ -176,11 +178,11 @@ class CommitLog:
     # ---- writing
 
     def blank_needed(self, physical_offset: int, size: int) -> bool:
-        """Whether a record (or batch) of `size` bytes does not fit behind `physical_offset` in its segment."""
+        """Whether a record (or batch) of `size` bytes does not fit after `physical_offset` in its segment."""
         return size + BLANK.size > self.left(physical_offset)
 
     def check_room(self, end: int) -> None:
-        """Refuse bytes up to `end` when their segment would end above the largest offset that there is.
+        """Refuse bytes up to `end` if their segment would end above the largest possible offset.
 
         Raises
         ------
@@ -192,16 +194,16 @@ class CommitLog:
             raise StoreFullError(text, path=self.files.directory, needed=segment_end - MAX_OFFSET, free=0)
 
     def blank(self, physical_offset: int) -> bytes:
-        """The BLANK record that fills the segment from `physical_offset` on."""
+        """Return the BLANK record that fills the segment from `physical_offset` on."""
         return record.pack_blank(self.left(physical_offset), MAGIC_BLANK)
 
     def write(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write bytes that lie in one segment. A missing next segment is created with these bytes in it."""
+        """Write bytes that lie in one segment. If the next segment is missing, it is created with these bytes in it."""
         start = self.segment_of(physical_offset)
         file = self.written.held.get(self.files.path(start))
         if file is None:
             if self.files.holding(physical_offset) is None:
-                self.note_names()  # first: whatever fails after the rename, the name must be synced
+                self.note_names()  # first, because the name must be synced even if something fails after the rename
                 self.written.note(
                     self.files.create(start, memoryview(data), physical_offset - start, preallocate=self.preallocate)
                 )
@@ -210,12 +212,14 @@ class CommitLog:
         self.disk.pwrite(file, data, physical_offset - start)
 
     def start_writeback(self, physical_offset: int, size: int) -> None:
-        """Let the disk start to write bytes that were just appended; they lie in one segment."""
+        """Tell the disk to start writing bytes that were just appended; they lie in one segment."""
         start = self.segment_of(physical_offset)
         self.disk.start_writeback(self._open(start), physical_offset - start, size)
 
     def sync_plan(self, start: int, end: int) -> SyncPlan:
-        """What must be synced so that `start..end` is durable; run it with or without the writer's mutex."""
+        """Return what must be synced to make `start..end` durable; the plan may run with or without the writer's
+        mutex.
+        """
         folders: list[str] = []
         if self.files.offsets:
             folders = sorted(self.written.folders, reverse=True)
@@ -226,19 +230,21 @@ class CommitLog:
         return SyncPlan(self.disk, folders, files)
 
     def _open(self, start: int) -> File:
-        """A segment for writing or syncing: through the descriptor that wrote it, if one did."""
+        """Open a segment for writing or syncing, through the descriptor that wrote it, if there is one."""
         return self.written.held.get(self.files.path(start)) or self.files.file(start, writable=True)
 
     def note_names(self) -> None:
-        """Segments are made, or another writer may have made some: their names are synced with the next flush."""
+        """Sync the names of segments with the next flush: segments were created, or another writer may have created
+        some.
+        """
         self.written.folders |= {self.files.directory, os.path.dirname(self.files.directory)}
 
     def sync(self, start: int, end: int) -> None:
-        """Make everything in `start..end` durable: the folder if a segment was made, then each segment once."""
+        """Make everything in `start..end` durable: the folder if a segment was created, then each segment once."""
         self.sync_plan(start, end).run()
 
     def sync_segment(self, physical_offset: int) -> None:
-        """One `fdatasync` of the segment that holds an offset, through the descriptor that wrote it."""
+        """Run one `fdatasync` on the segment that holds an offset, through the descriptor that wrote it."""
         start = self.segment_of(physical_offset)
         if self.files.path(start) in self.written.held or self.files.holding(start) is not None:
             self.disk.fdatasync(self._open(start))
@@ -254,24 +260,26 @@ class CommitLog:
                 self.written.forget(self.files.path(start))
 
     def check_files(self, start: int, end: int) -> None:
-        """Whether each segment between two offsets that was written is still the file at its path.
+        """Check that each segment between two offsets that was written is still the file at its path.
 
         Raises
         ------
         FileReplaced
-            For the first that is not.
+            A segment was replaced; the error is for the first one.
         """
         self.written.check(map(self.files.path, range(self.segment_of(start), end, self.segment_size)))
 
     def undo(self, start: int, end: int) -> None:
-        """Make `start..end` zero again: an append that failed."""
+        """Zero `start..end` again after a failed append."""
         for segment in self.files.offsets:
             begin, stop = max(start, segment), min(end, segment + self.segment_size)
             if begin < stop:
                 self.disk.punch(self.files.file(segment, writable=True), begin - segment, stop - begin)
 
     def zero_behind(self, end: int) -> int:
-        """Make every byte behind `end` zero, later segments included, and sync; the bytes that were not zero before."""
+        """Zero every byte after `end`, including later segments, and sync; return how many bytes were not zero
+        before.
+        """
         count = 0
         for start in self.files.offsets:
             if start + self.segment_size <= end:
@@ -287,7 +295,9 @@ class CommitLog:
         return count
 
     def nonzero_ranges(self, physical_offset: int) -> list[tuple[int, int]]:
-        """Physical ranges (from the first to the last byte that is not zero of each read) to the end of its segment."""
+        """Return the physical ranges with data up to the segment's end: for each read, its first to its last non-zero
+        byte.
+        """
         start = self.files.holding(physical_offset)
         if start is None:
             return []
@@ -302,9 +312,9 @@ class CommitLog:
         return found
 
     def rewrite(self, start: int, end: int) -> None:
-        """Write `start..end` again, the same bytes, and sync.
+        """Write the same bytes to `start..end` again, and sync.
 
-        After a failed sync the page cache may show bytes that are not on the disk; writing makes them dirty again.
+        After a failed sync, the page cache may show bytes that are not on disk; writing marks them dirty again.
         """
         position = start
         while position < end:
@@ -314,11 +324,11 @@ class CommitLog:
             self.write(position, data.data)
             position += len(data)
         if start < end:
-            self.note_names()  # names that a writer created before it died may not be on the disk either
+            self.note_names()  # names that a writer created before it died may not be on disk either
             self.sync(start, end)
 
     def crc(self, start: int, end: int) -> int:
-        """The CRC-32 of a range of the log, which is read in pieces."""
+        """Return the CRC-32 of a range of the log, which is read in pieces."""
         crc = 0
         position = start
         while position < end:
@@ -330,7 +340,7 @@ class CommitLog:
         return crc
 
     def exact(self, physical_offset: int, size: int) -> bytes:
-        """Read bytes that must be there; `CorruptionError` if the segment is missing or too short."""
+        """Read bytes that must be there; raise `CorruptionError` if the segment is missing or too short."""
         start = self.files.holding(physical_offset)
         if start is None:
             path = self.files.path(self.segment_of(physical_offset))

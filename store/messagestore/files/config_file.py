@@ -29,7 +29,7 @@ T = TypeVar("T")
 MAX_SIZE = 128 * 1024 * 1024
 """The largest number of bytes that are read: enough for the offsets of some hundred groups in 32 000 queues each."""
 
-# A whole string, which stays as it is, or a number in the place of a key.
+# A whole string, which is kept unchanged, or a number in the place of a key.
 _UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
 _NOT_AS_IT_SHOULD_BE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
@@ -64,19 +64,20 @@ class ConfigFile:
         self._others: dict[str, Any] = {}
 
     def load(self, parse: Callable[[dict[str, Any]], T]) -> T:
-        """The result of `parse` for the table in the file, or in its `.bak` if the file is missing, empty or
-        unreadable.
+        """Return the result of `parse` for the table in the file.
+
+        If the file is missing, empty or unreadable, its `.bak` is read instead.
 
         Parameters
         ----------
         parse : function of a dict
-            A `ValueError`, `TypeError`, `AttributeError` or `OverflowError` of it is an unreadable file. Without any
-            file it gets an empty table.
+            If it raises `ValueError`, `TypeError`, `AttributeError` or `OverflowError`, the file counts as unreadable.
+            If there is no file, it gets an empty table.
 
         Raises
         ------
         CorruptionError
-            There is a file, but none that can be read.
+            There is a file, but neither it nor its `.bak` can be read.
         """
         self._data_version, self._others = {}, {}
         unreadable: tuple[str, str] | None = None
@@ -109,7 +110,7 @@ class ConfigFile:
         return result
 
     def save(self, table: Mapping[str, Any], **derived: Any) -> None:
-        """Replace the file: this table, the next version, and everything else that was in it at the last `load`.
+        """Replace the file: write this table, the next version, and everything else that the last `load` found in it.
 
         Parameters
         ----------
@@ -132,12 +133,12 @@ class ConfigFile:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The fields of a file as fastjson writes it; numbers as keys become text.
+    """Return the fields of a file that fastjson wrote; numbers as keys become text.
 
     Raises
     ------
     ValueError, TypeError, RecursionError
-        The text is no JSON object even then.
+        The text is not a JSON object even after this change.
     """
     fields = json.loads(_UNQUOTED_KEY.sub(_quoted_key, text))
     if not isinstance(fields, dict):
@@ -150,10 +151,9 @@ def _quoted_key(match: re.Match[str]) -> str:
 
 
 def written(value: Any, indent: str = "\n") -> str:
-    """JSON text as fastjson's PrettyFormat lays it out: tabs, `"key":value`, keys sorted.
+    """Return JSON text as fastjson's PrettyFormat lays it out: tabs, `"key":value`, sorted keys.
 
-    As in fastjson, integers as keys get neither quotes nor lines of their own. A tuple stands for a Java Set, on one
-    line.
+    As in fastjson, integer keys get neither quotes nor lines of their own. A tuple stands for a Java Set, on one line.
     """
     inner = indent + "\t"
     if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""ConsumeQueues: where in the log message n of a queue is.
+"""ConsumeQueues: record where in the log each message of a queue is.
 
 A ConsumeQueue is an array on disk: unit n has 20 bytes and lies at byte n * 20 of the queue's files.
 
@@ -8,11 +8,11 @@ A ConsumeQueue is an array on disk: unit n has 20 bytes and lies at byte n * 20 
     0        1                  n        n + 1    end
 
 Units are derived data: each one repeats what its record in the CommitLog says, and recovery rewrites units that a crash
-took. The units are a prefix: missing units are zero, and there is nothing behind the first zero. So `end`, `begin` and
-`search_physical` gallop from a hint and then do a binary search; none of them reads a whole file. A queue whose first
-message has a number above 0 begins with filler units up to it, as RocketMQ writes them.
+destroyed. The units are a prefix: missing units are zero, and nothing follows the first zero. Therefore `end`, `begin`
+and `search_physical` gallop from a hint and then do a binary search; none of them reads a whole file. A queue whose
+first message has a number above 0 begins with filler units up to it, as RocketMQ writes them.
 
-Offsets are in messages. Threads: one writer; any number of readers, each with an object of its own that it loads itself
+Offsets are in messages. Threads: one writer; any number of readers, each with its own object that it loads itself
 (another process may add and delete files). Source: RocketMQ `store/ConsumeQueue.java`.
 """
 
@@ -55,9 +55,9 @@ class ConsumeQueue:
     file_size : int
         Bytes of each file, a multiple of 20. 0: taken from the files that exist.
     pool : FilePool
-        Where open files are kept; shared by all queues.
+        Holds the open files; shared by all queues.
     staging : str
-        A folder on the same file system, in which new files are made.
+        A folder on the same file system, in which new files are created.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class ConsumeQueue:
 
     @property
     def file_size(self) -> int:
-        """The size of each file in bytes; 0 until a file says so. It may be set while the queue has no file."""
+        """The size of each file in bytes; 0 until a file shows it. It may be set while the queue has no file."""
         return self.files.file_size
 
     @file_size.setter
@@ -124,13 +124,13 @@ class ConsumeQueue:
         Returns
         -------
         Units
-            Native, contiguous, the caller's own. At most `count`: as many as the files have room for, so zero units
-            may be among them; none where `queue_offset` lies outside the files.
+            Native, contiguous, owned by the caller. At most `count` units: as many as the files have room for, so zero
+            units may be among them; none if `queue_offset` lies outside the files.
 
         Raises
         ------
         FileNotFoundError
-            Retention has deleted a file since `load`: load again, and begin at the first file.
+            Retention has deleted a file since `load`. Load again, and begin at the first file.
         """
         if not self.first_file_queue_offset <= queue_offset < self.end_file_queue_offset or count <= 0:
             return np.empty(0, UNIT_DTYPE)
@@ -153,7 +153,7 @@ class ConsumeQueue:
         return units
 
     def end(self, hint: int = 0, limit: int | None = None) -> int:
-        """The number of the first missing unit, which is the queue offset of the next message.
+        """Return the number of the first missing unit, which is the queue offset of the next message.
 
         Parameters
         ----------
@@ -165,28 +165,29 @@ class ConsumeQueue:
         Returns
         -------
         int
-            At least `first_file_queue_offset`; when it is `end_file_queue_offset`, another process may have made the
-            next file: load, and ask again. Filler units count as there.
+            At least `first_file_queue_offset`. If it is `end_file_queue_offset`, another process may have created the
+            next file: load, and ask again. Filler units count as existing.
         """
         return self._first_without(lambda units: _there(units, limit), hint)
 
     def begin(self, min_physical_offset: int) -> int:
-        """The queue offset of the first message whose record is still in the log (RocketMQ's correctMinOffset).
+        """Return the queue offset of the first message whose record is still in the log (RocketMQ's correctMinOffset).
 
         Parameters
         ----------
         min_physical_offset : int
-            The first byte of the log that is left.
+            The first remaining byte of the log.
 
         Returns
         -------
         int
-            First unit that is no filler and points to `min_physical_offset` or above; `end()` when there is none.
+            The first unit that is not a filler and points to `min_physical_offset` or above; `end()` if there is none.
         """
         return self.search_physical(min_physical_offset)
 
     def search_physical(self, physical_offset: int, hint: int = 0) -> int:
-        """Queue offset of the first unit that points to `physical_offset` or above; `end()` when there is none.
+        """Return the queue offset of the first unit that points to `physical_offset` or above; `end()` if there is
+        none.
 
         Filler units count as below every offset.
         """
@@ -199,7 +200,7 @@ class ConsumeQueue:
         return self._first_without(below, hint)
 
     def _first_without(self, holds: Callable[[Units], NDArray[np.bool_]], hint: int) -> int:
-        """First queue offset whose unit does not hold a condition that holds for a prefix of the queue."""
+        """Return the first queue offset whose unit does not meet a condition that a prefix of the queue meets."""
         low, high = self.first_file_queue_offset, self.end_file_queue_offset
         start = max(low, min(hint - 1, high - 1))
         flags = holds(self.read(start, _PROBE_COUNT))
@@ -238,24 +239,24 @@ class ConsumeQueue:
     # ---- writing
 
     def append(self, queue_offset: int, units: Units) -> None:
-        """Write units at `queue_offset`; what is there is overwritten. Nothing is synced but older full files.
+        """Write units at `queue_offset`, overwriting what is there. Nothing is synced except older full files.
 
         The first file of a queue that begins above 0 is filled with filler units up to `queue_offset`. Before the first
-        unit of a file is written, the file two before it is synced: Java looks back three files only.
+        unit of a file is written, the file two before it is synced, because Java looks back only three files.
 
         Parameters
         ----------
         queue_offset : int
-            Number of the first unit; at most `end_file_queue_offset`, unless the queue has no file.
+            The number of the first unit; at most `end_file_queue_offset`, unless the queue has no file.
         units : Units
-            Of dtype `UNIT_DTYPE`, each of a record: physical offset at least 0, size above 0.
+            Of dtype `UNIT_DTYPE`; each belongs to a record: physical offset at least 0, size above 0.
 
         Raises
         ------
         ValueError
-            For a queue offset or a unit out of range, or a gap; nothing was written.
+            A queue offset or a unit is out of range, or there would be a gap; nothing was written.
         FileReplaced
-            When a file is not at its path any more.
+            A file is no longer at its path.
         """
         if not len(units):
             return
@@ -292,20 +293,20 @@ class ConsumeQueue:
             raise ValueError(f"queue offset: found {queue_offset}; {allowed}")
 
     def _create(self, start: int, chunk: memoryview, position: int) -> None:
-        """Make the file that begins at `start`, with its first units in it."""
+        """Create the file that begins at `start`, with its first units in it."""
         path = self.files.path(start)
-        if self.disk.exists(path) and self.disk.size(path):  # an empty file does not count yet, as in `load`
-            raise FileReplaced(path)  # somebody else created it: renaming our file there would delete theirs
+        if self.disk.exists(path) and self.disk.size(path):  # as in `load`, an empty file does not count yet
+            raise FileReplaced(path)  # another process created it: renaming our file there would delete theirs
         self.written.note_folders(self.files.directory)
         filler = np.zeros(position // UNIT.size, UNIT.dtype)
         filler["size"] = FILLER_UNIT_SIZE
         self.written.note(self.files.create(start, filler.tobytes() + chunk if position else chunk))
 
     def truncate(self, queue_offset: int) -> None:
-        """Make everything from unit `queue_offset` on zero. Files are never shortened; doing it twice changes nothing.
+        """Zero everything from unit `queue_offset` on. Files are never shortened; doing it twice changes nothing.
 
-        Files left without a unit of a record are unlinked, the first one too: Java sees a phantom message in a file of
-        zeros. A file that is zero there already is not written.
+        Files that are left without a unit of a record are unlinked, including the first one, because Java sees a
+        phantom message in a file of zeros. A file that is already zero there is not written.
         """
         offset = max(0, queue_offset) * UNIT.size
         for start in reversed(self.files.offsets.copy()):
@@ -321,7 +322,7 @@ class ConsumeQueue:
                 self.disk.punch(file, position, self.files.file_size - position)
 
     def _has_message(self, start: int, end: int) -> bool:
-        """Whether a unit of a record lies in the bytes `start` to `end` of the queue, all of one file."""
+        """Whether a unit of a record lies in the bytes `start` to `end` of the queue, which lie in one file."""
         first, last = start // UNIT.size, end // UNIT.size
         for queue_offset in (first, last - 1):
             if _real(self.read(queue_offset, 1)).any():
@@ -345,38 +346,38 @@ class ConsumeQueue:
     # ---- the disk
 
     def check_files(self) -> None:
-        """Check that every file written since the last sync is still the file at its path. It runs before publishing.
+        """Check that every file written since the last sync is still the file at its path. This runs before publishing.
 
         Raises
         ------
         FileReplaced
-            A file is not.
+            A file was replaced.
         """
         self.written.check()
 
     def sync(self) -> None:
-        """Force the dirty files and folders to the disk. After an `OSError`, it must not be called again.
+        """Force the dirty files and folders to disk. After an `OSError`, it must not be called again.
 
         Raises
         ------
         FileReplaced
-            A file that was written is not at its path any more.
+            A file that was written is no longer at its path.
         """
         for path in list(self.written.files):
             self._sync_file(self._start(path))
         self.written.sync_folders()
 
     def note_names(self) -> None:
-        """Note that the names of this queue's files and folders may not be synced: a dead writer may have created
+        """Note that the names of this queue's files and folders may be unsynced, because a dead writer may have created
         them.
         """
         folder = self.files.directory
-        for _ in range(3):  # the queue's, the topic's, and all queues'
+        for _ in range(3):  # the folders of the queue, the topic, and all queues
             self.written.folders.add(folder)
             folder = os.path.dirname(folder)
 
     def _sync_file(self, start: int) -> None:
-        """Sync one file where there is one, dirty or not: a process before this one may have left it unsynced."""
+        """Sync one file if it exists, dirty or not: an earlier process may have left it unsynced."""
         if self.files.holding(start) is not None:
             self.written.sync_file(self.files.path(start))
 
@@ -386,7 +387,7 @@ class ConsumeQueue:
 
 
 def _there(units: Units, limit: int | None) -> NDArray[np.bool_]:
-    """Which units exist, including fillers; with a limit, only those whose record ends at or below it."""
+    """Return which units exist, including fillers; with a limit, only those whose record ends at or below it."""
     sizes = units["size"]
     there: NDArray[np.bool_] = (sizes > 0) & (units["physical_offset"] >= 0)
     if limit is not None:
@@ -395,13 +396,13 @@ def _there(units: Units, limit: int | None) -> NDArray[np.bool_]:
 
 
 def _real(units: Units) -> NDArray[np.bool_]:
-    """Which units belong to a record."""
+    """Return which units belong to a record."""
     real: NDArray[np.bool_] = units["size"] != FILLER_UNIT_SIZE
     return real & _there(units, None)
 
 
 def queue_directory(root: str, topic: str, queue_id: int) -> str:
-    """The folder that holds a queue's files.
+    """Return the folder that holds a queue's files.
 
     Raises
     ------
@@ -417,15 +418,15 @@ def queue_directory(root: str, topic: str, queue_id: int) -> str:
 
 
 def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]:
-    """The queues that have a folder.
+    """Return the queues that have a folder.
 
     Returns
     -------
     queues : dict of str to list of int
-        Queue ids, ascending, by topic. Children whose name is no queue id are skipped, as RocketMQ does; a topic
-        without a queue is not in it.
+        Queue ids, ascending, by topic. Children whose name is not a queue id are skipped, as in RocketMQ; a topic
+        without a queue is left out.
     refused : list of str
-        Folders whose name is no legal topic and that hold no queue.
+        Folders whose name is not a legal topic and that hold no queue.
     """
     queues: dict[str, list[int]] = {}
     refused: list[str] = []
@@ -442,7 +443,7 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
 
 
 def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
-    """The queues of one topic that have a folder: their ids, ascending."""
+    """Return the ids of one topic's queues that have a folder, ascending."""
     folder = os.path.join(root, CONSUME_QUEUE_FOLDER, topic)
     return sorted(int(name) for name, is_folder in disk.entries(folder) if is_folder and _is_queue_id(name))
 

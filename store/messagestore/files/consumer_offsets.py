@@ -1,13 +1,13 @@
-"""`config/consumerOffset.json`: how far consumer groups have read.
+"""`config/consumerOffset.json`: records how far consumer groups have read.
 
-The file is the broker's own (`ConsumerOffsetManager.java`). For each topic and group it holds the next offset to
-consume of each queue. A live broker reads it before it takes its lock, and rewrites it from memory every 5 s and when
-it ends. So this project writes it only while no broker is running, and relies on it for nothing.
+The file is the broker's own (`ConsumerOffsetManager.java`). For each topic and group, it holds the next offset to
+consume in each queue. A live broker reads it before it takes its lock, and rewrites it from memory every 5 s and when
+it ends. Therefore this project writes it only while no broker is running, and does not rely on it for anything.
 
     "offsetTable":{"flights@delays":{0:1200,1:1190}}
 
-Threads: one. Processes: a process that publishes holds `spark/consumer-offsets.lock`. It is a lock of its own, because
-a writer's session may hold `spark/writer.lock` for days, and the groups of readers must still make progress. Publishing
+Threads: one. Processes: a process that publishes holds `spark/consumer-offsets.lock`. It is a separate lock, because a
+writer's session may hold `spark/writer.lock` for days, and the groups of readers must still make progress. Publishing
 does not attach to the store: that would protect nothing, would make a broker that is about to start fail, and would
 make a writer that is about to close leave `abort` behind.
 """
@@ -40,7 +40,7 @@ class ConsumerOffsets:
     """
 
     def __init__(self, disk: Disk, root: str) -> None:
-        # Recovery sweeps `new-*` in `spark/` under a lock that is not held here: another name.
+        # A separate name, because recovery sweeps `new-*` in `spark/` under a lock that is not held here.
         self._file = ConfigFile(
             disk,
             root,
@@ -57,20 +57,20 @@ class ConsumerOffsets:
     # ---- the file
 
     def load(self) -> None:
-        """Read the file, or its `.bak` when it is missing, empty or unreadable. Changes not saved are dropped.
+        """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
 
         Raises
         ------
         CorruptionError
-            When there is a file, but none that can be read.
+            There is a file, but none that can be read.
         """
         self._offsets, self._changed = {}, {}
         self._offsets = self._file.load(_table)
 
     def save(self) -> None:
-        """Write the file: what was updated since `load` or the last `save`, over the rest as it is now.
+        """Write what was updated since `load` or the last `save`; the rest of the file stays as it is now.
 
-        Called under the lock (`publish_offsets`). Nothing changed: nothing is written.
+        The caller holds the lock (`publish_offsets`). Without changes, nothing is written.
         """
         changed = self._changed
         if not changed:
@@ -80,7 +80,7 @@ class ConsumerOffsets:
         for name, offsets in changed.items():
             self._offsets.setdefault(name, {}).update(offsets)
         if self._offsets != before:
-            self._changed = changed  # still to be saved if this fails
+            self._changed = changed  # the changes remain to be saved if this fails
             self._file.save(self._offsets, groupTopicMap={group: tuple(self.topics(group)) for group in self.groups})
         self._changed = {}
 
@@ -92,23 +92,23 @@ class ConsumerOffsets:
         return sorted({pair[1] for name in self._offsets if (pair := _topic_and_group(name)) is not None})
 
     def topics(self, group: str) -> list[str]:
-        """The topics a group has offsets in, sorted."""
+        """Return the topics in which a group has offsets, sorted."""
         pairs = (_topic_and_group(name) for name in self._offsets)
         return sorted(pair[0] for pair in pairs if pair is not None and pair[1] == group)
 
     def get(self, topic: str, group: str) -> dict[int, int]:
-        """Queue id -> next offset to consume; empty for a group that never read the topic."""
+        """Return queue id -> next offset to consume; empty for a group that has never read the topic."""
         return dict(self._offsets.get(topic + _SEPARATOR + group, {}))
 
     def update(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
-        """Set offsets of some queues, lower ones, too; `save` writes them.
+        """Set the offsets of some queues, even to lower ones; `save` writes them.
 
         Raises
         ------
         ConfigError
-            For a group that RocketMQ does not allow, or keeps for itself; for a queue id or an offset out of range.
+            RocketMQ does not allow the group or reserves it, or a queue id or an offset is out of range.
         MessageIllegalError
-            For a topic that is not legal.
+            The topic is not legal.
         """
         fault = group_fault(group)
         if fault is not None:
@@ -134,25 +134,25 @@ def publish_offsets(
     disk: Disk | None = None,
     timeout_s: float = _TIMEOUT_S,
 ) -> None:
-    """Say how far a group has read; other groups, topics and queues in the file stay as they are.
+    """Record how far a group has read; other groups, topics and queues in the file stay as they are.
 
     Parameters
     ----------
     offsets : dict of (topic, queue id) to int
-        Next offset to consume.
+        The next offset to consume.
     timeout_s : float
-        How long to wait for another one who publishes.
+        How long to wait for another process that publishes.
 
     Raises
     ------
     StoreLockedError
-        A Java broker holds the store, and so the file; or another process publishes for longer than `timeout_s`.
+        A Java broker holds the store, and therefore the file; or another process publishes for longer than `timeout_s`.
     CorruptionError
-        The file cannot be read; it is left as it is.
+        The file cannot be read; it is left unchanged.
     ConfigError, MessageIllegalError
         As `ConsumerOffsets.update`.
     OSError
-        The file cannot be written; it is as it was.
+        The file cannot be written; it is unchanged.
     """
     disk = disk or Disk()
     holder = probe_java(root)
@@ -181,7 +181,7 @@ def publish_offsets(
 
 
 def _topic_and_group(name: str) -> tuple[str, str] | None:
-    """Of a key in the table; a broker takes no notice of one that has not both."""
+    """Return the topic and group in a key of the table; a broker ignores a key that lacks either."""
     topic, _, group = name.partition(_SEPARATOR)
     return (topic, group) if topic and group and _SEPARATOR not in group else None
 

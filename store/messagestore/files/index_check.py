@@ -2,12 +2,12 @@
 
 There are three checks, and each costs one pass over the entries. `missing` finds records without an entry for one of
 their keys; entries are in log order, so those of a stretch of the log are neighbours. `wrong_times` finds headers and
-entries with wrong times. `unreachable` finds entries to which the chain of their slot does not lead. It reads entries
-from the newest to the oldest, and remembers for each slot where its chain continues:
+entries with wrong times. `unreachable` finds entries that the chain of their slot does not reach. It reads entries from
+the newest to the oldest, and remembers for each slot where its chain continues:
 
-    slot -> newest entry -> the one before -> ... -> 0          an entry that is passed over is not found by a search
+        slot -> newest entry -> the one before -> ... -> 0          a search does not find an entry that the chain skips
 
-The checks may run while another process puts: entries that the header does not count yet are passed through.
+The checks may run while another process puts: they pass through entries that the header does not count yet.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER
 _ENTRY_CHUNK_COUNT = 1 << 20
 _SLOT_CHUNK_COUNT = 1 << 22
 _LOOKED_UP_COUNT = 100
-"""So many keys without an entry at their place are looked up as a search does it, before they count as missing."""
+"""This many keys without an entry at their place are looked up as a search does it, before they count as missing."""
 
 
 def missing(
     tables: Sequence[IndexTable], key_hashes: NDArray[np.int32], physical_offsets: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Physical offsets of the records that lack an entry for one of their keys, ascending, each once.
+    """Return the physical offsets of the records that lack an entry for one of their keys, ascending, each once.
 
     Parameters
     ----------
     tables : sequence of IndexTable
         Oldest first.
     key_hashes, physical_offsets : int32[k], int64[k]
-        Of each key, and of its record, in log order.
+        The hash of each key and the offset of its record, in log order.
     """
     if not len(key_hashes):
         return np.empty(0, np.int64)
@@ -57,11 +57,11 @@ def _missing_one_by_one(
     key_hashes: NDArray[np.int32],
     physical_offsets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """A loop over keys: only where entries and keys differ (one is missing, or a broker has put one twice)."""
+    """Loop over the keys where entries and keys differ (an entry is missing, or a broker has put one twice)."""
     lost: list[int] = []
     for key in zip(key_hashes.tolist(), physical_offsets.tolist(), strict=True):
         if key not in there:
-            # A damaged entry may have led the search for the stretch astray.
+            # A damaged entry may have misled the search for the stretch.
             looked_up = len(lost) < _LOOKED_UP_COUNT and any(_is_found(table, *key) for table in tables)
             if not looked_up:
                 lost.append(key[1])
@@ -78,7 +78,7 @@ def _is_found(table: IndexTable, key_hash: int, physical_offset: int) -> bool:
 def wrong_times(
     tables: Sequence[IndexTable], physical_offsets: NDArray[np.int64], timestamps_ms: NDArray[np.int64]
 ) -> list[tuple[str, int, str, str]]:
-    """What headers and entries say wrongly of these records and their times: a search within a time would miss them.
+    """Return wrong times in headers and entries of these records, which a search within a time range would miss.
 
     Parameters
     ----------
@@ -102,7 +102,8 @@ def wrong_times(
             if first <= at <= last and physical_offsets[row] == at and timestamps_ms[row] != time_ms:
                 position = INDEX_HEADER.offset(f"{name}_timestamp_ms")
                 found.append((table.path, position, f"{int(timestamps_ms[row])}, the time of {at}", f"{time_ms}"))
-        start = max(2, _first_at_or_above(table, first, header.entry_count))  # the first one's is the file before's
+        # the time of the first entry is relative to the previous file
+        start = max(2, _first_at_or_above(table, first, header.entry_count))
         entries = table.entries(start, max(0, _first_at_or_above(table, last + 1, header.entry_count) - start))
         rows = np.minimum(np.searchsorted(physical_offsets, entries["physical_offset"]), len(physical_offsets) - 1)
         known = physical_offsets[rows] == entries["physical_offset"]
@@ -115,7 +116,7 @@ def wrong_times(
 
 
 def wrong_headers(tables: Sequence[IndexTable]) -> list[tuple[str, int, str, str]]:
-    """Headers that do not name the records of their first and last entry, as `wrong_times` gives it."""
+    """Return the headers that do not match the records of their first and last entry, in the form of `wrong_times`."""
     found: list[tuple[str, int, str, str]] = []
     for table in tables:
         header = table.header()
@@ -128,7 +129,7 @@ def wrong_headers(tables: Sequence[IndexTable]) -> list[tuple[str, int, str, str
 
 
 def _entries_between(table: IndexTable, first: int, last: int) -> NDArray[np.void]:
-    """Entries of records from physical offset `first` to `last`."""
+    """Return the entries of records from physical offset `first` to `last`."""
     header = table.header()
     if header.end_physical_offset < first or header.begin_physical_offset > last:
         return table.entries(1, 0)
@@ -149,9 +150,10 @@ def _first_at_or_above(table: IndexTable, physical_offset: int, end: int) -> int
 
 
 def unreachable(table: IndexTable) -> NDArray[np.int64]:
-    """Numbers of the entries that no search can find, ascending: their slot's chain does not lead to them.
+    """Return the numbers of the entries that no search can find because their slot's chain does not lead to them,
+    ascending.
 
-    Memory: 4 bytes for each slot of the file, and what a million entries take.
+    Memory: 4 bytes for each slot of the file, and the space of a million entries.
     """
     count = table.header().entry_count
     if count <= 1:
@@ -165,13 +167,14 @@ def unreachable(table: IndexTable) -> NDArray[np.int64]:
 
 
 def _heads(table: IndexTable, count: int) -> NDArray[np.int32]:
-    """For each slot the newest entry below `count` that its chain leads to, 0 for none."""
+    """Return the newest entry below `count` in each slot's chain, 0 for none."""
     parts = [
         table.slots(first, min(_SLOT_CHUNK_COUNT, table.slot_count - first))
         for first in range(0, table.slot_count, _SLOT_CHUNK_COUNT)
     ]
     heads = np.concatenate(parts)
-    for slot in np.flatnonzero(heads >= count).tolist():  # one by one: only what is being put at this moment
+    # one by one, because these are only the entries that are being put at this moment
+    for slot in np.flatnonzero(heads >= count).tolist():
         number = int(heads[slot])
         while number >= count:
             key_hash, _, _, previous = table.entry(number) if number < table.max_entry_count else (-1, 0, 0, 0)
@@ -183,7 +186,9 @@ def _heads(table: IndexTable, count: int) -> NDArray[np.int32]:
 
 
 def _passed_over(table: IndexTable, start: int, end: int, heads: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Entries of `start..end` that no chain leads to; `heads` moves on to where each chain leads below `start`."""
+    """Return the entries of `start..end` that no chain reaches; move `heads` to where each chain continues below
+    `start`.
+    """
     entries = table.entries(start, end - start)[::-1]
     numbers = np.arange(end - 1, start - 1, -1)
     slots = entries["key_hash"] % table.slot_count
@@ -197,7 +202,7 @@ def _passed_over(table: IndexTable, start: int, end: int, heads: NDArray[np.int3
     heads[slots[last_of_slot]] = previous[last_of_slot]
     heads[broken] = old
     lost = []
-    for slot in broken.tolist():  # one chain after the other: only those that are damaged
+    for slot in broken.tolist():  # one chain at a time, because only damaged chains are left
         number = int(heads[slot])
         low, high = np.searchsorted(slots, [slot, slot + 1]).tolist()
         for i in range(low, high):

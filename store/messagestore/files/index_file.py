@@ -1,13 +1,13 @@
 """The index: finds records by key.
 
-The index is a row of files in `<root>/index`, which are named by the local time of their creation. Only the newest file
-is written to; when it is full, the next one follows. Each file is a hash table (`index_table`). A search compares 31
-bits of a hash, so the caller must check the records.
+The index is a series of files in `<root>/index`, which are named by the local time of their creation. Only the newest
+file is written to; when it is full, the next one follows. Each file is a hash table (`index_table`). A search compares
+31 bits of a hash, so the caller must check the records.
 
 An index is derived data. After a crash, `rewind` takes it back to a place in the log, whatever part of the later writes
-reached the disk (`index_rewind`), and records from there on are put again.
+reached the disk (`index_rewind`), and records from that place on are put again.
 
-Threads: one writer; any number of readers, each with an object of its own that it loads itself.
+Threads: one writer; any number of readers, each with its own object that it loads itself.
 Source: RocketMQ `store/index/IndexService.java`.
 """
 
@@ -33,7 +33,7 @@ _PUT_COUNT = 1 << 20
 """The number of keys put at once. More keys are put in turns, which bounds the memory."""
 _FEW_COUNT = 32
 _MOST_BACK_MS = 3_600_000
-"""Entries count seconds from their file's begin: a time further below that goes into a new file."""
+"""Entries count seconds from the beginning of their file; a time further below the beginning goes into a new file."""
 _LOOKS = 3
 _LOOK_PAUSE_S = 0.01
 
@@ -46,9 +46,9 @@ class IndexService:
     directory : str
         `<root>/index`; it may be missing.
     pool : FilePool
-        Where open files are kept.
+        Holds the open files.
     staging : str
-        A folder on the same file system, in which new files are made.
+        A folder on the same file system, in which new files are created.
     slot_count, max_entry_count : int
         The store's `maxHashSlotNum` and `maxIndexNum`.
 
@@ -66,17 +66,17 @@ class IndexService:
         self.slot_count = slot_count
         self.max_entry_count = max_entry_count
         self.files: list[IndexTable] = []
-        """Oldest first."""
+        """The index files, oldest first."""
         self.written = WrittenFiles(self.disk, pool)
         self._header: IndexHeader | None = None
 
     def load(self) -> None:
-        """Look at the folder again; files that were open are opened anew.
+        """Read the folder again, and reopen files that were open.
 
         Raises
         ------
         CorruptionError
-            For a file of another size.
+            A file has another size.
         """
         for file in self.files:
             self.pool.forget(file.path)
@@ -85,14 +85,14 @@ class IndexService:
         for name in self.disk.names(self.directory):
             path = os.path.join(self.directory, name)
             if not _is_index_name(name) or self.disk.is_folder(path):
-                continue  # RocketMQ skips names that are no numbers, too
+                continue  # RocketMQ skips names that are not numbers, too
             file = IndexTable(path, self.pool, self.written, self.slot_count, self.max_entry_count)
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
                 continue  # retention has just deleted it
             if size == 0:
-                continue  # just created by a broker, or left by one that crashed: not a file yet
+                continue  # a broker has just created it, or one that crashed left it: not a file yet
             if size != file.size:
                 raise CorruptionError(
                     path,
@@ -115,12 +115,12 @@ class IndexService:
 
     @property
     def end_physical_offset(self) -> int:
-        """The record of the newest entry; `put` skips records below it. 0 without entries."""
+        """The physical offset of the newest entry's record, 0 without entries; `put` skips records below it."""
         return self.header.end_physical_offset
 
     @property
     def end_timestamp_ms(self) -> int:
-        """Store time of the newest entry; 0 without entries."""
+        """The store time of the newest entry; 0 without entries."""
         return self.header.end_timestamp_ms
 
     # ---- writing
@@ -132,12 +132,12 @@ class IndexService:
         key_hashes: NDArray[np.int32],
         key_counts: NDArray[np.int32],
     ) -> None:
-        """Index n records in log order. When it raises, `rewind` to the first of them before the next put.
+        """Index n records in log order. If this raises, call `rewind` to the first of them before the next put.
 
         Parameters
         ----------
         physical_offsets : int64[n]
-            Where each record begins; never going down.
+            Where each record begins; never decreasing.
         store_timestamps_ms : int64[n] or int
         key_hashes : int32[k]
             `javahash.index_hash` of each key, at least 0.
@@ -147,9 +147,9 @@ class IndexService:
         Raises
         ------
         ValueError
-            When the arrays do not fit together; nothing was written.
+            The arrays do not fit together; nothing was written.
         FileReplaced
-            When the newest file is not at its path any more.
+            The newest file is no longer at its path.
         """
         if not len(physical_offsets):
             return
@@ -157,7 +157,7 @@ class IndexService:
         self._make_room()
         timestamps = np.broadcast_to(np.asarray(store_timestamps_ms, np.int64), physical_offsets.shape)
         skipped = int(np.searchsorted(physical_offsets, self.end_physical_offset))
-        if skipped:  # put before
+        if skipped:  # they were put before
             key_hashes = key_hashes[int(key_counts[:skipped].sum()) :]
             physical_offsets, timestamps, key_counts = (
                 physical_offsets[skipped:],
@@ -165,7 +165,7 @@ class IndexService:
                 key_counts[skipped:],
             )
         offsets, times = physical_offsets, timestamps
-        if len(key_hashes) != len(key_counts) or (key_counts != 1).any():  # not one key each
+        if len(key_hashes) != len(key_counts) or (key_counts != 1).any():  # not exactly one key each
             offsets, times = np.repeat(physical_offsets, key_counts), np.repeat(timestamps, key_counts)
         done = 0
         while done < len(offsets):
@@ -181,7 +181,7 @@ class IndexService:
             self._header = self._put(header, key_hashes[part], offsets[part], times[part])
             done = end
         if len(key_counts) and not key_counts[-1]:
-            self._make_room()  # a record without keys behind a full file makes the next file, too
+            self._make_room()  # after a full file, a record without keys also creates the next file
 
     def _put(
         self, header: IndexHeader, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]
@@ -192,15 +192,15 @@ class IndexService:
         return self.files[-1].put_few(header, keys)
 
     def _make_room(self) -> IndexHeader:
-        """The newest file's header; a new file is made where there is none, or a full one."""
+        """Return the newest file's header; a new file is created if there is none, or if the newest one is full."""
         header = self.header
         if self.files and header.entry_count < self.max_entry_count:
             return header
         return self._make_file(header)
 
     def _make_file(self, header: IndexHeader) -> IndexHeader:
-        """A new file behind the one with this header."""
-        # RocketMQ gives a new file the end of the one before as its begin and end, until its first entry.
+        """Create a new file after the one with this header."""
+        # Until its first entry, RocketMQ gives a new file the end of the previous one as its begin and end.
         header = IndexHeader(
             header.end_timestamp_ms, header.end_timestamp_ms, header.end_physical_offset, header.end_physical_offset
         )
@@ -219,25 +219,25 @@ class IndexService:
         return header
 
     def _next_path(self) -> str:
-        """A name for now in local time, behind every name there is."""
+        """Return a name for the current local time that sorts after every existing name."""
         now_ms = self.disk.time_ns() // 1_000_000
         number = int(time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000))) * 1000 + now_ms % 1000
         names = [int(name) for name in self.disk.names(self.directory) if _is_index_name(name)]
         return os.path.join(self.directory, f"{max([number, *(name + 1 for name in names)]):0{_NAME_DIGITS}d}")
 
     def rewind(self, physical_offset: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
-        """Make the index as if no record at or above `physical_offset` had ever been put, whatever was kept of them.
+        """Restore the index to a state as if no record at or above `physical_offset` had ever been put.
 
-        Entries below it must be whole. Files without an entry below it are unlinked. What is changed is synced, so
-        that what is put next cannot mix with what was there. Doing it twice, or again after a crash in it, gives the
-        same bytes.
+        It does not matter which parts of those records were kept. Entries below the offset must be whole. Files without
+        an entry below it are unlinked. Whatever is changed is synced, so that later puts cannot mix with what was
+        there. Running it twice, or again after a crash during it, gives the same bytes.
 
         Parameters
         ----------
         physical_offset : int
         store_timestamp_ms : callable | None
-            Store time of the record at a physical offset. Without it the header's end time, where it has to be made
-            again, is that of the last entry: up to 999 ms too early.
+            Returns the store time of the record at a physical offset. Without it, a header end time that must be
+            restored is that of the last entry: up to 999 ms too early.
         """
         self._header = None
         while self.files:
@@ -263,37 +263,37 @@ class IndexService:
         self.written.removed(file.path)
 
     def check_files(self) -> None:
-        """Whether every file written since the last sync is still the file at its path (asked before publishing).
+        """Check that every file written since the last sync is still the file at its path; called before publishing.
 
         Raises
         ------
         FileReplaced
-            For the first that is not.
+            A file was replaced; the error is for the first one.
         """
         self.written.check()
 
     def sync(self) -> None:
-        """Force what was written to the disk. When it raises an `OSError`, it must not be called again."""
+        """Force what was written to disk. After an `OSError`, it must not be called again."""
         self.written.sync()
 
     # ---- reading
 
     def search(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Physical offsets of records that may have this key, newest first (RocketMQ queryOffset).
+        """Return physical offsets of records that may have this key, newest first (RocketMQ queryOffset).
 
         Parameters
         ----------
         topic, key : str
-            Only their hash is compared: look at the records.
+            Only their hash is compared, so the caller must check the records.
         max_count : int
-            At most so many; RocketMQ allows `maxMsgsNumBatch`.
+            The largest number of results; RocketMQ allows `maxMsgsNumBatch`.
         begin_ms, end_ms : int
-            Store times, both included, compared in whole seconds from each file's first entry.
+            Store times, both inclusive, compared in whole seconds from each file's first entry.
 
         Raises
         ------
         FileNotFoundError
-            When a file was deleted since `load` (retention): load, and search again.
+            Retention has deleted a file since `load`. Load, and search again.
         """
         key_hash = index_hash(topic, key)
         found: list[int] = []
@@ -307,10 +307,10 @@ class IndexService:
         return found
 
     def forget_unsafe(self, physical_offset: int) -> None:
-        """Until the next `load` use only files that were full, and synced, before the record at an offset was put.
+        """Until the next `load`, use only files that were full and synced before the record at an offset was put.
 
-        The newest file that begins below the offset was written to later, and so may be in pieces after a power cut:
-        a lost entry cuts off all older ones of its slot.
+        The newest file that begins below the offset was written to later, so a power cut may have damaged it: a lost
+        entry cuts off all older ones in its slot.
         """
         begins = [header.begin_physical_offset if header.entry_count > 1 else None for header in self._headers()]
         below = [i for i, begin in enumerate(begins) if begin is not None and begin < physical_offset]
@@ -320,44 +320,46 @@ class IndexService:
         return [file.header() for file in self.files]
 
     def covers(self) -> tuple[int, int]:
-        """Physical offsets of the first and the last record with an entry; (0, 0) without entries.
+        """Return the physical offsets of the first and the last record with an entry; (0, 0) without entries.
 
-        Records between two files may be missing where a broker has crashed: `ranges`.
+        Records between two files may be missing where a broker has crashed; see `ranges`.
         """
         ranges = self.ranges()
         return (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """First and last record of each file that has entries, oldest first."""
+        """Return the first and last record of each file that has entries, oldest first."""
         return [(h.begin_physical_offset, h.end_physical_offset) for h in self._headers() if h.entry_count > 1]
 
-    # ---- checking
+    # ---- checks
 
     def missing(self, key_hashes: NDArray[np.int32], physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Physical offsets of the records that lack an entry for one of their keys; they may be in `ranges`, or not.
+        """Return the physical offsets of the records, inside or outside `ranges`, that lack an entry for one of their
+        keys.
 
         Parameters
         ----------
         key_hashes, physical_offsets : int32[k], int64[k]
-            Of each key, and of its record, in log order. An entry is there when it is in a file, whether the chain of
-            its slot leads to it or not: `unreachable`.
+            The hash of each key and the offset of its record, in log order. An entry counts if it is in a file, whether
+            or not the chain of its slot leads to it: see `unreachable`.
         """
         return index_check.missing(self.files, key_hashes, physical_offsets)
 
     def wrong_times(
         self, physical_offsets: NDArray[np.int64], timestamps_ms: NDArray[np.int64]
     ) -> list[tuple[str, int, str, str]]:
-        """Path, position, what is expected and what was found, of each time of these records that is wrong."""
+        """Return path, position, expected value and found value of each wrong time of these records."""
         return index_check.wrong_times(self.files, physical_offsets, timestamps_ms)
 
     def wrong_headers(self) -> list[tuple[str, int, str, str]]:
-        """The same, of each file's header that does not agree with its first and last entry."""
+        """Return the same for each file's header that does not match its first and last entry."""
         return index_check.wrong_headers(self.files)
 
     def unreachable(self) -> list[tuple[str, int, int]]:
-        """Path, position and physical offset of each entry that no search can find. Reads all files once.
+        """Return path, position and physical offset of each entry that no search can find. This reads all files once.
 
-        A put counts its entries in the header before slots lead to them: what was found is looked for again.
+        A put counts its entries in the header before slots lead to them, so the entries found are checked a second
+        time.
         """
         found = []
         for file in self.files:

@@ -2,13 +2,13 @@
 
 After a crash, a file holds everything that was put before a place, completely, and any part of what was put later: each
 sector of the disk is as it was at some time since the last sync. `count_below` finds the last entry to keep, and `keep`
-restores the file as if nothing had come behind it. Both rely only on facts that a crash cannot falsify:
+restores the file as if nothing had followed it. Both rely only on facts that a crash cannot falsify:
 
 * An entry within one sector is complete or missing. An entry in two sectors may have lost either half.
 * The physical offset of an entry says on which side of the place it belongs; entries before the place are complete.
 * The header, in one sector, counts at least the entries to keep.
-* A slot's head is the newest entry at some time, so its chain leads to the newest entry to keep, unless an entry on the
-  way is lost: then the entries are scanned.
+* A slot's head is the newest entry at some time, so its chain leads to the newest entry to keep, unless an entry on
+  the way is lost: then the entries are scanned.
 
 Threads: only the writer uses this module.
 """
@@ -31,8 +31,8 @@ _MAX_ROUNDS = 64
 
 
 def count_below(table: IndexTable, physical_offset: int) -> int:
-    """How many entries point below `physical_offset`: a binary search over entries that lie within one sector."""
-    end = table.header().entry_count  # it may count lost entries, but counts all that are to be kept
+    """Return how many entries point below `physical_offset`, by a binary search over entries within one sector."""
+    end = table.header().entry_count  # it may count lost entries, but it counts all entries to keep
     number = _first_not_below(table, 1, end, physical_offset)
     if physical_offset > 0 and number < end and _is_zero_entry(table, number):
         number = _first_not_below(table, number + 1, end, physical_offset)
@@ -63,17 +63,17 @@ def _is_split(table: IndexTable, number: int) -> bool:
 
 
 def _is_zero_entry(table: IndexTable, number: int) -> bool:
-    """Whether zeros at `number` are an entry: of a key with hash 0, the first in slot 0, in the record at 0."""
+    """Whether zeros at `number` are an entry: one with hash 0, the first in slot 0, for the record at 0."""
     if any(table.entry(number)) or table.slot(0) < number:
         return False
     return table.header().begin_physical_offset == 0 and (number == 1 or table.entry(number - 1)[1] == 0)
 
 
 def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
-    """Whether a split entry is below, and fits to the header or the entry before it, and to its slot.
+    """Whether a split entry is below the offset and fits the header or the previous entry, and its slot.
 
-    Half an entry can pass only where the log's offsets pass a multiple of 4 GiB between it and the one before, or in
-    the record at 0. It is then kept: a hit that leads to no record does no harm, a key that is not found does.
+    Half an entry can pass only if the log's offsets cross a multiple of 4 GiB between it and the previous entry, or for
+    the record at 0. It is then kept: a hit that leads to no record does no harm, but a key that is not found does.
     """
     entry = table.entry(number)
     key_hash, found, _, previous = entry
@@ -89,10 +89,10 @@ def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
 
 
 def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
-    """Make the file as if only its first `count` entries had ever been put; the caller syncs what that changed.
+    """Restore the file as if only its first `count` entries had ever been put; the caller syncs the changes.
 
-    Slots first, while the entries that lead back are there; then entries; then the header. A crash in between leaves
-    what a crash may leave: the next `keep` ends with the same bytes.
+    Slots come first, while the entries that lead back still exist; then entries; then the header. A crash in between
+    leaves what any crash may leave, and the next `keep` produces the same bytes.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int 
     same = (header.entry_count, header.end_physical_offset) == (count + 1, physical_offset)
     if not same or end_ms not in (None, header.end_timestamp_ms):  # half of a header may have been written
         if end_ms is None:
-            # The first entry of a second file counts its seconds from the end of the file before.
+            # The first entry of a second file counts its seconds from the end of the previous file.
             end_ms = header.begin_timestamp_ms + (seconds * 1000 if count > 1 else 0)
         header = header._replace(
             end_timestamp_ms=end_ms,
@@ -123,7 +123,7 @@ def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int 
 
 
 def _zero_entries(table: IndexTable, first: int) -> None:
-    """Zeros from entry `first` on; not written where they are already."""
+    """Write zeros from entry `first` on, except where there are zeros already."""
     position = table.entry_position(first)
     file = table.opened()
     for start, end in table.disk.data_ranges(file, position, table.size):
@@ -134,7 +134,7 @@ def _zero_entries(table: IndexTable, first: int) -> None:
 
 
 def _repair_slots(table: IndexTable, count: int) -> int:
-    """Lead every slot to the newest of its entries up to `count`; how many slots are in use then."""
+    """Point every slot to the newest of its entries up to `count`; return how many slots are then in use."""
     used_count = 0
     stale: list[NDArray[np.int64]] = []
     stale_heads: list[NDArray[np.int32]] = []
@@ -155,14 +155,16 @@ def _repair_slots(table: IndexTable, count: int) -> int:
 
 
 def _newest(table: IndexTable, slots: NDArray[np.int64], heads: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """The newest entry up to `count` in each of these slots, 0 for none: back along the chains, else by a scan."""
+    """Return the newest entry up to `count` in each of these slots, 0 for none: back along the chains, else by a
+    scan.
+    """
     numbers = heads.copy()
     broken: NDArray[np.bool_] = (numbers < 0) | (numbers >= table.max_entry_count)
     numbers[broken] = 0
     end = int(numbers.max()) + 1
     while end > count + 1:
         first = max(count + 1, end - _ENTRY_CHUNK_COUNT)
-        # One entry more: it tells whether a split entry before it is whole.
+        # Read one entry more: it shows whether a split entry before it is whole.
         entries = table.entries(first, min(end + 1, table.max_entry_count) - first)
         _follow(table, slots, numbers, broken, first, entries)
         end = first
@@ -184,7 +186,7 @@ def _follow(
     split = positions % _SECTOR_SIZE > _SECTOR_SIZE - INDEX_ENTRY.size
     hashes, previous = entries["key_hash"], entries["previous"]
     is_there = (hashes != 0) | (entries["physical_offset"] != 0) | (entries["seconds"] != 0) | (previous != 0)
-    # A split entry that says "none before" may have lost that half, unless its second sector has the next entry too.
+    # A split entry that says "none before" may have lost that half, unless its second sector also has the next entry.
     next_is_there = np.append(is_there[1:], False)
     whole = is_there & ((previous > 0) | ~split | next_is_there)
     for _ in range(_MAX_ROUNDS):
@@ -202,7 +204,7 @@ def _follow(
 
 
 def _scan(table: IndexTable, slots: NDArray[np.int64], count: int) -> NDArray[np.int32]:
-    """As `_newest`, by reading the entries from `count` down until each slot has one."""
+    """Find the same as `_newest` by reading the entries from `count` downwards until each slot has one."""
     numbers = np.zeros(len(slots), np.int32)
     places = np.full(table.slot_count, -1, np.int32)
     places[slots] = np.arange(len(slots), dtype=np.int32)

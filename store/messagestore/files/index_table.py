@@ -1,6 +1,6 @@
 """One index file as arrays: its header, its slots and its entries.
 
-An index file is a hash table on disk, of a size that never changes:
+An index file is a hash table on disk. Its size never changes:
 
     +--------+-------------------------+------------------------------------------------+
     | header | slots, 4 bytes each     | entry 0 (unused) | entry 1 | entry 2 | ... | 0 |
@@ -9,9 +9,9 @@ An index file is a hash table on disk, of a size that never changes:
                newest entry with         the entry before it in the same slot
                hash mod slots
 
-A search walks a slot's chain from the newest entry back. Entries are in log order: their physical offsets never go
-down. A put writes entries, then the header, then slots: what the header counts is there, and slots lead to nothing
-else.
+A search walks a slot's chain backwards from the newest entry. Entries are in log order: their physical offsets never
+decrease. A put writes entries, then the header, then slots: everything that the header counts exists, and slots lead to
+nothing else.
 
 Threads: one writer; readers with an object of their own. Source: RocketMQ `store/index/IndexFile.java`,
 `IndexHeader.java`.
@@ -36,7 +36,7 @@ SLOT_DTYPE = np.dtype(f">i{INDEX_SLOT_SIZE}")
 MAX_SECONDS = int(np.iinfo(np.int32).max)
 
 _SLOT_GAP_COUNT = 1024
-"""Slots further apart than this, one page, are read and written one by one."""
+"""Slots further apart than this, which is one page, are read and written one by one."""
 _NEAR_COUNT = 256
 _MAX_STEPS = 1 << 20
 
@@ -54,7 +54,7 @@ class IndexHeader(NamedTuple):
     entry_count: int = 1
 
     def to_bytes(self) -> bytes:
-        """As on disk."""
+        """Return the header's bytes as on disk."""
         return np.array([tuple(self)], INDEX_HEADER.dtype).tobytes()
 
 
@@ -66,9 +66,9 @@ class IndexTable:
     path : str
     pool : FilePool
     written : WrittenFiles
-        The index's.
+        The ledger of the whole index.
     slot_count, max_entry_count : int
-        The store's; a file does not tell. Numbers of entries are below `max_entry_count`.
+        The store's values, which are not in the file. Numbers of entries are below `max_entry_count`.
 
     Attributes
     ----------
@@ -89,44 +89,44 @@ class IndexTable:
     # ---- the file
 
     def opened(self) -> File:
-        """The file, open for writing and at its path; see `WrittenFiles`."""
+        """Return the file, open for writing and at its path; see `WrittenFiles`."""
         return self.written.opened(self.path)
 
     def writable(self) -> File:
-        """As `opened`, noted as written."""
+        """Return the same file as `opened`, and note it as written."""
         return self.written.writable(self.path)
 
     # ---- its parts
 
     def header(self) -> IndexHeader:
-        """The header on disk; an entry count of 0 or less reads as 1, as in RocketMQ."""
+        """Return the header on disk; as in RocketMQ, an entry count of 0 or less reads as 1."""
         data = read_exactly(self.disk, self.pool.get(self.path), INDEX_HEADER.size, 0)
         header = IndexHeader(*np.frombuffer(data, INDEX_HEADER.dtype)[0].item())
         return header._replace(entry_count=min(max(1, header.entry_count), self.max_entry_count))
 
     def slots(self, first: int, count: int) -> NDArray[np.int32]:
-        """Slots `first` to `first + count - 1`: native, the caller's own."""
+        """Return slots `first` to `first + count - 1` in native byte order, owned by the caller."""
         data = read_exactly(self.disk, self.pool.get(self.path), count * INDEX_SLOT_SIZE, slot_position(first))
         return np.frombuffer(data, SLOT_DTYPE).astype(np.int32)
 
     def slot(self, key_hash: int) -> int:
-        """The slot of a hash: the number of its newest entry."""
+        """Return the slot of a hash: the number of its newest entry."""
         return int(self.slots(key_hash % self.slot_count, 1)[0])
 
     def entries(self, first: int, count: int) -> NDArray[np.void]:
-        """Entries `first` to `first + count - 1`: native, the caller's own."""
+        """Return entries `first` to `first + count - 1` in native byte order, owned by the caller."""
         size = count * INDEX_ENTRY.size
         data = read_exactly(self.disk, self.pool.get(self.path), size, self.entry_position(first))
         return np.frombuffer(data, INDEX_ENTRY.dtype).astype(ENTRY_DTYPE)
 
     def entry(self, number: int) -> tuple[int, int, int, int]:
-        """One entry: key hash, physical offset, seconds, previous."""
+        """Return one entry: key hash, physical offset, seconds, previous."""
         data = read_exactly(self.disk, self.pool.get(self.path), INDEX_ENTRY.size, self.entry_position(number))
         key_hash, physical_offset, seconds, previous = np.frombuffer(data, INDEX_ENTRY.dtype)[0].item()
         return key_hash, physical_offset, seconds, previous
 
     def entry_position(self, number: int) -> int:
-        """Where an entry lies in the file."""
+        """Return where an entry lies in the file."""
         return self.entries_position + number * INDEX_ENTRY.size
 
     # ---- put
@@ -138,18 +138,18 @@ class IndexTable:
         physical_offsets: NDArray[np.int64],
         store_timestamps_ms: NDArray[np.int64],
     ) -> IndexHeader:
-        """Write one entry per key: the entries, the header, then the slots.
+        """Write one entry per key: first the entries, then the header, then the slots.
 
         A broker that takes over from a killed writer deletes an index file whose end is later than its checkpoint, and
-        makes it again; one with the old header it would keep, and lose what lies behind a slot that leads to an entry
+        rebuilds it. It would keep a file with the old header, and lose what follows a slot that leads to an entry which
         the header does not count.
 
         Parameters
         ----------
         header : IndexHeader
-            The file's, as it is.
+            The file's current header.
         key_hashes, physical_offsets, store_timestamps_ms : int32[k], int64[k], int64[k]
-            In log order; at least one, and as many as there is room for.
+            In log order; at least one, and no more than there is room for.
 
         Returns
         -------
@@ -158,7 +158,8 @@ class IndexTable:
         """
         file = self.writable()
         first_number = header.entry_count
-        slots = key_hashes - key_hashes // self.slot_count * self.slot_count  # numpy divides faster than it takes rests
+        # numpy divides faster than it computes remainders
+        slots = key_hashes - key_hashes // self.slot_count * self.slot_count
         order = _order(slots)
         ordered = slots[order]
         group_starts = np.append(0, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
@@ -192,10 +193,10 @@ class IndexTable:
         return header
 
     def put_few(self, header: IndexHeader, keys: list[tuple[int, int, int]]) -> IndexHeader:
-        """As `put`, for a few keys given as (hash, physical offset, store time in ms).
+        """Put a few keys, given as (hash, physical offset, store time in ms), as `put` does.
 
-        A loop over keys: below some dozens it is faster than arrays, and a store in which single messages are put would
-        spend most of its time there.
+        This is a loop over keys. Below a few dozen it is faster than arrays, and a store in which single messages are
+        put would otherwise spend most of its time there.
         """
         file = self.writable()
         first_number = header.entry_count
@@ -228,10 +229,10 @@ class IndexTable:
     # ---- search
 
     def search(self, key_hash: int, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Physical offsets of entries with this hash, newest first, at most `max_count`.
+        """Return the physical offsets of entries with this hash, newest first, at most `max_count`.
 
-        RocketMQ's rules, but a chain must lead to ever smaller numbers. An entry the header does not count yet (another
-        process is putting it) is walked through, not taken.
+        This follows RocketMQ's rules, except that a chain must lead to ever smaller numbers. An entry that the header
+        does not count yet (another process is putting it) is walked through but not returned.
         """
         header = self.header()
         number, number_before = self.slot(key_hash), self.max_entry_count
@@ -241,7 +242,7 @@ class IndexTable:
             if not 0 < number < number_before or len(found) >= max_count:
                 return found
             if not block_start <= number < block_start + len(block):
-                # One key over and over is a chain of neighbours: read many at once.
+                # One key over and over gives a chain of neighbours: read many at once.
                 near = _NEAR_COUNT if number_before - number < _NEAR_COUNT else 1
                 block_start = max(1, number - near + 1)
                 block = self.entries(block_start, number - block_start + 1)
@@ -262,7 +263,7 @@ class IndexTable:
 
 
 class SlotRuns:
-    """Some slots of a file, read and written in runs of pages that touch.
+    """Some slots of a file, read and written in runs of adjacent pages.
 
     Parameters
     ----------
@@ -287,7 +288,7 @@ class SlotRuns:
         self.parts = [(slot_position(a), view[b * INDEX_SLOT_SIZE : c * INDEX_SLOT_SIZE]) for a, b, c in spans]
 
     def read(self) -> NDArray[np.int32]:
-        """The slots' values."""
+        """Return the values of the slots."""
         for position, part in self.parts:
             found = self.disk.pread_into(self.file, part, position)
             if found != len(part):
@@ -296,26 +297,28 @@ class SlotRuns:
         return values
 
     def write(self, values: NDArray[np.int32]) -> None:
-        """Other values for the slots; `read` must have been called, for what lies between them."""
+        """Write other values to the slots. `read` must have been called, because it supplies what lies between them."""
         self.buffer[self.positions] = values
         for position, part in self.parts:
             self.disk.pwrite(self.file, part, position)
 
 
 def slot_position(slot: int) -> int:
-    """Where a slot lies in its file."""
+    """Return where a slot lies in its file."""
     return INDEX_HEADER.size + slot * INDEX_SLOT_SIZE
 
 
 def _order(slots: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Indexes that sort the slots, equal ones in their order: two passes over 16 bits, which numpy sorts by radix."""
+    """Return indexes that stably sort the slots: two passes over 16 bits, which numpy sorts by radix."""
     order = np.argsort((slots & 0xFFFF).astype(np.uint16), kind="stable")
     ordered: NDArray[np.int64] = order[np.argsort((slots >> 16).astype(np.uint16)[order], kind="stable")]
     return ordered
 
 
 def _seconds(header: IndexHeader, timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Seconds since the file's begin, as RocketMQ counts them: a new file's first entry against the file before."""
+    """Return seconds since the file's begin, as RocketMQ does: a new file's first entry counts from the previous
+    file.
+    """
     begin_ms = np.full(len(timestamps_ms), header.begin_timestamp_ms, np.int64)
     if header.entry_count <= 1:
         begin_ms[1:] = timestamps_ms[0]

@@ -1,10 +1,10 @@
 """One file as bytes, and `Disk`: every system call that the store makes on files.
 
 Every file operation of the store goes through a method of `Disk`, so that a test can record, fail or interrupt any of
-them. Writes use `pwrite`: a full disk is an error, and never a SIGBUS. Reads use `pread` into memory of our own: the
-bytes that are checked are the bytes that are used, and an I/O error is an exception. Whatever is created, renamed or
-deleted below a store's root, and everything in `spark/`, is reached without following links, and belongs to the owner
-of the root folder (`store_root`).
+them. Writes use `pwrite`: a full disk is an error, and never a SIGBUS. Reads use `pread` into our own memory: the bytes
+that are checked are the bytes that are used, and an I/O error is an exception. Whatever is created, renamed or deleted
+below a store's root, and everything in `spark/`, is reached without following links, and belongs to the owner of the
+root folder (`store_root`).
 
 A `File` is one open descriptor. It closes with the last reference to it, so a pool may forget a file that another
 thread is still reading. The module has RocketMQ's name (`logfile/DefaultMappedFile.java`), although nothing is mapped.
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class File:
-    """An open regular file. `path` is where it was opened; `inode` tells whether it is still there."""
+    """An open regular file. `path` is where it was opened; `inode` shows whether it is still there."""
 
     __slots__ = ("_fd", "device", "inode", "path", "writable")
 
@@ -70,7 +70,7 @@ class File:
         self.device = info.st_dev
 
     def fileno(self) -> int:
-        """The descriptor; `OSError` (EBADF) if the file is closed."""
+        """Return the descriptor; raises `OSError` (EBADF) if the file is closed."""
         if self._fd < 0:
             raise OSError(errno.EBADF, "file is closed", self.path)
         return self._fd
@@ -82,7 +82,7 @@ class File:
             os.close(fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "_fd"):  # not when `__init__` was interrupted
+        if hasattr(self, "_fd"):  # false if `__init__` was interrupted
             self.close()
 
 
@@ -92,14 +92,14 @@ class Disk:
     Threads: every method may be called from any thread.
     """
 
-    # ---- what the machine says
+    # ---- what the machine reports
 
     def time_ns(self) -> int:
-        """Nanoseconds since 1970 by the machine's clock."""
+        """Return nanoseconds since 1970 by the machine's clock."""
         return time.time_ns()
 
     def lease_break_time_s(self, path: str = LEASE_BREAK_TIME) -> float:
-        """The time after which the kernel lets a process through that waits for a lease; 0 means never."""
+        """Return the time after which the kernel lets a process through that waits for a lease; 0 means never."""
         try:
             with open(path, encoding="ascii") as file:
                 return float(file.read()) or math.inf
@@ -126,9 +126,9 @@ class Disk:
         return File(fd, str(path), writable)
 
     def open_new(self, path: str | Path, size: int) -> File:
-        """Create a file of `size` zero bytes (sparse); `FileExistsError` when the name is taken.
+        """Create a file of `size` zero bytes (sparse); raises `FileExistsError` if the name is taken.
 
-        Its owner, group and mode are those of `store_root` before anything is in it.
+        Its owner, group and mode are set as `store_root` says before anything is in it.
         """
         with _place(path) as place:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -172,7 +172,9 @@ class Disk:
         return bytes(buffer[: self.pread_into(file, memoryview(buffer), position)])
 
     def pread_into(self, file: File, buffer: memoryview, position: int) -> int:
-        """Fill `buffer` from `position`; the count of bytes read, less only at the end of the file."""
+        """Fill `buffer` from `position`; return the number of bytes read, which is smaller only at the end of the
+        file.
+        """
         buffer = buffer.cast("B")
         fd = file.fileno()
         done = 0
@@ -185,18 +187,18 @@ class Disk:
         return done
 
     def fdatasync(self, file: File) -> None:
-        """Force the file's data to the disk. After an error, the caller must never sync it again (fsyncgate)."""
+        """Force the file's data to disk. After an error, the caller must never sync it again (fsyncgate)."""
         self._named(lambda: os.fdatasync(file.fileno()), file.path)
 
     def start_writeback(self, file: File, position: int, size: int) -> None:
-        """Let the system start to write a range to the disk without waiting, so that a later sync has less to do.
+        """Tell the system to start writing a range to disk without waiting, so that a later sync has less to do.
 
         It is only a hint: it makes nothing durable, and the later sync reports its errors.
         """
         _libc.sync_file_range(file.fileno(), position, size, _SYNC_FILE_RANGE_WRITE)
 
     def fsync_dir(self, path: str | Path) -> None:
-        """Force a folder's names to the disk."""
+        """Force a folder's names to disk."""
         with _place(path, checked=False) as place:
             fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place.folder)
         try:
@@ -205,7 +207,7 @@ class Disk:
             os.close(fd)
 
     def syncfs(self, file: File) -> None:
-        """Force everything on the file system of `file` (one call instead of thousands)."""
+        """Force everything on the file system of `file` to disk (one call instead of thousands)."""
         if _libc.syncfs(file.fileno()) != 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), file.path)
@@ -228,12 +230,14 @@ class Disk:
                 raise
 
     def unlink(self, path: str | Path) -> None:
-        """Remove a name; of a link, the link."""
+        """Remove a name; for a link, this removes the link itself."""
         with _place(path) as place:
             os.unlink(place.name, dir_fd=place.folder)
 
     def mkdir(self, path: str | Path) -> None:
-        """Make a folder; one that exists is left as it is, and a link to one is refused but where `store_root` says."""
+        """Create a folder, or leave an existing one as it is; refuse a link to one except where `store_root` allows
+        it.
+        """
         with _place(path) as place:
             try:
                 os.mkdir(place.name, _DIRECTORY_MODE, dir_fd=place.folder)
@@ -254,14 +258,14 @@ class Disk:
                 os.close(fd)
 
     def fallocate(self, file: File, size: int) -> None:
-        """Reserve the file's first `size` bytes on the disk."""
+        """Reserve the file's first `size` bytes on disk."""
         try:
             os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
             raise self._translated(error, file.path, size) from error
 
     def punch(self, file: File, position: int, size: int) -> None:
-        """Make a range zero without changing the file's size: a hole, or zeros where holes cannot be made."""
+        """Zero a range without changing the file's size: with a hole, or with zeros where holes are not supported."""
         if size <= 0:
             return  # the kernel refuses an empty range
         fd = file.fileno()
@@ -277,18 +281,20 @@ class Disk:
                 self.pwrite(file, _ZEROS[: min(len(_ZEROS), end - at)], at)
 
     def size(self, path: str | Path) -> int:
-        """Bytes of the file at `path`; `FileNotFoundError` when there is none."""
+        """Return the size in bytes of the file at `path`; raises `FileNotFoundError` if there is none."""
         return os.stat(path, follow_symlinks=False).st_size
 
     def modified_s(self, path: str | Path) -> float:
-        """When the file at `path` was last written, seconds since 1970; now when it is gone."""
+        """Return when the file at `path` was last written, in seconds since 1970; the current time if it was
+        deleted.
+        """
         try:
             return os.stat(path, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             return time.time()
 
     def exists(self, path: str | Path) -> bool:
-        """Whether the name is there (a dangling link is)."""
+        """Whether the name exists (a dangling link does)."""
         try:
             os.stat(path, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -298,7 +304,7 @@ class Disk:
         return True
 
     def names(self, path: str | Path) -> list[str]:
-        """Sorted names in a folder; none when there is no folder."""
+        """Return the sorted names in a folder; none if there is no folder."""
         try:
             return sorted(os.listdir(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -307,9 +313,9 @@ class Disk:
             raise no_access(error, str(path)) from error
 
     def entries(self, path: str | Path) -> list[tuple[str, bool]]:
-        """Sorted names in a folder, each with whether it is a folder itself; none when there is no folder.
+        """Return the sorted names in a folder, each with whether it is a folder itself; none if there is no folder.
 
-        One look at the folder, however many names it has.
+        This reads the folder once, however many names it has.
         """
         try:
             with os.scandir(path) as found:
@@ -320,7 +326,7 @@ class Disk:
             raise no_access(error, str(path)) from error
 
     def is_folder(self, path: str | Path) -> bool:
-        """Whether a folder is there; a link to one only where `store_root` allows it."""
+        """Whether a folder exists there; a link to one counts only where `store_root` allows it."""
         try:
             mode = os.stat(path, follow_symlinks=False).st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -330,14 +336,14 @@ class Disk:
         return stat.S_ISDIR(mode) or (stat.S_ISLNK(mode) and is_owners_link(str(path)))
 
     def open_folder(self, path: str | Path) -> File:
-        """Hold on to a folder, to tell it from another one that is put at its path later (`folder_at_path`).
+        """Hold a folder open, to tell it apart from another one that is put at its path later (`folder_at_path`).
 
-        While it is held no other folder can get its inode number. A link to a folder is followed.
+        While it is held, no other folder can get its inode number. A link to a folder is followed.
         """
         return File(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), str(path), False)
 
     def folder_at_path(self, folder: File) -> bool:
-        """Whether a folder from `open_folder` is still what its path names."""
+        """Whether a folder from `open_folder` is still the one at its path."""
         try:
             info = os.stat(folder.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -345,7 +351,7 @@ class Disk:
         return info.st_ino == folder.inode and info.st_dev == folder.device
 
     def at_path(self, file: File) -> bool:
-        """Whether `file` is still what its path names (nobody deleted or replaced it)."""
+        """Whether `file` is still the file at its path (nobody deleted or replaced it)."""
         try:
             info = os.stat(file.path, follow_symlinks=False)
         except FileNotFoundError:
@@ -353,9 +359,9 @@ class Disk:
         return info.st_ino == file.inode and info.st_dev == file.device
 
     def check_folders(self, path: str | Path) -> None:
-        """Refuse a file's path that leads through a link to somewhere else; folders may be missing.
+        """Refuse a file's path that leads elsewhere through a link; folders may be missing.
 
-        Asked before an append: what is refused only when the file is made is in the log already.
+        This is called before an append, because by the time the file is created, the data are already in the log.
 
         Raises
         ------
@@ -365,7 +371,7 @@ class Disk:
             pass
 
     def data_ranges(self, file: File, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Parts of `start..end` that are not holes (they may still be zeros), as (start, end)."""
+        """Yield the parts of `start..end` that are not holes (they may still be zeros), as (start, end)."""
         fd = file.fileno()
         position = start
         while position < end:
@@ -381,23 +387,23 @@ class Disk:
             yield begin, position
 
     def free(self, path: str | Path) -> int:
-        """Bytes that can still be written on the file system of `path`."""
+        """Return how many bytes can still be written on the file system of `path`."""
         info = os.statvfs(path)
         return info.f_bavail * info.f_frsize
 
     def length(self, file: File) -> int:
-        """Bytes of an open file."""
+        """Return the size of an open file in bytes."""
         return os.fstat(file.fileno()).st_size
 
-    # ---- made of the above
+    # ---- built from the methods above
 
     def read(self, path: str | Path, limit: int = SMALL_FILE_SIZE) -> bytes:
-        """A whole small file.
+        """Read a whole small file.
 
         Raises
         ------
         CorruptionError
-            When it has more than `limit` bytes: it is not what it should be, and is not read.
+            The file has more than `limit` bytes, so it is not what it should be, and is not read.
         """
         file = self.open(path)
         try:
@@ -409,7 +415,7 @@ class Disk:
             file.close()
 
     def read_head(self, path: str | Path, size: int) -> bytes:
-        """At most the first `size` bytes of a file, however large it is."""
+        """Read at most the first `size` bytes of a file, however large it is."""
         file = self.open(path)
         try:
             return self.pread(file, min(self.length(file), size), 0)
@@ -436,7 +442,7 @@ class Disk:
 
 
 class _Opening(Place):
-    """A `Place` whose folder is used by an operation: a refusal by the system says whose the file is."""
+    """A `Place` whose folder an operation uses; if the system refuses, the error says whose the file is."""
 
     __slots__ = ()
 
@@ -463,7 +469,7 @@ def _place(path: str | Path, *, checked: bool = True) -> _Opening:
 
 @contextlib.contextmanager
 def sync_errors(path: str) -> Iterator[None]:
-    """Turn an `OSError` of a sync into a `SyncFailedError`, which nobody may retry."""
+    """Turn an `OSError` of a sync into a `SyncFailedError`, after which nobody may retry."""
     try:
         yield
     except SyncFailedError:
@@ -477,7 +483,7 @@ def sync_errors(path: str) -> Iterator[None]:
 class FilePool:
     """Open files by path, at most `limit` of them. The least recently used one is forgotten first.
 
-    Threads: safe. A file that was forgotten stays open for whoever still holds it.
+    Threads: safe. A forgotten file stays open for whoever still holds it.
     """
 
     def __init__(self, disk: Disk, limit: int | None = None) -> None:
@@ -487,7 +493,7 @@ class FilePool:
         self._lock = threading.Lock()
 
     def get(self, path: str, *, writable: bool = False) -> File:
-        """The file at `path`, which is opened now or was opened before."""
+        """Return the file at `path`, opened now or earlier."""
         key = (path, writable)
         with self._lock:
             file = self._files.get(key)
@@ -496,7 +502,7 @@ class FilePool:
                 return file
         file = self.disk.open(path, writable=writable)
         with self._lock:
-            if self.disk.at_path(file):  # else it was unlinked meanwhile, and has been forgotten already
+            if self.disk.at_path(file):  # otherwise it was unlinked meanwhile, and is already forgotten
                 self._keep(file)
         return file
 
@@ -517,23 +523,23 @@ class FilePool:
         return any(not self.disk.at_path(file) and self.disk.exists(file.path) for file in files)
 
     def forget(self, path: str) -> None:
-        """Drop a path: it was unlinked or replaced."""
+        """Drop a path that was unlinked or replaced."""
         with self._lock:
             for writable in (False, True):
                 self._files.pop((path, writable), None)
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all files."""
         with self._lock:
             self._files.clear()
 
     def forget_threads(self) -> None:
-        """In a forked child: replace the locks, because no other thread is there to release them."""
+        """In a forked child, replace the locks, because no other thread is there to release them."""
         self._lock = threading.Lock()
 
 
 def pool_limit() -> int:
-    """How many files a pool may hold: a quarter of the process's descriptors, 8 to 512."""
+    """Return how many files a pool may hold: a quarter of the process's descriptors, 8 to 512."""
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -541,12 +547,12 @@ def pool_limit() -> int:
 
 
 def read_exactly(disk: Disk, file: File, size: int, position: int) -> bytes:
-    """`size` bytes at `position`.
+    """Read `size` bytes at `position`.
 
     Raises
     ------
     CorruptionError
-        When the file ends before.
+        The file ends before that.
     """
     data = disk.pread(file, size, position)
     if len(data) != size:

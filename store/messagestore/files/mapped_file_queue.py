@@ -1,8 +1,7 @@
-"""A row of files of equal size, each named by the offset of its first byte.
+"""A series of files of equal size, each named by the offset of its first byte.
 
-Files are named by the offset of their first byte, 20 digits, and all have one size (RocketMQ `MappedFileQueue.java`).
-A new file is made in the store's `spark` folder with its first bytes in it and renamed into place: RocketMQ's folders
-never show a file of another size, nor an empty one.
+The name has 20 digits (RocketMQ `MappedFileQueue.java`). A new file is created in the store's `spark` folder with its
+first bytes in it and then renamed into place, so RocketMQ's folders never show a file of another size or an empty one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_OFFSET = (1 << 63) - 1
 
 
 def file_name(file_from_offset: int) -> str:
-    """`0` -> `00000000000000000000`."""
+    """Return the name of a file: `0` -> `00000000000000000000`."""
     return f"{file_from_offset:0{_NAME_DIGITS}d}"
 
 
@@ -33,13 +32,13 @@ class MappedFileQueue:
     Parameters
     ----------
     directory : str
-        Where the files are; it may be missing (no files).
+        The folder of the files; it may be missing (no files).
     file_size : int
         Bytes of each file. 0: taken from the files that exist.
     pool : FilePool
-        Where open files are kept.
+        Holds the open files.
     staging : str
-        A folder on the same file system in which new files are made.
+        A folder on the same file system, in which new files are created.
 
     Threads: one writer; any number of readers that call `load` themselves.
     """
@@ -57,12 +56,12 @@ class MappedFileQueue:
         self._paths: dict[int, str] = {}
 
     def load(self) -> None:
-        """Look at the folder: names and sizes.
+        """Read the names and sizes in the folder.
 
         Raises
         ------
         CorruptionError
-            For a file that RocketMQ would refuse (a stray name, another size) or a gap between files.
+            There is a file that RocketMQ would refuse (a stray name, another size), or a gap between files.
         """
         offsets: list[int] = []
         sizes: list[int] = []
@@ -84,7 +83,7 @@ class MappedFileQueue:
                     hint="Move it out of the folder.",
                 )
             if size == 0 and name == entries[-1][0]:
-                continue  # just created by a broker, or left by one that crashed: not a file yet
+                continue  # a broker has just created it, or one that crashed left it: not a file yet
             offsets.append(int(name))
             sizes.append(size)
         if sizes and not self._size_is_known and not self.offsets:
@@ -103,12 +102,12 @@ class MappedFileQueue:
         self.offsets = offsets
 
     def forget_deleted(self) -> bool:
-        """Forget the first files when they are not there any more (retention); one system call when they are.
+        """Forget the first files if retention has deleted them; costs one system call if they still exist.
 
         Returns
         -------
         bool
-            Whether a file was gone.
+            Whether a file was missing.
         """
         count = 0
         while count < len(self.offsets) and not self.disk.exists(self.path(self.offsets[count])):
@@ -118,14 +117,14 @@ class MappedFileQueue:
         return count > 0
 
     def refresh(self) -> None:
-        """Take in the files that came behind the last one, and drop those that retention has deleted before the first.
+        """Add the files that follow the last one, and drop those at the beginning that retention has deleted.
 
-        For whoever has looked with `load` before: a few looks, however many files there are.
+        This is for callers that have called `load` before. It costs a few system calls, however many files there are.
 
         Raises
         ------
         CorruptionError
-            For a next file of another size.
+            The next file has another size.
         """
         gone = 0
         while gone < len(self.offsets) and not self.disk.exists(self.path(self.offsets[gone])):
@@ -141,13 +140,13 @@ class MappedFileQueue:
             except FileNotFoundError:
                 return
             if size == 0:
-                return  # just created by a broker: not a file yet
+                return  # a broker has just created it: not a file yet
             if size != self.file_size or self.max_offset > MAX_OFFSET - size:
                 raise CorruptionError(path, 0, f"a file of {self.file_size} bytes", f"{size} bytes")
             self.offsets.append(self.max_offset)
 
     def path(self, file_from_offset: int) -> str:
-        """Path of the file that begins at an offset."""
+        """Return the path of the file that begins at an offset."""
         path = self._paths.get(file_from_offset)  # asked for with every read and write
         if path is None:
             path = self._paths[file_from_offset] = os.path.join(self.directory, file_name(file_from_offset))
@@ -155,26 +154,26 @@ class MappedFileQueue:
 
     @property
     def min_offset(self) -> int:
-        """First byte that a file holds; 0 without files."""
+        """The first byte that a file holds; 0 without files."""
         return self.offsets[0] if self.offsets else 0
 
     @property
     def max_offset(self) -> int:
-        """End of the last file; 0 without files."""
+        """The end of the last file; 0 without files."""
         return self.offsets[-1] + self.file_size if self.offsets else 0
 
     def holding(self, offset: int) -> int | None:
-        """file_from_offset of the file that holds `offset`, or None."""
+        """Return file_from_offset of the file that holds `offset`, or None."""
         if not self.offsets or not self.offsets[0] <= offset < self.max_offset:
             return None
         return self.offsets[0] + (offset - self.offsets[0]) // self.file_size * self.file_size
 
     def file(self, file_from_offset: int, *, writable: bool = False) -> File:
-        """The open file that begins at an offset."""
+        """Return the open file that begins at an offset."""
         return self.pool.get(self.path(file_from_offset), writable=writable)
 
     def pread(self, offset: int, size: int) -> bytes:
-        """Bytes from `offset` on, at most to the end of its file; empty where there is no file."""
+        """Read bytes from `offset` on, at most to the end of its file; empty if there is no file."""
         start = self.holding(offset)
         if start is None:
             return b""
@@ -183,15 +182,15 @@ class MappedFileQueue:
     def create(
         self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False
     ) -> File:
-        """Make the next file, with `data` at `position` already in it, and give it its name.
+        """Create the next file with `data` at `position` already in it, and give it its name.
 
-        At most one name of a folder is not synced: after a power cut the files that are there are the first ones, with
-        no gap between them.
+        At most one name in a folder is unsynced, so after a power cut the remaining files are the first ones, without a
+        gap.
 
         Raises
         ------
         SyncFailedError
-            The folder could not be synced; nothing was made.
+            The folder could not be synced; nothing was created.
         """
         if self._name_unsynced:
             with sync_errors(self.directory):
@@ -212,7 +211,7 @@ class MappedFileQueue:
         return file
 
     def make_folder(self) -> None:
-        """Make the folder and its missing parents."""
+        """Create the folder and its missing parents."""
         missing = []
         path = self.directory
         while not self.disk.exists(path):
@@ -222,7 +221,7 @@ class MappedFileQueue:
             self.disk.mkdir(path)
 
     def remove(self, file_from_offset: int) -> None:
-        """Unlink a file; whoever has it open keeps what they have."""
+        """Unlink a file; whoever has it open can still use it."""
         path = self.path(file_from_offset)
         self.disk.unlink(path)
         self.pool.forget(path)

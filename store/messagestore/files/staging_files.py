@@ -1,21 +1,21 @@
-"""Staging files: who a file belongs to, and when it may be deleted.
+"""Staging files: defines to whom a file belongs, and when it may be deleted.
 
-A name says which process wrote the file, which driver will commit it, and for which write it is:
+A name says which process wrote the file, which driver will commit it, and to which write it belongs:
 
     <driver>-<write>.<batch>-<writer>-<random>.writing      not finished
                                               .staged       finished: its name is on its way to the driver
 
-    process   <pid>.<start>.<boot>.<pid namespace>; 0: not known
-    write     SHA-256 of who writes (a streaming run, or one batch write), 16 hex digits
+        process   <pid>.<start>.<boot>.<pid namespace>; 0: unknown
+        write     SHA-256 of the writer's identity (a streaming run, or one batch write), 16 hex digits
 
-A commit reads finished files of its own write only. So these go, each without a wait:
+A commit reads only finished files of its own write. Therefore these files are deleted without a wait:
 
 - a file of a write and batch that this driver has committed or aborted, whoever wrote it (`sweep_write`);
 - an unfinished file whose writer is dead, and any file whose driver is dead (`sweep`).
 
-Everything else goes when nobody has written to it for `stagingTtl`. A process counts as dead only if this kernel says
-so: same boot, same pid namespace, and no process with this pid and start time. One of another machine, container or
-boot is not known to be dead.
+Every other file is deleted when nobody has written to it for `stagingTtl`. A process counts as dead only if this kernel
+proves it: same boot, same pid namespace, and no process with this pid and start time. A process of another machine,
+container or boot is not known to be dead.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _WARN_AGAIN_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """What a staging file is for: plain values, pickled into tasks.
+    """Identifies what a staging file is for, in plain values that are pickled into tasks.
 
     Parameters
     ----------
     driver : str
-        The process whose death ends the write; `UNKNOWN` where it cannot be told.
+        The process whose death ends the write; `UNKNOWN` if it cannot be determined.
     key : str
-        The same in all tasks and in the commit of one write, and of no other.
+        The same in all tasks and in the commit of one write, and in no other write.
     batch : int
-        Of a stream; commits of one key come in this order.
+        The batch of a stream; commits of one key come in this order.
     """
 
     driver: str
@@ -65,7 +65,7 @@ class Write:
     batch: int = 0
 
     def path(self, folder: str) -> str:
-        """A fresh path for a file that is being written."""
+        """Return a fresh path for a file that is being written."""
         writer = process_token(os.getpid())
         return os.path.join(folder, f"{self._prefix}{self.batch}-{writer}-{uuid.uuid4().hex[:8]}{WRITING}")
 
@@ -75,12 +75,12 @@ class Write:
 
 
 def no_write() -> Write:
-    """For whoever stages without a driver: known by nobody else."""
+    """Return a write for callers that stage without a driver; nobody else knows it."""
     return Write(UNKNOWN, uuid.uuid4().hex)
 
 
 def finished(path: str) -> str:
-    """The name that a file gets when it is whole."""
+    """Return the name that a file gets when it is whole."""
     return path.removesuffix(WRITING) + STAGED
 
 
@@ -88,7 +88,7 @@ def finished(path: str) -> str:
 
 
 def process_token(pid: int) -> str:
-    """What tells a process from all others of this machine, also when its pid is used again."""
+    """Return what distinguishes a process from all others of this machine, even if its pid is reused."""
     start = _start_of(pid)
     if start is None:
         return UNKNOWN
@@ -101,7 +101,7 @@ def _namespace() -> int:
 
 
 def _stat_of(pid: int) -> list[str] | None:
-    """Name, state, parent, ... of a process; None when it cannot be seen."""
+    """Return name, state, parent, ... of a process; None if it cannot be seen."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -115,7 +115,7 @@ def _start_of(pid: int) -> str | None:
 
 
 def is_dead(token: str) -> bool:
-    """Whether a process is known to be gone."""
+    """Whether a process is known to be dead."""
     if token == UNKNOWN:
         return False
     pid, start, boot, namespace = token.split(".")
@@ -125,14 +125,16 @@ def is_dead(token: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except OSError:  # of another user: it is there
+    except OSError:  # it belongs to another user, so it exists
         pass
     found = _start_of(int(pid))
     return found is not None and found != start
 
 
 def driver_token() -> str:
-    """Spark's driver, asked in a Python worker that it started: the nearest JVM above this process."""
+    """Return the token of Spark's driver, asked in a Python worker that it started: the nearest JVM above this
+    process.
+    """
     pid = os.getpid()
     for _ in range(_MOST_ANCESTORS):
         fields = _stat_of(pid)
@@ -148,7 +150,7 @@ def driver_token() -> str:
 
 
 def remove(paths: Iterable[str], disk: Disk | None = None) -> None:
-    """Delete staging files; those that are gone already do not matter."""
+    """Delete staging files; it does not matter if some were deleted already."""
     disk = disk or Disk()
     for path in paths:
         try:
@@ -158,9 +160,9 @@ def remove(paths: Iterable[str], disk: Disk | None = None) -> None:
 
 
 def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[str]:
-    """Delete files that nobody will commit, and those that nobody has written to for `older_than_s` seconds.
+    """Delete files that nobody will commit, and those to which nobody has written for `older_than_s` seconds.
 
-    Warns when what is left takes more than is free on the disk.
+    Warns if the remaining files take more space than is free on the disk.
 
     Returns
     -------
@@ -188,9 +190,10 @@ def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[st
 
 
 def sweep_write(paths: Iterable[str], disk: Disk | None = None) -> list[str]:
-    """Delete what failed attempts left of the writes that some files belong to, up to these files' batches.
+    """Delete what failed attempts left of the writes of some files, up to the batches of these files.
 
-    Called when the write is committed or aborted: nobody reads these files any more, nor those of earlier batches.
+    This is called when the write is committed or aborted: nobody reads these files any more, nor those of earlier
+    batches.
     """
     disk = disk or Disk()
     last: dict[tuple[str, str, str], int] = {}

@@ -1,8 +1,8 @@
-"""`spark/state`: how far readers may see, and what the next writer must examine.
+"""`spark/state`: records how far readers may see, and what the next writer must examine.
 
 `spark/state` is 4 096 bytes with two slots, 512 bytes apart so that no torn sector hits both. A change is one pwrite of
-one slot; a slot counts when its CRC agrees, and of two the one with the higher counter. So a torn write leaves the
-state before it.
+one slot. A slot counts if its CRC matches; if both match, the one with the higher counter counts. A torn write
+therefore leaves the previous state.
 
     0         64        512       576                4096
     | slot 0  | zeros   | slot 1  | zeros            |       a state with counter n is in slot n % 2
@@ -35,10 +35,10 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _READ_SIZE = STATE_SLOT_POSITIONS[-1] + STATE_SLOT.size
 _READ_TRIES = 3
 
-# A numpy scalar costs more than this whole file does: the format of the table, for one slot at a time.
+# A struct in the table's format, for one slot, because a numpy scalar costs more than everything else in this module.
 _SLOT = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[field.type] for field in STATE_SLOT.fields))
 _CRC_POSITION = STATE_SLOT.offset("crc")
-_PACKED = struct.Struct(_SLOT.format[:-1])  # what the CRC is of
+_PACKED = struct.Struct(_SLOT.format[:-1])  # what the CRC covers
 
 _values = attrgetter(*(field.name for field in STATE_SLOT.fields if field.name != "crc"))
 
@@ -46,7 +46,7 @@ _boot_hash: int | None = None
 
 
 def boot_hash() -> int:
-    """CRC-32 of this boot's id: what was written in another boot and not synced may be gone."""
+    """Return the CRC-32 of this boot's id: what was written in another boot and not synced may be lost."""
     global _boot_hash  # noqa: PLW0603 - one value per boot
     if _boot_hash is None:
         with open(_BOOT_ID, encoding="ascii") as file:
@@ -63,19 +63,19 @@ class State:
     counter : int
         The generation, from 1; every change is a new one.
     in_flight : int
-        S: bytes at or above it may be unfinished; `NOTHING_IN_FLIGHT`: none are.
+        S: bytes at or above it may be unfinished; `NOTHING_IN_FLIGHT`: no bytes are.
     visible_end : int
         V: readers see the records that end at or below it.
     clean_end : int
-        C: below it CommitLog, ConsumeQueues and index are synced.
+        C: below it, CommitLog, ConsumeQueues and index are synced.
     anchor_position, anchor_size, anchor_crc : int
         The last record below C: its physical offset, bytes, and CRC-32. Size 0: there is none.
     boot_hash : int
-        `boot_hash()` of who wrote the slot.
+        `boot_hash()` of the process that wrote the slot.
     flags : int
         STATE_POISONED, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING, STATE_OWN of `layout`.
     writer_pid : int
-        Who wrote the slot; for messages only.
+        The process that wrote the slot; for messages only.
     """
 
     counter: int = 1
@@ -91,35 +91,37 @@ class State:
 
     @property
     def poisoned(self) -> bool:
-        """A sync failed in the process that wrote this."""
+        """A sync failed in the process that wrote this state."""
         return bool(self.flags & STATE_POISONED)
 
     @property
     def asynchronous(self) -> bool:
-        """Bytes above C were appended in ASYNC_FLUSH: a ConsumeQueue unit there proves nothing."""
+        """Bytes above C were appended in ASYNC_FLUSH, so a ConsumeQueue unit there proves nothing."""
         return bool(self.flags & STATE_ASYNC)
 
     @property
     def clean(self) -> bool:
-        """The store was closed with everything synced up to C, and nobody of us has written since."""
+        """The store was closed with everything synced up to C, and this project has not written since."""
         return bool(self.flags & STATE_CLEAN)
 
     @property
     def recovering(self) -> bool:
-        """A recovery is at work, or died: what is derived from the log above C may be in pieces."""
+        """A recovery is at work or died, so what is derived from the log above C may be incomplete."""
         return bool(self.flags & STATE_RECOVERING)
 
     @property
     def own(self) -> bool:
-        """Only this project has ever written the store, as far as anything tells. A broker was never at work there, so
-        every unit has the number that its record says.
+        """Only this project has ever written the store, as far as there is evidence.
+
+        A broker was never at work there, so every unit has the number that its record says.
         """
         return bool(self.flags & STATE_OWN)
 
     @property
     def idle(self) -> bool:
-        """Whether no append and no recovery was under way when this was written, and all that was written since the
-        machine was started is still there.
+        """Whether this state was written with no append or recovery under way, and nothing has been lost since.
+
+        The latter means that all that was written since the machine was started is still there.
         """
         return (
             self.in_flight == NOTHING_IN_FLIGHT
@@ -129,12 +131,12 @@ class State:
         )
 
     def to_bytes(self) -> bytes:
-        """The slot's bytes.
+        """Return the slot's bytes.
 
         Raises
         ------
         ValueError
-            For a value that its field cannot hold.
+            A field cannot hold its value.
         """
         values = _values(self)
         try:
@@ -144,7 +146,7 @@ class State:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State | None:
-        """The state in a slot; None when it was never written, or torn."""
+        """Return the state in a slot; None if the slot was never written or is torn."""
         if len(data) != STATE_SLOT.size:
             return None
         *values, crc = _SLOT.unpack(data)
@@ -170,16 +172,18 @@ class StateFile:
 
     @property
     def last_counter(self) -> int:
-        """Counter of the state read or written last through this object; -1 before the first."""
+        """The counter of the state that this object last read or wrote; -1 before the first."""
         return self._last.counter if self._last is not None else -1
 
     @property
     def inode(self) -> int:
-        """Of the file read last; -1 without one. Another one: the file was made again, or restored."""
+        """The inode of the file that was last read; -1 without one. If it changes, the file was recreated or
+        restored.
+        """
         return self._file.inode if self._file is not None else -1
 
     def create(self, via: str, state: State) -> State:
-        """Make the file, whole and synced, with `state` in its slot; one that exists is replaced."""
+        """Create the file, whole and synced, with `state` in its slot; an existing one is replaced."""
         data = bytearray(STATE_FILE_SIZE)
         position = STATE_SLOT_POSITIONS[state.counter % 2]
         data[position : position + STATE_SLOT.size] = state.to_bytes()
@@ -189,8 +193,8 @@ class StateFile:
         return state
 
     def read(self) -> State | None:
-        """The state that counts; None without a file, or when no slot is valid. A few microseconds."""
-        for _ in range(_READ_TRIES):  # a reader that was stopped amid two writes may see both slots torn
+        """Return the state that counts; None without a file or a valid slot. This takes a few microseconds."""
+        for _ in range(_READ_TRIES):  # a reader that was stopped between two writes may see both slots torn
             data = self._read_slots()
             if data is None:
                 return None
@@ -216,15 +220,15 @@ class StateFile:
         return self.disk.pread(file, _READ_SIZE, 0)
 
     def write(self, state: State) -> State:
-        """Write one slot, never the one that counts. Not synced.
+        """Write one slot, never the one that counts. It is not synced.
 
         Raises
         ------
         ValueError
             The counter is not above the last one, or would fall into its slot.
         FileReplaced
-            When the file is gone, or is another one than was read or written last: whoever restores a store under its
-            writer puts another store's state there.
+            The file is missing, or is not the one that was last read or written: whoever restores a store while a
+            writer runs puts another store's state there.
         """
         last = self._last if self._last is not None else self.read()
         if last is not None and (state.counter <= last.counter or (state.counter - last.counter) % 2 == 0):
@@ -234,18 +238,18 @@ class StateFile:
         return state
 
     def write_both(self, state: State) -> State:
-        """Write the same content into both slots, with counters +0 and +1, so that no slot shows the state before.
+        """Write the same content into both slots, with counters +0 and +1, so that no slot shows the previous state.
 
         Returns
         -------
         State
-            The one that counts now: `state` with its counter plus 1.
+            The state that counts now: `state` with its counter plus 1.
         """
         self.write(state)
         return self.write(replace(state, counter=state.counter + 1))
 
     def sync(self) -> None:
-        """Force what was written to the disk."""
+        """Force what was written to disk."""
         self.disk.fdatasync(self.written.writable(self.path))
 
     def close(self) -> None:

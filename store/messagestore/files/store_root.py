@@ -1,9 +1,9 @@
-"""Where a store's root is, what may be passed through below it, and who owns what is made there.
+"""Defines where a store's root is, which links below it may be followed, and who owns new files there.
 
 A writer creates, renames, truncates and deletes files below the store's root. Whoever can place a symbolic link there
-could point it at a folder of somebody else's. So each such operation walks from the root to the file's folder, one
-descriptor a step, and acts relative to the last one: what was checked is what is used, also when somebody swaps a
-folder for a link meanwhile.
+could point it at somebody else's folder. Therefore each such operation walks from the root to the file's folder, one
+descriptor per step, and acts relative to the last one: what was checked is what is used, even if somebody replaces a
+folder with a link meanwhile.
 
     <root>                       may be reached through links: whoever opens the store chose them
     <root>/commitlog, ...        a folder, or a link made by the root folder's owner (or by uid 0) to a folder of
@@ -11,10 +11,11 @@ folder for a link meanwhile.
     <root>/spark                 a folder
     everything further down      a folder
 
-New files belong to the owner and the group of the root folder when uid 0 makes them. Their mode is `fileMode`; without
-it the owner may read and write, the group what the root folder allows it, and others nothing.
+If uid 0 creates new files, they belong to the owner and the group of the root folder. Their mode is `fileMode`; without
+it, the owner may read and write, the group gets the access that the root folder gives it, and others get none.
 
-Roots are known by name for the life of the process (`known_root`). A path below no known root is used as it is.
+Roots are known by name for the life of the process (`known_root`). A path that is not below a known root is used as it
+is.
 Threads: safe.
 """
 
@@ -39,21 +40,21 @@ _modes: dict[str, int | None] = {}
 
 
 def known_root(root: str, file_mode: int | None = None) -> None:
-    """From now on paths below `root` are those of a store.
+    """Treat paths below `root` as those of a store from now on.
 
     Parameters
     ----------
     root : str
-        An absolute path, as all paths below it are spelled.
+        An absolute path, spelled as in all paths below it.
     file_mode : int | None
-        Of new files; None: what is known stays.
+        The mode of new files; None: the known mode stays.
     """
     if file_mode is not None or root not in _modes:
         _modes[root] = file_mode
 
 
 def root_of(path: str) -> str | None:
-    """The known root that a path lies below."""
+    """Return the known root above a path."""
     for _ in range(_MOST_DEPTH):
         path, _, name = path.rpartition("/")
         if path in _modes:
@@ -75,12 +76,12 @@ class Place:
     Attributes
     ----------
     folder : int | None
-        A descriptor of the folder; None where the name is the whole path.
+        A descriptor of the folder; None if the name is the whole path.
 
     Raises
     ------
     NotAStoreError
-        On entering, for a link or a file where a folder must be.
+        On entering, if there is a link or a file where a folder must be.
     """
 
     __slots__ = ("_owner", "_root_folder", "folder", "name", "path", "root")
@@ -135,13 +136,13 @@ class Place:
         return self._linked(fd, name, path)
 
     def _linked(self, fd: int, name: str, path: str) -> int:
-        """The folder that a link of the first level leads to, when it is the owner's."""
+        """Return the folder to which a link of the first level leads, if the folder is the owner's."""
         assert self._root_folder is not None
         owner = self._root_folder.st_uid
         link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
         try:
             made_by = os.fstat(link).st_uid
-            target = os.readlink("", dir_fd=link)  # of the link that was looked at, whatever has its name by now
+            target = os.readlink("", dir_fd=link)  # of the link that was examined, whatever has its name by now
         finally:
             os.close(link)
         try:
@@ -161,14 +162,14 @@ class Place:
             )
         return found
 
-    # ---- what is made
+    # ---- new files
 
     def take_file(self, fd: int) -> None:
-        """Give a new file its owner, group and mode; before anybody else knows its name."""
+        """Give a new file its owner, group and mode, before anybody else knows its name."""
         self._take(fd, _PRIVATE)
 
     def take_folder(self, fd: int) -> None:
-        """The same for a new folder: whoever may read a file may enter."""
+        """Do the same for a new folder: whoever may read a file may enter."""
         self._take(fd, _PRIVATE | stat.S_IXUSR)
 
     def _take(self, fd: int, private: int) -> None:
@@ -185,7 +186,7 @@ class Place:
             os.fchown(fd, uid, gid)
         assert self.root is not None
         mode = _modes.get(self.root)
-        if mode is None:  # another group than the root folder's is given nothing
+        if mode is None:  # a group other than the root folder's gets no access
             mode = _PRIVATE | (root.st_mode & _GROUP if gid == root.st_gid else 0)
         if private & stat.S_IXUSR:
             mode |= (mode & 0o444) >> 2
@@ -194,12 +195,12 @@ class Place:
 
 
 def writable_by_others(root: str) -> bool:
-    """Whether every user may make and remove names in the root folder."""
+    """Whether every user may create and remove names in the root folder."""
     return bool(os.stat(root).st_mode & stat.S_IWOTH)
 
 
 def other_names(path: str) -> int:
-    """How many names (hard links) a file has besides this one; 0 when there is no such file."""
+    """Return how many names (hard links) a file has besides this one; 0 if there is no such file."""
     try:
         return os.stat(path, follow_symlinks=False).st_nlink - 1
     except FileNotFoundError:
@@ -207,7 +208,7 @@ def other_names(path: str) -> int:
 
 
 def is_owners_link(path: str) -> bool:
-    """Whether a link stands where one of RocketMQ's folders may, and leads to a folder as it must."""
+    """Whether a permitted link stands in the place of one of RocketMQ's folders and leads to a permitted folder."""
     try:
         with Place(f"{path}/.") as place:
             return place.folder is not None
@@ -216,13 +217,13 @@ def is_owners_link(path: str) -> bool:
 
 
 def no_access(error: PermissionError, path: str) -> StorePermissionError:
-    """An error that says who owns what cannot be used, and what to do.
+    """Return an error that says who owns what cannot be used, and what to do.
 
     Parameters
     ----------
     error : PermissionError
     path : str
-        What was to be used; its folder is named when that is what refuses.
+        What was to be used; the error names its folder if that is what refuses.
     """
     root = root_of(path)
     found, at = None, path

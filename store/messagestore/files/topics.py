@@ -80,7 +80,7 @@ class TopicConfig:
         others = dict(fields)
         topic = cls(name)
         attributes = others.pop("attributes", None) or {}
-        others.pop("topicName", None)  # the name in the table decides, as in RocketMQ
+        others.pop("topicName", None)  # as in RocketMQ, the name in the table decides
         return cls(
             topic_name=name,
             read_queue_nums=int(others.pop("readQueueNums", topic.read_queue_nums)),

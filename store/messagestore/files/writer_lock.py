@@ -1,26 +1,28 @@
-"""The locks that say who may write to a store: Python writers, one at a time, or a Java broker.
+"""The locks that decide who may write to a store: Python writers, one at a time, or a Java broker.
 
-Two locks. Both are open file description locks: they belong to a descriptor, not to a process, so closing another
-descriptor of the same file does not drop them, as it would a POSIX lock; and they conflict with Java's POSIX locks.
+There are two locks. Both are open file description locks: they belong to a descriptor, not to a process, so closing
+another descriptor of the same file does not drop them, as it would drop a POSIX lock; and they conflict with Java's
+POSIX locks.
 
     <root>/lock         byte 0: shared by all Python writers (`Attachment`), exclusive for a Java broker
     spark/writer.lock   byte 0: one Python writer at a time (`WriterLock`)
 
 A Java broker locks only after it has read and cut the files, so the lock alone does not keep the two apart. But a
-broker opens `<root>/lock` for writing in its constructor, before it looks at any other file, and keeps it open. An
-attached writer therefore also holds a kernel lease on `<root>/lock`, through a descriptor that only reads:
+broker opens `<root>/lock` for writing in its constructor, before it examines any other file, and keeps it open. An
+attached writer therefore also holds a kernel lease on `<root>/lock`, through a read-only descriptor:
 
-    the writer came first    the broker's `open` waits until the writer lets the lease go (`Attachment.broker_waits`)
-    the broker came first    the lease is refused, from the broker's constructor on, and so is the writer
+        the writer came first    the broker's `open` waits until the writer releases the lease
+        (`Attachment.broker_waits`)
+        the broker came first    the lease is refused, from the broker's constructor on, and so is the writer
 
-Python writers never open `<root>/lock` for writing, so their leases do not disturb each other. A lease that is not let
-go is broken by the kernel after `/proc/sys/fs/lease-break-time` (45 s); the lock still keeps that broker from starting.
-The kernel tells the holder by a signal; SIGURG is chosen because it is ignored unless somebody handles it. Leases need
-a local file system, and the file's owner or CAP_LEASE; where there are none the lock alone has to do, and a warning
-says so.
+Python writers never open `<root>/lock` for writing, so their leases do not disturb each other. The kernel breaks a
+lease that is not released after `/proc/sys/fs/lease-break-time` (45 s); the lock still keeps that broker from starting.
+The kernel notifies the holder by a signal; SIGURG is used because it is ignored unless somebody handles it. Leases need
+a local file system, and the file's owner or CAP_LEASE; without leases, the lock alone must suffice, and a warning says
+so.
 
-In a forked child the descriptors are closed, never unlocked: an unlock would drop the parent's lock, too. Lock files
-hold no data and are not part of the seam to the disk. Threads: the caller lets one thread at a time use a lock object;
+In a forked child, the descriptors are closed but never unlocked, because an unlock would drop the parent's lock, too.
+Lock files hold no data and do not go through `Disk`. Threads: the caller lets one thread at a time use a lock object;
 `Attachment.broker_waits` may be called from any thread. Linux, 64 bit. Source: RocketMQ `DefaultMessageStore.java`
 (constructor, load, start), fcntl(2) "Open file description locks" and "Leases".
 """
@@ -51,34 +53,34 @@ _LONGEST_PAUSE_S = 0.05
 _NOTE_SIZE = 512
 _TRIES = 20
 _NO_LEASES = (errno.EACCES, errno.EPERM, *_NO_LOCKS)
-"""A file of another owner, or a file system without leases."""
+"""The errors for a file of another owner, or a file system without leases."""
 BREAK_MARGIN_S = 5.0
-"""So long before the kernel lets a broker through, a writer takes itself for overrun."""
+"""A writer considers itself overrun this long before the kernel lets a broker through."""
 
 _FLOCK = struct.Struct("hhqqi4x")
-"""`struct flock` of the kernel: type, whence, start, length, pid. Native order and alignment."""
+"""The kernel's `struct flock`: type, whence, start, length, pid. Native order and alignment."""
 
 
 _log = logging.getLogger(__name__)
 _warned: set[str] = set()
-"""Lock files for which this process has said that they have no lease."""
+"""Lock files for which this process has reported that they have no lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds an exclusive lock, as far as the kernel says.
+    """Identifies who holds an exclusive lock, as far as the kernel says.
 
     Parameters
     ----------
     pid : int
-        0: a process of another pid namespace (a container); below 0: one that the kernel does not name.
+        0: a process of another pid namespace (a container); below 0: a process that the kernel does not name.
     """
 
     pid: int
 
     @property
     def words(self) -> str:
-        """Process, program and host, for messages."""
+        """Return process, program and host, for messages."""
         host = socket.gethostname()
         if self.pid > 0:
             program = _program(self.pid)
@@ -92,7 +94,7 @@ class Holder:
 
 
 def _program(pid: int) -> str:
-    """Name of a process's program; empty when it has ended or may not be looked at."""
+    """Return the name of a process's program; empty if the process has ended or may not be examined."""
     try:
         with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
             return file.read().strip()
@@ -101,7 +103,7 @@ def _program(pid: int) -> str:
 
 
 class _LockFile:
-    """A file that is there to be locked; knows the locks that live in this process."""
+    """A file that exists only to be locked; tracks the locks that live in this process."""
 
     _writable = True
 
@@ -112,7 +114,7 @@ class _LockFile:
         _live.add(self)
 
     def _open(self) -> File:
-        """The file, created if absent; a link, FIFO, device or folder is refused."""
+        """Open the file, created if absent; a link, FIFO, device or folder is refused."""
         if self._forked:
             raise StoreClosedError(f"{self.path}: was opened before a fork; a child opens the store itself")
         while self._file is None:
@@ -127,7 +129,7 @@ class _LockFile:
             Disk().open_new(self.path, 0).close()
 
     def _set(self, kind: int) -> bool:
-        """Lock or unlock byte 0; False when somebody else's lock is in the way."""
+        """Lock or unlock byte 0; return False if somebody else's lock is in the way."""
         file = self._open()
         try:
             fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
@@ -141,7 +143,7 @@ class _LockFile:
         return self._file is not None and Disk().at_path(self._file)
 
     def _close(self) -> None:
-        """Close the descriptor; that drops its lock, unless a forked child has the description open, too."""
+        """Close the descriptor, which drops its lock unless a forked child also has the description open."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -163,7 +165,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _without_locks(error: OSError, path: str) -> Exception:
-    """The error of a lock call; where the file system, or the system, knows no such locks, one that says so."""
+    """Return the error of a lock call, or one that says that the file system or the system has no such locks."""
     if error.errno not in _NO_LOCKS:
         error.filename = path
         return error
@@ -176,7 +178,7 @@ def _without_locks(error: OSError, path: str) -> Exception:
 
 
 def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
-    """Whose lock conflicts with one of `kind` on byte 0 through `fd`."""
+    """Return whose lock conflicts with one of `kind` on byte 0 through `fd`."""
     try:
         answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
     except OSError as error:
@@ -189,32 +191,34 @@ def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
 
 
 class Attachment(_LockFile):
-    """The shared lock and the lease on `<root>/lock`: while they are held no Java broker starts. Made by `attach`."""
+    """The shared lock and the lease on `<root>/lock`: while they are held, no Java broker starts. `attach` makes it."""
 
-    _writable = False  # a lease needs a descriptor that only reads, and one that writes would break those of others
+    _writable = False  # a lease needs a read-only descriptor, and a writable one would break the leases of others
 
     def __init__(self, root: str, disk: Disk) -> None:
         super().__init__(os.path.join(root, LOCK_NAME))
         self.disk = disk
         self.leased = False
-        """Whether the kernel makes a broker wait that opens the lock file."""
+        """Whether the kernel makes a broker that opens the lock file wait."""
         self._undisturbed_s = 0.0
 
     @property
     def attached(self) -> bool:
-        """Whether it is held; False after `detach`, and in a forked child."""
+        """Whether the lock is held; False after `detach`, and in a forked child."""
         return self._file is not None
 
     def intact(self) -> bool:
-        """Whether the lock file at the path is still the one that is locked (nobody removed or replaced it), and no
-        broker can have gone past the lease.
+        """Whether the lock file at the path is still the one that is locked, and no broker can have passed the lease.
+
+        The former is false if somebody removed or replaced the file.
         """
         return self._file is not None and self.disk.at_path(self._file) and not self.overrun()
 
     def broker_waits(self) -> bool:
-        """Whether somebody waits to open the lock file for writing, as a broker does that starts. Under a microsecond.
+        """Whether somebody waits to open the lock file for writing, as a starting broker does. Takes under a
+        microsecond.
 
-        Also True once the kernel has let it through. Never without a lease.
+        This is also True once the kernel has let it through. Without a lease it is always False.
         """
         file = self._file
         if file is None or not self.leased:
@@ -240,18 +244,18 @@ class Attachment(_LockFile):
         Raises
         ------
         StoreClosedError
-            When not attached.
+            The lock is not held.
         """
         if self._file is None:
             raise StoreClosedError(f"{self.path}: not attached to the store; open it again")
         return _in_the_way(self._file.fileno(), fcntl.F_WRLCK, self.path) is None
 
     def detach(self) -> None:
-        """Let a Java broker start; a second time does nothing. In a forked child nothing is unlocked."""
+        """Let a Java broker start; a second call does nothing. In a forked child, nothing is unlocked."""
         if self._file is not None:
             try:
-                # Closing alone leaves the lock to a child forked without our hook. The lease goes last: a broker that
-                # waits for it must not find the lock held.
+                # Closing alone leaves the lock to a child that forked without our hook. The lease is released last: a
+                # broker that waits for it must not find the lock held.
                 self._set(fcntl.F_UNLCK)
                 if self.leased:
                     with contextlib.suppress(BlockingIOError):  # the kernel has taken it away already
@@ -270,22 +274,24 @@ class Attachment(_LockFile):
                 self._close()
                 if holder is not None:
                     return holder
-                time.sleep(_FIRST_PAUSE_S)  # a process may have it open for a moment only
+                time.sleep(_FIRST_PAUSE_S)  # a process may have it open only for a moment
             elif not self._set(fcntl.F_RDLCK):
                 holder = _in_the_way(self._open().fileno(), fcntl.F_RDLCK, self.path)
                 if holder is not None:
                     self._close()
                     return holder
-                time.sleep(_FIRST_PAUSE_S)  # let go between the two calls
+                time.sleep(_FIRST_PAUSE_S)  # it was released between the two calls
             elif self._at_path():
                 return None
             else:
-                self._close()  # removed or replaced since it was opened: lock what is there now
+                self._close()  # it was removed or replaced since it was opened: lock what is there now
         self._close()
         raise self._refused()
 
     def _lease(self) -> bool:
-        """Take the lease; False while somebody has the file open for writing, or waits to open it so."""
+        """Take the lease; return False while somebody has the file open for writing, or waits to open it for
+        writing.
+        """
         fd = self._open().fileno()
         self.leased = False
         try:
@@ -321,19 +327,19 @@ class Attachment(_LockFile):
 
 
 def attach(root: str, disk: Disk) -> Attachment:
-    """Keep Java brokers out, before anything of the store is read that a write will rely on.
+    """Keep Java brokers out, before anything of the store is read on which a write will rely.
 
     Parameters
     ----------
     root : str
-        The store; the folder must be there.
+        The store; the folder must exist.
     disk : Disk
-        Through which `Attachment.intact` looks.
+        The disk through which `Attachment.intact` looks.
 
     Raises
     ------
     StoreLockedError
-        When a Java broker holds the store, or is starting on it.
+        A Java broker holds the store, or is starting on it.
     """
     attachment = Attachment(root, disk)
     holder = attachment._take()
@@ -347,14 +353,14 @@ def attach(root: str, disk: Disk) -> Attachment:
 
 
 def opened_for_writing(path: str) -> str:
-    """Which processes have a file open for writing, in words, as far as this user may look."""
+    """Return in words which processes have a file open for writing, as far as this user may look."""
     try:
         wanted = os.stat(path, follow_symlinks=False)
     except OSError:
         return "a process"
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, ValueError):  # another user's, or gone
+        with contextlib.suppress(OSError, ValueError):  # it belongs to another user, or has ended
             if any(_writes(pid, fd, wanted) for fd in os.listdir(f"/proc/{pid}/fd")):
                 found.append(f"pid {pid} ({_program(int(pid))}) on {socket.gethostname()}")
     return " and ".join(found) or "a process that this user cannot see"
@@ -370,7 +376,7 @@ def _writes(pid: str, fd: str, wanted: os.stat_result) -> bool:
 
 
 def probe_java(root: str) -> Holder | None:
-    """The live Java broker of a store, or None. Python's own locks are shared ones and never show here."""
+    """Return the live Java broker of a store, or None. Python's own locks are shared and never show here."""
     return _probe(os.path.join(root, LOCK_NAME), fcntl.F_RDLCK)
 
 
@@ -380,12 +386,12 @@ def probe_attached(root: str) -> bool:
 
 
 def probe_writer(path: str) -> str | None:
-    """Who holds `spark/writer.lock` at this moment, in words, or None. Nothing is locked or created."""
+    """Return in words who holds `spark/writer.lock` at this moment, or None. Nothing is locked or created."""
     return WriterLock(path).holder() if _probe(path, fcntl.F_RDLCK) is not None else None
 
 
 def _probe(path: str, kind: int) -> Holder | None:
-    """Whose lock on a file would be in the way of one of `kind`."""
+    """Return whose lock on a file would be in the way of one of `kind`."""
     try:
         file = Disk().open(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -396,11 +402,11 @@ def _probe(path: str, kind: int) -> Holder | None:
         file.close()
 
 
-# ---- among ourselves
+# ---- among Python writers
 
 
 class WriterLock(_LockFile):
-    """The exclusive lock on `spark/writer.lock`; the file names its holder.
+    """The exclusive lock on `spark/writer.lock`; the file contains its holder's name.
 
     Parameters
     ----------
@@ -418,25 +424,26 @@ class WriterLock(_LockFile):
         return self._held
 
     def intact(self) -> bool:
-        """Whether it is held, and the file at the path is still the one that is locked (nobody removed or replaced
-        it).
+        """Whether the lock is held, and the file at the path is still the one that is locked.
+
+        The latter is false if somebody removed or replaced the file.
         """
         return self._held and self._at_path()
 
     def acquire(self, timeout_s: float, *, description: str) -> None:
-        """Take the lock, waiting for it at most `timeout_s`; once held, a second time does nothing.
+        """Take the lock, waiting at most `timeout_s`; if it is already held, do nothing.
 
         Parameters
         ----------
         timeout_s : float
             0: one try.
         description : str
-            What for ("query 3f2a..., batch 17"); others see it while they wait in vain.
+            What the lock is for ("query 3f2a..., batch 17"); others see it while they wait in vain.
 
         Raises
         ------
         StoreLockedError
-            When the time is over; it names the holder.
+            The time is over; the error names the holder.
         """
         if self._held:
             return
@@ -446,7 +453,7 @@ class WriterLock(_LockFile):
             if self._set(fcntl.F_WRLCK):
                 if self._at_path():
                     break
-                self._close()  # removed or replaced since it was opened: lock what is there now
+                self._close()  # it was removed or replaced since it was opened: lock what is there now
             left = deadline - time.monotonic()
             if left <= 0:
                 holder = self.holder()
@@ -461,18 +468,18 @@ class WriterLock(_LockFile):
         self._write_note(description)
 
     def release(self) -> None:
-        """Let the next writer in; the descriptor is kept. Not held: nothing happens."""
+        """Let the next writer in; the descriptor is kept. If the lock is not held, nothing happens."""
         if self._held:
             self._held = False
             self._set(fcntl.F_UNLCK)
 
     def close(self) -> None:
-        """Release and let go of the file."""
+        """Release the lock and close the file."""
         self.release()
         self._close()
 
     def holder(self) -> str:
-        """Who holds the lock, or held it last, in words."""
+        """Return in words who holds the lock, or held it last."""
         try:
             text = Disk().read_head(self.path, _NOTE_SIZE).decode("utf-8", "replace")
             note = json.loads(text)
@@ -481,7 +488,7 @@ class WriterLock(_LockFile):
             return "a process that has not left its name"
 
     def _write_note(self, description: str) -> None:
-        """Leave our name in the file, in one write of a fixed size."""
+        """Write our name into the file, in one write of a fixed size."""
         length = len(description)
         while True:
             note = {"pid": os.getpid(), "host": socket.gethostname(), "description": description[:length]}
@@ -489,7 +496,7 @@ class WriterLock(_LockFile):
             if len(line) < _NOTE_SIZE or not length:
                 break
             length = min(length - 1, length * _NOTE_SIZE // len(line))
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, only its holder's name is missing
+        with contextlib.suppress(OSError):  # on a full disk the lock holds, and only its holder's name is missing
             os.pwrite(self._open().fileno(), line[: _NOTE_SIZE - 1].ljust(_NOTE_SIZE - 1) + b"\n", 0)
 
     def _after_fork(self) -> None:

@@ -1,12 +1,12 @@
-"""The ledger of written files: what was written and is not synced, and whether it is still the file at its path.
+"""The ledger of written files: records what is not synced yet, and checks that it is still the file at its path.
 
 The CommitLog, each ConsumeQueue, the index and `spark/state` have one ledger each. It notes a file when it is written,
-and a folder when a name in it changes; `sync` forces both to the disk. A Java broker that is started by mistake deletes
-and remakes files before it asks for the lock, and somebody may restore a copy under a writer. So a file is compared
-with its path before it is written again, before what it holds is published, and before it is synced.
+and a folder when a name in it changes; `sync` forces both to disk. A Java broker that is started by mistake deletes and
+recreates files before it asks for the lock, and somebody may restore a copy while a writer runs. Therefore a file is
+compared with its path before it is written again, before its contents are published, and before it is synced.
 
-Two functions give files their names: `new_file` makes a file under a temporary name and renames it when it is complete,
-`replace_file` does the same to a small file and makes it durable.
+Two functions give files their names: `new_file` creates a file under a temporary name and renames it when it is
+complete, and `replace_file` does the same with a small file and makes it durable.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
 
 
 class FileReplaced(FileNotFoundError):
-    """A file that was written is not the file at its path any more.
+    """A file that was written is no longer the file at its path.
 
-    ConsumeQueues and the index are made again from the log (`Dispatcher.repair`). For the log and for `spark/state`
-    nothing can be done: the writer stops.
+    ConsumeQueues and the index are rebuilt from the log (`Dispatcher.repair`). The log and `spark/state` cannot be
+    rebuilt, so the writer stops.
     """
 
     def __init__(self, path: str) -> None:
@@ -39,10 +39,10 @@ class WrittenFiles:
     ----------
     disk : Disk
     pool : FilePool | None
-        Opens and keeps the files; None: each is opened by itself, and held.
+        Opens and keeps the files; None: each is opened on its own, and held.
     hold : bool
-        Hold each file open until it is forgotten, whatever the pool does: a failed write-back is reported to the
-        descriptors that were open when it failed.
+        Hold each file open until it is forgotten, whatever the pool does, because a failed write-back is reported to
+        the descriptors that were open when it failed.
 
     Attributes
     ----------
@@ -64,7 +64,8 @@ class WrittenFiles:
         self.held: dict[str, File] = {}
 
     def opened(self, path: str) -> File:
-        """The file, open for writing: the one at its path, and the one that was written before.
+        """Return the file, open for writing, after checking that the file at its path is the one that was written
+        before.
 
         Raises
         ------
@@ -84,18 +85,18 @@ class WrittenFiles:
         return file
 
     def writable(self, path: str) -> File:
-        """As `opened`, and noted as written."""
+        """Return the same file as `opened`, and note it as written."""
         return self.note(self.opened(path))
 
     def note(self, file: File) -> File:
-        """Take down that a file is written; the file."""
+        """Note that a file is written, and return the file."""
         self.files[file.path] = (file.device, file.inode)
         if self.hold:
             self.held[file.path] = file
         return file
 
     def note_folders(self, folder: str) -> None:
-        """A name in this folder changes; where it is missing, so does one in the first of its parents that is there."""
+        """Note that a name in this folder changes, and also in its first existing parent if the folder is missing."""
         self.folders.add(folder)
         while not self.disk.exists(folder):
             folder = os.path.dirname(folder)
@@ -104,47 +105,47 @@ class WrittenFiles:
     def _replaced(self, path: str) -> FileReplaced:
         if (
             self.pool is not None and not self.hold
-        ):  # the caller loads again and rebuilds; where files are held it stops
+        ):  # the caller loads again and rebuilds; where files are held, it stops
             self.pool.forget(path)
             self.forget(path)
         return FileReplaced(path)
 
     def forget(self, path: str) -> None:
-        """Let go of a file: it was synced, or is none of ours any more."""
+        """Release a file because it was synced, or no longer belongs to us."""
         self.files.pop(path, None)
         self.held.pop(path, None)
 
     def removed(self, path: str) -> None:
-        """A file was unlinked."""
+        """Note that a file was unlinked."""
         self.forget(path)
         self.folders.add(os.path.dirname(path))
 
     def clear(self) -> None:
-        """Let go of everything: the whole file system was synced, or the store is closed."""
+        """Release everything, because the whole file system was synced or the store is closed."""
         self.files.clear()
         self.folders.clear()
         self.held.clear()
 
     def check(self, paths: Iterable[str] | None = None) -> None:
-        """Whether every file that was written, or each of some, is still the file at its path.
+        """Check that every file that was written, or each of `paths`, is still the file at its path.
 
         Raises
         ------
         FileReplaced
-            For the first that is not.
+            A file was replaced; the error is for the first one.
         """
         for path in list(self.files if paths is None else paths):
             if path in self.files:
                 self.opened(path)
 
     def sync_file(self, path: str) -> None:
-        """Sync one file, whether it was written by this process or not.
+        """Sync one file, whether this process wrote it or not.
 
         Raises
         ------
         FileReplaced
         SyncFailedError
-            It must not be called again.
+            The sync failed; it must not be called again.
         """
         file = self.opened(path)
         with sync_errors(path):
@@ -167,9 +168,9 @@ class WrittenFiles:
 
 @contextlib.contextmanager
 def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
-    """A new file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
+    """Create a file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
 
-    When the block fails, nothing is left. Nothing is synced.
+    If the block fails, nothing is left. Nothing is synced.
     """
     file = disk.open_new(via, size)
     try:
@@ -184,7 +185,7 @@ def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
 
 
 def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) -> None:
-    """Make `path` hold `data`, whole or not at all: written at `via`, synced, renamed, the folder synced."""
+    """Make `path` hold `data`, whole or not at all: write at `via`, sync, rename, and sync the folder."""
     path, via = os.fspath(path), os.fspath(via)
     if disk.exists(via):
         disk.unlink(via)

@@ -314,8 +314,7 @@ class BatchJournal:
         return found
 
     def carry(self, older: BatchJournal, below: int) -> None:
-        """Take over what another journal knows about batches below a physical offset, whose records were deleted.
-        """
+        """Take over what another journal knows about batches below a physical offset, whose records were deleted."""
         for app_id, entry in reversed(list(older.newest_first())):
             if entry.physical_offset < below:
                 self.remember(app_id, entry)
