@@ -1,9 +1,9 @@
-"""Cells of the kill matrix on one real Spark; started by `spark_faults.cells`, again when its JVM was killed.
+"""Runs cells of the kill matrix on one real Spark; `spark_faults.cells` starts it, again after its JVM was killed.
 
     python cell_job.py MASTER FOLDER CELL...        CELL is place:victim, or two:drivers
 
-A cell that was begun goes on with the same checkpoint. Prints a line `CELL <cell> <runs of the query>` for each that
-is done and right.
+A cell that was begun continues with the same checkpoint. The job prints a line `CELL <cell> <runs of the query>` for
+each cell that is finished and correct.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def main() -> None:
 
 
 def in_one_query(spark: object, folder: Path, cells: list[str], plan: Path) -> None:
-    """Cells whose victim is the commit's worker, which ends the query: one micro-batch each; started again each time."""
+    """Run cells whose victim is the commit's worker, which ends the query: one micro-batch and one new start for
+    each.
+    """
     root, checkpoint, count = str(folder / "store"), str(folder / "checkpoint"), (len(cells) + 1) * ROWS_OF_A_BATCH
     fill(root, count)
     for number, cell in enumerate(cells, start=1):
@@ -92,7 +94,7 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
 
 
 def check_copied(cell: str, root: str, row_count: int) -> None:
-    """Each row of `flights` is in `copy` once, in order."""
+    """Check that each row of `flights` is in `copy` once, in order."""
     found = bodies(root, "copy")
     assert found == bodies(root, "flights"), f"{cell}: {len(found)} of {row_count} rows"
     assert len(found) == row_count
@@ -101,7 +103,7 @@ def check_copied(cell: str, root: str, row_count: int) -> None:
 
 
 def another_driver(folder: Path, root: str, checkpoint: str) -> subprocess.Popen[bytes]:
-    """A second driver on the same checkpoint; when it comes to a batch this one has, it fails, or this one does."""
+    """Start a second driver on the same checkpoint; when both reach the same batch, one of the two fails."""
     script = Path(job.__file__)
     with (folder / "other.txt").open("wb") as words:
         other = subprocess.Popen(
@@ -113,7 +115,7 @@ def another_driver(folder: Path, root: str, checkpoint: str) -> subprocess.Popen
 
 
 def wait_for_zombie(plan: Path) -> None:
-    """Until the worker that outlived its JVM has done what it will do."""
+    """Wait until the worker that outlived its JVM has finished."""
     note = plan.with_name(plan.name + ".zombie")
     if note.exists():
         pid = int(note.read_text())

@@ -1,9 +1,9 @@
-"""The kill matrix on a real Spark: places of the protocol times victims.
+"""Runs the kill matrix on a real Spark: places of the protocol times victims.
 
-A cell runs a query of three micro-batches; in the second its victim is killed at its place, once. Then the query is
-started again on the same checkpoint, in the same JVM or, where that was killed, in a new one, which goes on with the
-cells behind it: one start of a JVM for each that is killed. Several cells that kill the commit's worker share one query,
-a micro-batch for each.
+A cell runs a query of three micro-batches; in the second one, its victim is killed once at its place. Then the query is
+started again on the same checkpoint, in the same JVM or, if that was killed, in a new one, which continues with the
+following cells. Thus each killed JVM costs one start of a JVM. Several cells that kill the commit's worker share one
+query, with a micro-batch for each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TIMEOUT_S = 900
 
 
 def chosen(names: list[str]) -> dict[str, list[str]]:
-    """Cells by name; `quick` and `all` are names, too."""
+    """Return cells by name; `quick` and `all` are names, too."""
     if names == ["quick"]:
         return QUICK
     known = {cell for cells in MATRIX.values() for cell in cells}
@@ -52,7 +52,7 @@ def chosen(names: list[str]) -> dict[str, list[str]]:
 
 
 def run(cells: dict[str, list[str]], *, say: bool = False) -> Counter[str]:
-    """Run cells; how many, by victim.
+    """Run cells; return how many were run, by victim.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def run(cells: dict[str, list[str]], *, say: bool = False) -> Counter[str]:
 
 
 def _job(master: str, folder: Path, cells: list[str]) -> subprocess.CompletedProcess[str]:
-    """The job; its words go to files, since a process that outlives it would keep a pipe open."""
+    """Run the job; its output goes to files, because a process that outlives it would keep a pipe open."""
     command = [sys.executable, str(Path(__file__).with_name("cell_job.py")), master, str(folder), *cells]
     environment = {**os.environ, **spark_runs.environment(), "MESSAGESTORE_KILL_PLAN": str(folder / "plan")}
     out, err = folder / "out.txt", folder / "err.txt"

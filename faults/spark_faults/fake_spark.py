@@ -1,13 +1,14 @@
-"""A small model of what Spark does with a Python sink and source; a test compares its calls with those of a real Spark.
+"""A small model of how Spark uses a Python sink and source; a test compares its calls with those of a real Spark.
 
-It calls the connector's own classes, each call in the process that Spark makes it in.
+It makes each call of the connector's own classes in the process in which Spark makes it.
 
-A driver is a generator: it yields the name of each place where it could be killed, or where another gets its turn.
+A driver is a generator. It yields the name of each place where it could be killed, or where another driver gets its
+turn.
 
-    started    a new query knows where it begins            task       a task's message has come
-    latest     the range of the next batch is planned      commit     all tasks are done
-    offsets    offsets/N is written                        returned   the commit has returned
-    planned    sink and partitions are made                commits    commits/N is written
+        started    a new query knows where it begins            task       a task's message has arrived
+        latest     the range of the next batch is planned      commit     all tasks are finished
+        offsets    offsets/N is written                        returned   the commit has returned
+        planned    sink and partitions are created             commits    commits/N is written
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from spark_faults.processes import Killed, Process, ProcessStores
 READ = StructType([StructField("body", BinaryType())])
 WRITTEN = StructType([StructField("body", BinaryType()), StructField("keys", ArrayType(StringType()))])
 _TASK_ROWS = 7
-"""Rows of an Arrow batch that Spark hands to a task: few, so that a task has several."""
+"""Rows of an Arrow batch that Spark passes to a task: few, so that a task has several batches."""
 
 _runs = itertools.count()
 
@@ -44,11 +45,11 @@ class FakeSource(MessageStoreDataSource):
 
 
 Faults = Callable[[str], Process]
-"""Kind of process -> a new one, which may be doomed. Kinds: planner, task, commit, abort."""
+"""Maps a kind of process to a function that makes one, possibly doomed. Kinds: planner, task, commit, abort."""
 
 
 class QueryFailedError(Exception):
-    """The query ended with an error; `__cause__` is what the sink, the source or a task said."""
+    """The query ended with an error; `__cause__` is what the sink, the source or a task raised."""
 
 
 class ConcurrentUpdateError(Exception):
@@ -64,35 +65,35 @@ class Checkpoint:
     commits: set[int] = field(default_factory=set)
 
     def copy(self) -> Checkpoint:
-        """As `cp -r` would."""
+        """Copy the checkpoint as `cp -r` would."""
         return copy.deepcopy(self)
 
     def roll_back(self, count: int) -> None:
-        """As if the last batches had never been planned."""
+        """Restore the state as if the last batches had never been planned."""
         for number in sorted(self.offsets)[-count:]:
             del self.offsets[number]
             self.commits.discard(number)
 
     @property
     def last(self) -> int | None:
-        """Number of the last batch that was planned."""
+        """Return the number of the last batch that was planned."""
         return max(self.offsets, default=None)
 
 
 class Driver:
-    """One driver JVM with one query, on a checkpoint.
+    """One driver JVM with one query on a checkpoint.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     source, sink : dict
-        Options; with `txnAppId` among those of the sink `app` names it.
+        Options; if the sink's options contain `txnAppId`, `app` is its value.
     label : str
-        What the query puts in front of every body.
+        What the query puts before every body.
     faults : callable
-        Makes its processes.
+        Creates the driver's processes.
     foreach : bool
-        Through `foreachBatch` and a batch write.
+        Use `foreachBatch` and a batch write.
     attempts : int
         How often a task is tried.
     """
@@ -127,7 +128,7 @@ class Driver:
     # ---- the micro-batch
 
     def batches(self) -> Iterator[str]:
-        """Micro-batch after micro-batch, until there is nothing new: then `idle` is yielded and it ends.
+        """Run micro-batches until there is nothing new; then yield `idle` and end.
 
         Raises
         ------
@@ -144,7 +145,7 @@ class Driver:
             start = json.loads(checkpoint.offsets[last - 1]) if last else self._call("initialOffset")
             yield from self._batch(last, start, json.loads(checkpoint.offsets[last]))
             start = json.loads(checkpoint.offsets[last])
-        number = 0 if last is None else last + 1  # kept in memory: another driver may write to the checkpoint
+        number = 0 if last is None else last + 1  # kept in memory, because another driver may write to the checkpoint
         while True:
             begin = self._call("initialOffset") if start is None else start
             if start is None:
@@ -166,7 +167,7 @@ class Driver:
             number += 1
 
     def _call(self, name: str, *arguments: object) -> Any:
-        """A call of the source, in the driver's Python process; what it returns has been text in between."""
+        """Call the source in the driver's Python process; the result is converted to text and back."""
         try:
             found = getattr(self.reader, name)(*copy.deepcopy(arguments))
         except Killed:
@@ -176,7 +177,7 @@ class Driver:
         return json.loads(_text(found)) if isinstance(found, dict) else found
 
     def _batch(self, number: int, start: dict[str, Any], end: dict[str, Any]) -> Iterator[str]:
-        partitions = self._call("partitions", start, end) or [None]  # without rows Spark runs one task
+        partitions = self._call("partitions", start, end) or [None]  # without rows, Spark runs one task
         self.writer = self._plan(number)
         yield "planned"
         rows: list[bytes] = []
@@ -201,11 +202,13 @@ class Driver:
     # ---- its processes
 
     def _sink_again(self, number: int) -> Any:
-        """Commit and abort of a stream make the sink anew, in their own process; those of a batch get the planner's."""
+        """Return the sink for commit or abort: a stream recreates it in their own process; a batch uses the
+        planner's.
+        """
         return pickle.loads(self.writer) if self.foreach else self._sink(number)
 
     def _plan(self, number: int) -> bytes:
-        """A planner makes the sink; it is pickled for the tasks."""
+        """Create the sink as a planner does, and pickle it for the tasks."""
         process = self.faults("planner")
         try:
             with process.running():
@@ -216,7 +219,7 @@ class Driver:
             process.die()
 
     def _sink(self, number: int) -> Any:
-        """The sink, as a planner makes it."""
+        """Create the sink as a planner does."""
         options = dict(self.sink_options)
         if not self.foreach:
             return FakeSource(options).streamWriter(WRITTEN, overwrite=False)
@@ -227,7 +230,7 @@ class Driver:
         return FakeSource(options).writer(WRITTEN, overwrite=False)
 
     def _task(self, index: int, number: int, partition: bytes) -> tuple[Any, list[bytes]]:
-        """All attempts of one task: its message, or None, and the rows it wrote."""
+        """Run all attempts of one task; return its message or None, and the rows that it wrote."""
         self.task_error = None
         for _ in range(self.attempts):
             process = self.faults("task")
@@ -252,7 +255,7 @@ class Driver:
     def _transformed(
         self, batches: Iterator[pa.RecordBatch], rows: list[bytes], process: Process
     ) -> Iterator[pa.RecordBatch]:
-        """select concat(label, body) body, array(<the queue it came from>) keys."""
+        """Apply select concat(label, body) body, array(<the queue it came from>) keys."""
         for batch in batches:
             for first in range(0, batch.num_rows, _TASK_ROWS):
                 if process.bad_row:
@@ -263,7 +266,7 @@ class Driver:
                 yield pa.record_batch([pa.array(bodies, pa.binary()), pa.array(keys)], ["body", "keys"])
 
     def commit_in(self, process: Process, number: int) -> None:
-        """The call of `commit`, in a process; one that is asleep can go on when its driver is dead."""
+        """Call `commit` in a process; if the process is asleep, it can continue after its driver is dead."""
         with process.running():
             process.task(0, None, None)
             writer, messages = self._sink_again(number), pickle.loads(pickle.dumps(self.messages))
@@ -288,7 +291,7 @@ class Driver:
             raise QueryFailedError(f"commit {number}") from error
 
     def _abort(self, number: int) -> None:
-        """In another process than the commit; an error of it is lost."""
+        """Abort in another process than the commit; an error of the abort is lost."""
         process = self.faults("abort")
         for _ in range(process.times):
             try:
@@ -304,7 +307,7 @@ class Driver:
         process.die()
 
     def die(self, *, zombie: bool = False) -> None:
-        """SIGKILL of the JVM: its Python processes end with it, but for a commit whose daemon died, too."""
+        """Kill the JVM with SIGKILL: its Python processes end with it, except a commit whose daemon died, too."""
         if self.commit_process is not None and not zombie:
             self.commit_process.die()
         self.reader.stop()
@@ -312,27 +315,27 @@ class Driver:
 
 @dataclass
 class Given:
-    """A DataFrame of given rows: what a batch job reads."""
+    """A DataFrame of given rows, which a batch job reads."""
 
     partitions: list[list[bytes]]
 
     def read(self, partition: list[bytes]) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition."""
+        """Yield the rows of one partition."""
         yield pa.record_batch({"body": pa.array(partition, pa.binary())})
 
     def stop(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing, because there is nothing to release."""
 
 
 class Job(Driver):
-    """A batch job: `df.write`, with the version it was given, or none.
+    """A batch job: `df.write` with a given version, or without one.
 
     Parameters
     ----------
     partitions : list of list of bytes
         The rows.
     sink : dict
-        Options; `txnVersion` among them, or no `txnAppId`.
+        Options; they include `txnVersion`, or have no `txnAppId`.
     """
 
     def __init__(self, partitions: list[list[bytes]], sink: dict[str, str], label: str, faults: Faults) -> None:
@@ -343,7 +346,7 @@ class Job(Driver):
         return self.given
 
     def batches(self) -> Iterator[str]:
-        """The one batch."""
+        """Run the only batch."""
         yield from self._batch(int(self.sink_options.get("txnVersion", "0")), {}, {})
         yield "idle"
 
@@ -352,7 +355,7 @@ class Job(Driver):
 
 
 class TaskError(Exception):
-    """A row that the user's code cannot stand."""
+    """A row that the user's code cannot process."""
 
 
 def _text(offset: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Random histories of a fake Spark: kills, failures, replays, restarts, zombies, second drivers, tampered checkpoints.
 
 One number decides everything that happens in a history. Every row that a query took must be in the store once, and in
-order per queue; what ends with an error must end with the right one, and go on when its cause is gone.
+order per queue. What ends with an error must end with the right one, and must continue when its cause is removed.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from spark_faults.world import QUEUES, TURNS, Query, World
 
 
 class History(World):
-    """One history: a number decides what happens."""
+    """One history, in which a number decides what happens."""
 
     action_count = 0
     kinds: Collection[str] | None = None
-    """Names of the actions that are drawn; None: all."""
+    """Names of the actions that may be drawn; None: all of them."""
 
     def run(self, only: Collection[int] | None = None) -> None:
-        """All of it, or `only` some of its `action_count` actions, by number; and the checks.
+        """Run all `action_count` actions, or those whose numbers are in `only`, and the checks.
 
-        Each action has a source of chance of its own, and is the same without the others.
+        Each action has its own source of randomness, so it is the same without the others.
 
         Raises
         ------
         AssertionError
-            A row is lost, twice or out of order, or an error was the wrong one.
+            A row is lost, duplicated or out of order, or an error was the wrong one.
         """
         actions: list[tuple[int, Callable[[], None]]] = [
             (8, self.go_on),
@@ -97,7 +97,7 @@ class History(World):
         driver.die()
 
     def zombie(self) -> None:
-        """JVM and daemon are killed while a commit sleeps; a new driver commits; then the sleeper wakes up."""
+        """Kill JVM and daemon while a commit sleeps; a new driver commits; then the sleeper wakes up."""
         query = self.any_query()
         driver = self.driver(query)
         if self.drive(query, driver, driver.batches(), stop="commit") != "commit":
@@ -128,12 +128,12 @@ class History(World):
             assert isinstance(error, StoreError), repr(error)
 
     def two_drivers(self) -> None:
-        """Two drivers on one checkpoint, in turns."""
+        """Run two drivers on one checkpoint, in turns."""
         query = self.any_query()
         self.in_turns([query, query])
 
     def two_queries(self) -> None:
-        """Two queries into one topic, in turns; a commit of one may be killed."""
+        """Run two queries into one topic, in turns; a commit of one may be killed."""
         if len([query for query in self.queries if not query.done_for]) < 2:
             self.new_query()
         running = self.rng.sample([query for query in self.queries if not query.done_for], 2)
@@ -143,7 +143,7 @@ class History(World):
         self.doom.clear()
 
     def copied_checkpoint(self) -> None:
-        """The checkpoint is copied, and both are used: sooner or later one of them has to give up."""
+        """Copy the checkpoint and use both: sooner or later one of the two queries has to give up."""
         query = self.any_query()
         twin = Query(query.label, query.checkpoint.copy(), dict(query.source), dict(query.sink))
         twin.not_before = query.not_before
@@ -154,7 +154,7 @@ class History(World):
         self.append()
 
     def in_turns(self, queries: list[Query]) -> None:
-        """Drivers at the same time, until all have ended."""
+        """Run drivers at the same time until all have ended."""
         drivers = [self.driver(query) for query in queries]
         alive = [(query, driver, driver.batches()) for query, driver in zip(queries, drivers, strict=True)]
         for _ in range(TURNS):
@@ -166,17 +166,17 @@ class History(World):
         raise AssertionError("two drivers never end")
 
     def forget_commits(self) -> None:
-        """The last commits/N are gone: these batches are written again, in other partitions."""
+        """Delete the last commits/N: these batches are written again, in other partitions."""
         query = self.any_query()
         for number in sorted(query.checkpoint.commits)[-self.rng.randint(1, 2) :]:
             query.checkpoint.commits.discard(number)
         last = query.checkpoint.last
-        if last is not None:  # Spark looks at the last batch only
+        if last is not None:  # Spark looks only at the last batch
             query.checkpoint.offsets = {n: o for n, o in query.checkpoint.offsets.items() if n <= last}
         self.go_on()
 
     def roll_back(self) -> None:
-        """The checkpoint of some batches ago is put back; a backup of the newer one is kept."""
+        """Restore an earlier checkpoint, some batches back; a backup of the newer one is kept."""
         query = self.any_query()
         query.backups.append(query.checkpoint.copy())
         query.checkpoint.roll_back(self.rng.randint(1, 3))
@@ -186,7 +186,9 @@ class History(World):
         self.go_on()
 
     def delete_checkpoint(self) -> None:
-        """A new checkpoint: under a name of its own all comes again; under a known app id it is known, or a conflict."""
+        """Use a new checkpoint: with a new name, all rows come again; under a known app id, they are known or a
+        conflict.
+        """
         query = self.any_query()
         if "txnAppId" in query.sink:
             query.backups.append(query.checkpoint)
@@ -198,7 +200,7 @@ class History(World):
         self.go_on()
 
     def batch_job(self) -> None:
-        """A batch job, run until it succeeds; then the same version with other rows, and an older one."""
+        """Run a batch job until it succeeds; then the same version with other rows, and an older version."""
         rng = self.rng
         number = sum(label.startswith("j") for label in self.labels.values())
         label, version = f"j{number}/", rng.randrange(3)
@@ -223,7 +225,7 @@ class History(World):
                 self._refused(query, rows, version - 1, VersionRegressionError)
 
     def job(self, query: Query, rows: list[bytes]) -> Job:
-        """The batch job with these rows, in as many partitions as may be."""
+        """Create the batch job with these rows, in any number of partitions."""
         cut = self.rng.randint(0, len(rows))
         job = Job([rows[:cut], rows[cut:]], dict(query.sink), query.label, self.process)
         job.on_commit = self.ledger.attempted
@@ -244,7 +246,7 @@ class History(World):
         self.tally[f"refused with {kind.__name__}"] += 1
 
     def retention(self) -> None:
-        """The oldest segment of the input is removed, whoever has not read it yet."""
+        """Delete the oldest segment of the input, even if somebody has not read it yet."""
         if self.input == self.out:
             return
         self.go_on()
@@ -260,10 +262,12 @@ class History(World):
         for query in self.queries:
             query.tampered = True
 
-    # ---- the store is gone, or is another
+    # ---- the store is missing, or is another one
 
     def aside(self) -> Query | None:
-        """A query whose store may be taken away: it has written, and it does not read from it. Nobody uses the store."""
+        """Return a query whose store may be taken away: it has written, does not read from it, and nobody uses the
+        store.
+        """
         if self.input == self.out:
             return None
         self.run_out()
@@ -274,14 +278,14 @@ class History(World):
         return self.rng.choice(alive) if alive else None
 
     def run_out(self) -> None:
-        """A query runs without faults until nothing is new."""
+        """Run a query without faults until nothing is new."""
         query = self.any_query()
         driver = self.driver(query)
         self.drive(query, driver, driver.batches())
         driver.die()
 
     def unmounted(self) -> None:
-        """The disk is not mounted: the folder is empty, or missing, and stays so."""
+        """Unmount the disk: the folder is empty or missing, and stays so."""
         query = self.aside()
         if query is None:
             return
@@ -309,7 +313,9 @@ class History(World):
         self.go_on()
 
     def older_backup(self) -> None:
-        """A backup is restored under a query that has gone on: its next batch is refused; then the newer store is back."""
+        """Restore a backup under a query that has continued: its next batch is refused; then the newer store comes
+        back.
+        """
         query = self.aside()
         if query is None:
             return
@@ -337,7 +343,7 @@ class History(World):
         away.rename(out)
 
     def second_topic(self) -> None:
-        """A second sink under the same app id: the last batch comes again, for another topic."""
+        """Use a second sink under the same app id: the last batch comes again, for another topic."""
         self.append()
         self.run_out()
         written = [
@@ -368,7 +374,9 @@ class History(World):
         driver.die()
 
     def taken_over(self) -> None:
-        """Another query with the same app id: refused, or it takes the app over, and the old one is refused for good."""
+        """Run another query with the same app id: it is refused, or it takes the app over and the old one is always
+        refused.
+        """
         self.run_out()
         known = [q for q in self.queries if "txnAppId" in q.sink and not q.done_for and not q.copied and not q.tampered]
         known = [query for query in known if self.ledger.last(query.app, query.checkpoint.query_id) >= 0]
@@ -396,7 +404,7 @@ class History(World):
             self._other_query(old, {"onNewQuery": self.rng.choice(("fail", "continue"))})
 
     def _other_query(self, query: Query, options: dict[str, str]) -> None:
-        """A query that has no right to its app id: whatever it brings, nothing of it is accepted."""
+        """Run a query that has no right to its app id: nothing that it brings is accepted."""
         self.append()
         driver = Driver(query.checkpoint, query.source, {**query.sink, **options}, query.label, self.process)
         driver.foreach = query.foreach
@@ -411,7 +419,7 @@ class History(World):
         driver.die()
 
     def detach(self) -> None:
-        """All processes that live have been idle for a while; a kill may come in between."""
+        """Let all living processes be idle for a while; a kill may come in between."""
         for process in self.processes:
             if not process.disk.dead:
                 if self.rng.random() < 0.3:
@@ -424,7 +432,7 @@ class History(World):
     # ---- the end
 
     def finish(self) -> None:
-        """All queries run to their end without faults; then everything is counted."""
+        """Run all queries to their end without faults, then count everything."""
         self.finishing = True
         for process in self.processes:
             if process.disk.killed_in is not None and process.disk.killed_in.name != "kill":
@@ -432,7 +440,7 @@ class History(World):
             process.die()
         for root in {self.input, self.out}:
             with Process().running(), MessageStore.open(root, self.config):
-                pass  # what a killed writer left half done is seen only when the next one has recovered
+                pass  # what a killed writer left incomplete is visible only after the next one has recovered
         for _ in range(TURNS):
             self.doom.clear()
             ends = []
@@ -460,7 +468,7 @@ class History(World):
         self.tally["rows"] += sum(map(len, queues.values()))
 
     def check_complete(self, there: set[bytes]) -> None:
-        """Each query that goes on has delivered all rows it had to; one of each name does."""
+        """Check that each query that continues has delivered all its rows, and that one of each name continues."""
         self.look_at_input()
         for label in {query.label for query in self.queries}:
             alive = [query for query in self.queries if query.label == label and not query.done_for]
@@ -476,7 +484,7 @@ class History(World):
 
 
 def _next(checkpoint: Checkpoint) -> int:
-    """Number of the batch that comes next."""
+    """Return the number of the next batch."""
     if checkpoint.last is None:
         return 0
     return checkpoint.last + (checkpoint.last in checkpoint.commits)

@@ -1,4 +1,4 @@
-"""What was given to `commit` and must therefore be in the store, and two ways to read a store."""
+"""Records what was passed to `commit` and must therefore be in the store; also reads a store in two ways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLANK_SIZE = 8
 
 @dataclass
 class Attempt:
-    """A batch that was given to `commit`: whose, which, and its rows in the order of the partitions.
+    """A batch that was passed to `commit`: its query, its version, and its rows in the order of the partitions.
 
     `query` is empty for a batch job, which has no query id.
     """
@@ -27,13 +27,15 @@ class Attempt:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What a batch is known by."""
+        """Return what identifies a batch."""
         return self.app, self.query, self.version
 
 
 @dataclass
 class Ledger:
-    """Batches that are in the store for sure, and others that may be; which query has each app, and whom it replaced."""
+    """Tracks batches that are certainly in the store and others that may be; which query has each app, and whom it
+    replaced.
+    """
 
     sure: dict[tuple[str, str, int], Attempt] = field(default_factory=dict)
     tried: dict[tuple[str, str, int], list[Attempt]] = field(default_factory=lambda: defaultdict(list))
@@ -41,11 +43,11 @@ class Ledger:
     replaced: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def attempted(self, attempt: Attempt) -> None:
-        """Before a commit."""
+        """Record an attempt before its commit."""
         self.tried[attempt.key].append(attempt)
 
     def committed(self, attempt: Attempt, *, skipping: bool = False, taking_over: bool = False) -> None:
-        """After a commit that returned: the store has it, and nothing else under its name."""
+        """Record a commit that returned: the store has the batch, and nothing else under its name."""
         key, owner = attempt.key, self.owners.setdefault(attempt.app, attempt.query)
         assert attempt.query not in self.replaced[attempt.app], f"{key}: a replaced query was let in again"
         if owner != attempt.query:
@@ -72,12 +74,12 @@ class Ledger:
         return any(app == attempt.app and query != attempt.query for app, query, _ in self.tried)
 
     def last(self, app: str, query: str) -> int:
-        """The last version of a query that is in the store for sure, or -1."""
+        """Return the last version of a query that is certainly in the store, or -1."""
         return max((version for found, owner, version in self.sure if (found, owner) == (app, query)), default=-1)
 
 
 def visible(root: str, topic: str) -> dict[int, list[bytes]]:
-    """Queue -> bodies from its first message on, as a reader sees them; offsets have no gap."""
+    """Return queue -> bodies from its first message on, as a reader sees them; offsets must have no gap."""
     found: dict[int, list[bytes]] = {}
     with MessageStore.open_read_only(root) as store:
         for queue_id in store.topics().get(topic, []):
@@ -93,7 +95,7 @@ def visible(root: str, topic: str) -> dict[int, list[bytes]]:
 
 
 def raw_bodies(root: str, topic: str) -> dict[int, list[bytes]]:
-    """The same out of the CommitLog's bytes, with a second codec; the log ends at the first zero."""
+    """Read the same from the CommitLog's bytes with a second codec; the log ends at the first zero."""
     found: dict[int, list[bytes]] = defaultdict(list)
     for segment in sorted((Path(root) / "commitlog").iterdir()):
         data = segment.read_bytes()
@@ -114,7 +116,7 @@ def raw_bodies(root: str, topic: str) -> dict[int, list[bytes]]:
 
 
 def check(queues: dict[int, list[bytes]], ledger: Ledger, apps: dict[str, str]) -> None:
-    """Nothing sure is missing, nothing is there twice, batches are whole, rows are in order per queue.
+    """Check that nothing certain is missing, nothing is duplicated, batches are whole, and rows are in order per queue.
 
     Parameters
     ----------

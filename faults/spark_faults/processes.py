@@ -1,7 +1,7 @@
-"""Processes of a fake Spark: each has its own writer of a store, can be killed at any of its operations, or stopped.
+"""Processes of a fake Spark: each has its own writer of a store, and can be killed or stopped at any of its operations.
 
 Locks of the store belong to descriptors, so two of these exclude each other as two real processes do. A process that
-dies lets go of its locks and tidies nothing up.
+dies releases its locks but cleans nothing up.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ WAIT_S = 30.0
 
 
 def current() -> Process:
-    """The process this thread plays."""
+    """Return the process that this thread plays."""
     return _current.process
 
 
 class StoppingDisk(KillDisk):
-    """One operation waits until it is told to go on: a process that sleeps while the world goes by.
+    """A disk on which one operation waits until it may continue: a process that sleeps while others continue.
 
-    `doomed_at` is a site (see `site_of`), and how many operations there it survives.
+    `doomed_at` is a site (see `site_of`), and the number of operations there that the process survives.
     """
 
     def __init__(self, stop_at: int | None = None, kill_at: int | None = None, *, half_writes: bool = False) -> None:
@@ -63,7 +63,7 @@ class StoppingDisk(KillDisk):
 
 
 class _Store(AttachedStore):
-    """No thread that detaches later: the history says when."""
+    """A store without a thread that detaches later, because the history decides when to detach."""
 
     def _watch(self) -> None:
         return
@@ -75,20 +75,20 @@ class Process:
     Parameters
     ----------
     kill_at : int | None
-        How many changes of the disk it makes before it dies in the next.
+        How many changes of the disk the process makes before it dies in the next one.
     stop_at : int | None
-        The change before which it sleeps.
+        The change before which the process sleeps.
     half : bool
-        A write it dies in is done by half.
+        Complete half of the write in which the process dies.
 
     Attributes
     ----------
     bad_row : bool
-        A task: its code raises at the first row.
+        For a task: its code raises at the first row.
     raises_after : bool
-        A commit: its next call raises when the batch is published.
+        For a commit: its next call raises after the batch is published.
     times : int
-        An abort: how often it is called.
+        For an abort: how often it is called.
     """
 
     def __init__(self, kill_at: int | None = None, stop_at: int | None = None, *, half: bool = False) -> None:
@@ -100,7 +100,7 @@ class Process:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Process]:
-        """Until the end of the block this thread is the process; when it is killed there it is gone."""
+        """Let this thread play the process until the block ends; if it is killed there, the process ends."""
         before = getattr(_current, "process", None)
         _current.process = self
         try:
@@ -112,7 +112,7 @@ class Process:
             _current.process = before
 
     def store(self, root: str | os.PathLike[str], config: StoreConfig | None = None) -> _Store:
-        """Its writer of the store at a root."""
+        """Return the process's writer of the store at a root."""
         self.disk.check_alive()
         path = os.path.realpath(os.fspath(root))
         if path not in self.stores:
@@ -122,7 +122,7 @@ class Process:
         return self.stores[path]
 
     def task(self, partition_id: int, query_id: str | None, batch_id: int | None, run_id: str | None = None) -> None:
-        """What `TaskContext.get()` says from now on; the run is that of the driver, new with each start of a query."""
+        """Set the result of `TaskContext.get()`; the run is the driver's, which is new with each start of a query."""
         local = {
             "sql.streaming.queryId": query_id,
             "streaming.sql.batchId": None if batch_id is None else str(batch_id),
@@ -131,13 +131,13 @@ class Process:
         self.context = SimpleNamespace(partitionId=lambda: partition_id, getLocalProperty=local.get)
 
     def idle(self) -> None:
-        """Nothing was appended for a while: it detaches."""
+        """Detach, because nothing was appended for a while."""
         with self.running():
             for store in self.stores.values():
                 store.detach()
 
     def die(self) -> None:
-        """Killed: the system takes the locks away."""
+        """Kill the process: the system releases its locks."""
         if self.disk.killed_in is None:
             self.disk.killed_in = Operation("kill", "", "from outside")
         for store in self.stores.values():
@@ -147,7 +147,7 @@ class Process:
 
 class _StagingWriter(StagingWriter):
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if not current().disk.dead:  # the dead remove nothing
+        if not current().disk.dead:  # a dead process removes nothing
             super().__exit__(kind, error, trace)
         else:
             self._file.close()
@@ -158,16 +158,16 @@ class _Writer(LocalWriter):
 
 
 class ProcessStores:
-    """The stores as the process that the calling thread plays opens them; it is pickled into tasks by its name."""
+    """Opens stores as the process that the calling thread plays; tasks pickle it by its name."""
 
     def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> LocalReader:
-        """Reading changes nothing, so it needs no process."""
+        """Return a reader; reading changes nothing, so it needs no process."""
         return LocalReader(path, config, proven)
 
     def writer(
         self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
     ) -> LocalWriter:
-        """Through the process's own disk and locks."""
+        """Return a writer that uses the process's own disk and locks."""
         process = current()
         return _Writer(
             path,
@@ -180,7 +180,7 @@ class ProcessStores:
 
 
 def connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on everything is done as the process that the calling thread plays."""
+    """From now on, do everything as the process that the calling thread plays."""
     monkeypatch.setattr(message_store, "attached_store", lambda path, config, disk: current().store(path, config))
     monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: current().context))
     monkeypatch.setattr(source._log, "disabled", True)
@@ -188,7 +188,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _quiet(hook: Callable[[Any], object]) -> Callable[[Any], None]:
-    """A thread that dies with its process has nothing to say."""
+    """Suppress the traceback of a thread that dies with its process."""
 
     def said(arguments: Any) -> None:
         if not issubclass(arguments.exc_type, Killed):
@@ -201,7 +201,7 @@ COMMIT_SITES = ("write", "data or head sync", "head write", "dispatch", "state",
 
 
 def site_of(operation: Operation) -> str:
-    """Where in the protocol an operation lies, in the words of the list of kill sites."""
+    """Return where in the protocol an operation lies, in the terms of the list of kill sites."""
     path = Path(operation.path)
     folder = path.parent.name
     if operation.name == "kill":

@@ -1,4 +1,4 @@
-"""Runs histories one after another, each in an empty folder of its own."""
+"""Runs histories one after another, each in its own empty folder."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from spark_faults.processes import connect
 
 QUICK_HISTORIES = 2_000
 MEMORY = Path("/dev/shm")
-"""Kills lose nothing that was written, so the disk may be memory."""
+"""The disk may be memory, because kills lose nothing that was written."""
 
 
 def histories(count: int, seed: int, *, seconds: float = 0.0) -> Counter[str]:
-    """At least `count` histories, and more until the time is over.
+    """Run at least `count` histories, and more until the time is over.
 
     Raises
     ------
     AssertionError
-        With the command that runs the history that failed.
+        A history failed; the message has the command that repeats it.
     """
     tally: Counter[str] = Counter()
     end_s = time.monotonic() + seconds
@@ -52,7 +52,7 @@ def histories(count: int, seed: int, *, seconds: float = 0.0) -> Counter[str]:
 
 
 def one(parent: Path, number: int, tally: Counter[str], only: Sequence[int] | None = None) -> None:
-    """One history; the folder is gone afterwards. One that goes wrong is told with as few actions as it takes."""
+    """Run one history and delete its folder; report a failing one with as few actions as possible."""
     failed = _failure(parent, number, tally, only)
     if failed is None:
         return
@@ -85,7 +85,7 @@ def _failure(
 
 
 def run(seconds: float, seed: int, quick: bool) -> dict[str, int]:
-    """See `spark_faults.run`: histories in two processes, and beside them the cells, which mostly wait."""
+    """Run histories in two processes, and beside them the cells, which mostly wait; see `spark_faults.run`."""
     end_s = time.monotonic() + (0 if quick else seconds)
     half = QUICK_HISTORIES // 2
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
@@ -97,7 +97,7 @@ def run(seconds: float, seed: int, quick: bool) -> dict[str, int]:
 
 
 def _cells(seed: int, end_s: float) -> Counter[str]:
-    """The quick ones; then the others, in any order, until the time is over."""
+    """Run the quick cells, then the others in any order until the time is over."""
     reason = spark_runs.why_not()
     if reason is not None:
         return Counter({f"Spark cells NOT RUN ({reason})": 1})
@@ -115,7 +115,7 @@ _SHOWN = ("queries without their store", "queries over an older backup", "second
 
 
 def shown(tally: Counter[str]) -> dict[str, int]:
-    """The counts for a line: kills and conflicts are put together."""
+    """Return the counts for one line, with kills and conflicts grouped."""
     sums: Counter[str] = Counter()
     for name, count in tally.items():
         if name.startswith(("killed at", "driver killed", "writer of the input killed", "killed while")):
@@ -132,7 +132,7 @@ def shown(tally: Counter[str]) -> dict[str, int]:
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="spark_faults")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The world of a history: a store, an input, queries and processes, and what must hold in it."""
+"""The world of a history: a store, an input, queries and processes, and the conditions that must hold."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ maxIndexNum=200
 maxMessageSize=8192
 """
 TURNS = 300
-"""No query takes so many steps: one that does never ends."""
+"""No query takes this many steps, unless it never ends."""
 
 
 class Query:
-    """A query of the user: its checkpoint and options, and what was done to it."""
+    """A user's query: its checkpoint and options, and what was done to it."""
 
     def __init__(self, label: str, checkpoint: Checkpoint, source: dict[str, str], sink: dict[str, str]) -> None:
         self.label, self.checkpoint, self.source, self.sink = label, checkpoint, source, sink
@@ -52,12 +52,12 @@ class Query:
 
     @property
     def app(self) -> str:
-        """The name its batches are known by."""
+        """Return the name that identifies its batches."""
         return self.sink.get("txnAppId", self.checkpoint.query_id)
 
 
 class World:
-    """Everything of one history, in an empty folder; `tally` counts what happened in all of them."""
+    """Everything in one history, in an empty folder; `tally` counts what happened in all histories."""
 
     def __init__(self, folder: Path, seed: int, tally: Counter[str]) -> None:
         self.seed = seed
@@ -80,16 +80,16 @@ class World:
         self.doom: dict[str, dict[str, object]] = {}
         self.asleep = self.finishing = False
         self.elsewhere = False
-        """The store that the queries wrote to is not at its place: it is gone, or an older copy is there."""
+        """Whether the store that the queries wrote to is not at its place: it is missing, or an older copy is there."""
 
     def note(self, what: str) -> None:
-        """For a person who looks at one history."""
+        """Add a note for a person who examines one history."""
         self.story.append(what)
 
-    # ---- processes, and what happens to them
+    # ---- processes and their faults
 
     def process(self, kind: str) -> Process:
-        """A new process; doomed when the history says so."""
+        """Create a process, which is doomed if the history says so."""
         given = self.doom.pop(kind, {})
         kill_at, half = given.get("kill_at"), bool(given.get("half"))
         process = Process(kill_at, half=half)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class World:
         return process
 
     def draw_fault(self, driver: Driver) -> None:
-        """What is to go wrong next, or nothing."""
+        """Choose what goes wrong next, or nothing."""
         rng = self.rng
         kind = rng.choice(("none", "task", "bad row", "commit", "commit", "commit", "raises after", "planner", "abort"))
         half = rng.random() < 0.5
@@ -120,7 +120,7 @@ class World:
             self.doom[kind] = {"kill_at": rng.randrange(8), "half": half}
 
     def driver(self, query: Query) -> Driver:
-        """A driver JVM for a query, on its checkpoint; options that may change between runs do."""
+        """Create a driver JVM for a query on its checkpoint; options that may change between runs may change."""
         rng = self.rng
         source = dict(query.source)
         if rng.random() < 0.7 and not self.finishing:
@@ -135,7 +135,7 @@ class World:
     # ---- running a query
 
     def step(self, query: Query, driver: Driver, places: Iterator[str]) -> str:
-        """To the next place; "failed" when it ended with an error."""
+        """Run to the next place; return "failed" if the query ended with an error."""
         try:
             place = next(places)
         except (QueryFailedError, ConcurrentUpdateError) as error:
@@ -175,7 +175,7 @@ class World:
         raise AssertionError(f"query {query.label} never ends")
 
     def judge(self, query: Query, driver: Driver, failure: Exception) -> None:
-        """Is this the error that this history deserves? Then what a person would do about it."""
+        """Check that this history should cause the error; then do what a person would do about it."""
         error = failure.__cause__
         self.note(f"{query.label} failed: {failure!r} from {error!r}"[:300])
         self.tally[f"ended with {type(error or failure).__name__}"] += 1
@@ -190,7 +190,7 @@ class World:
                 return
             due = self.ledger.has_other_rows(attempt) if conflict else self.ledger.has_later(attempt)
             assert due, f"{query.label}: {error}"
-            if driver.checkpoint is query.checkpoint:  # of two drivers on it the first to fail repairs it
+            if driver.checkpoint is query.checkpoint:  # if two drivers share it, the first one to fail repairs it
                 self.repair(query)
         elif isinstance(error, OffsetOutOfRangeError):
             assert self.gone, f"{query.label}: {error}"
@@ -204,29 +204,29 @@ class World:
             assert expected, repr(error)
 
     def repair(self, query: Query) -> None:
-        """After a conflict: take the checkpoint back that was there before, or drop the rows that come again."""
+        """Repair a conflict: restore the earlier checkpoint, or drop the rows that come again."""
         if self.gone and (query.backups or query.copied):
-            query.done_for = query.replaced = True  # which of the two it was nobody can tell: it is given up
+            query.done_for = query.replaced = True  # nobody can know which of the two it was, so the query is given up
         elif query.backups:
             query.checkpoint = query.backups.pop()
         elif self.gone:
-            query.sink["onReplayMismatch"] = "skip"  # its rows are gone from the source, and are in the store
+            query.sink["onReplayMismatch"] = "skip"  # its rows were deleted from the source, and are in the store
         else:
-            query.done_for = True  # another driver goes on with the batches of this one
+            query.done_for = True  # another driver continues with the batches of this one
 
     def any_query(self) -> Query:
-        """One of those that are still in use."""
+        """Return one of the queries that are still in use."""
         if all(query.done_for for query in self.queries):
             self.new_query()
         return self.rng.choice([query for query in self.queries if not query.done_for])
 
     def input_ends(self) -> dict[int, int]:
-        """Queue -> how many rows the input has had."""
+        """Return queue -> how many rows the input has had."""
         with MessageStore.open_read_only(self.input) as store:
             return {queue_id: store.max_offset("in", queue_id) for queue_id in store.topics().get("in", [])}
 
     def look_at_input(self) -> set[bytes]:
-        """The input as it is now; what was there once is remembered, with its place."""
+        """Read the input as it is now; remember every row that was ever there, with its place."""
         with MessageStore.open_read_only(self.input) as store:
             firsts = {queue_id: store.min_offset("in", queue_id) for queue_id in store.topics().get("in", [])}
         now = visible(self.input, "in")
@@ -234,7 +234,7 @@ class World:
         return {body for bodies in now.values() for body in bodies}
 
     def append(self, *, fat: bool = False) -> None:
-        """Rows for the input, by single puts or as a batch; who writes them may be killed."""
+        """Append rows to the input, as single puts or as a batch; the writer may be killed."""
         rng = self.rng
         queue_ids = [rng.randrange(QUEUES) for _ in range(rng.randint(1, 25))]
         bodies = [f"{queue_id}/{self.written + i:0{400 * fat}}".encode() for i, queue_id in enumerate(queue_ids)]
@@ -262,11 +262,11 @@ class World:
             process.die()
 
     def identifier(self) -> str:
-        """A query id."""
+        """Return a query id."""
         return f"{self.rng.getrandbits(64):016x}"
 
     def new_query(self) -> None:
-        """One more query into the same topic."""
+        """Add a query into the same topic."""
         number = len(self.queries)
         source = {"path": self.input, "subscribe": "in", "startingOffsets": self.rng.choice(("earliest", "latest"))}
         sink = {"path": self.out, "topic": "out", "storeConfig": self.settings, "lockTimeout": "20ms"}

@@ -1,9 +1,9 @@
-"""Checks that ConsumeQueues and index say what the log says.
+"""Checks that the ConsumeQueues and the index agree with the log.
 
-The records come in the order of the log, as rows; their units and entries are read and compared, and nothing is
-written. What only a Java broker does is no fault: a topic that was deleted leaves records without a queue; a topic that
-was created again starts its numbers anew; a topic that a crash of the broker brought back has units with other numbers
-than its records; and after such a crash, stretches of the log are in no index file.
+The records come as rows in the order of the log; their units and entries are read and compared, and nothing is written.
+What only a Java broker does is not a fault: a topic that was deleted leaves records without a queue; a topic that was
+created again restarts its numbers; a topic that a crash of the broker restored has units with other numbers than its
+records; and after such a crash, stretches of the log are in no index file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Seen:
     repeated : int
         The number of records that repeat a number and have no unit.
     faults : list of Finding
-        They are kept until the end: if the queue starts again, records before that are rightly gone.
+        They are kept until the end: if the queue starts again, earlier records are missing legitimately.
     """
 
     first: int | None = None
@@ -101,7 +101,7 @@ class QueueCheck:
         self.names = files.queue_names()
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """A queue; None, and a finding, if its files cannot be used."""
+        """Return a queue; None, and a finding, if its files cannot be used."""
         key = (topic, queue_id)
         if key in self._unreadable:
             return None
@@ -115,7 +115,7 @@ class QueueCheck:
             return None
 
     def next_offset(self, topic: str, queue_id: int) -> int | None:
-        """The number that the next record of a queue must have; None if no record was seen."""
+        """Return the number that the next record of a queue must have; None if no record was seen."""
         seen = self.seen.get((topic, queue_id))
         return seen.next if seen is not None and seen.first is not None else None
 
@@ -150,7 +150,9 @@ class QueueCheck:
     def _numbers(
         self, queue: ConsumeQueue, said: NDArray[np.int64], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The number of each record's unit (without a unit, that of the record), and which records have a unit."""
+        """Return the number of each record's unit (without a unit, that of the record), and which records have a
+        unit.
+        """
         units = queue.read(int(said[0]), len(said)) if (np.diff(said) == 1).all() else queue.read(0, 0)
         if len(units) == len(said) and (units["physical_offset"] == places).all():
             return said, np.ones(len(said), np.bool_)
@@ -176,7 +178,7 @@ class QueueCheck:
         seen = self.seen.setdefault((topic, queue_id), _Seen())
         seen.last = int(units["physical_offset"][-1])
         if without_unit and seen.first is None and not self.own:
-            # a part of a deleted topic came back: the queue begins with its first record that did
+            # a part of a deleted topic came back: the queue begins with its first record that came back
             earlier = min(len(units), self._earlier(queue, first, seen.last))
             first, units = first + earlier, units[earlier:]
             if not len(units):
@@ -204,7 +206,7 @@ class QueueCheck:
                 at = int(units["physical_offset"][0])
                 self._fault(seen, Finding(self._log_path(at), at, f"queue offset {seen.next} of {name}", str(first)))
                 skipped = 1
-        # A number that the queue does not know either is one damaged record, not where the queue goes on.
+        # A number that the queue does not know either is one damaged record, not the place where the queue continues.
         seen.next = (first if same[0] or not skipped else seen.next) + len(units)
         seen.gap = self.gap
         for row in (np.flatnonzero(~same[skipped:]) + skipped).tolist():
@@ -213,15 +215,13 @@ class QueueCheck:
             self._fault(seen, Finding(path, position, f"unit {first + row} of {name}: {_words(units[row])}", unit))
 
     def _earlier(self, queue: ConsumeQueue, first: int, last_place: int) -> int:
-        """The count of numbers, from a given one on, without units, because the queue begins behind a place in the
-        log.
-        """
+        """Count the numbers, from a given one on, without units because the queue begins after a place in the log."""
         begin = queue.begin(0) if queue.files.offsets else 0
         units = queue.read(begin, 1 if begin > first else 0)
         return begin - first if len(units) and int(units["physical_offset"][0]) > last_place else 0
 
     def _compare(self, topic: str, queue: ConsumeQueue, first: int, units: Units) -> tuple[Units, NDArray[np.bool_]]:
-        """The units that are there, and whether each of `units` is."""
+        """Return the units that exist, and whether each of `units` does."""
         found = queue.read(first, len(units))
         if len(found) < len(units):
             queue.load()  # a writer may have made the next file
@@ -229,7 +229,7 @@ class QueueCheck:
         same = np.zeros(len(units), np.bool_)
         wanted = units[: len(found)]
         equal = (found["physical_offset"] == wanted["physical_offset"]) & (found["size"] == wanted["size"])
-        if topic != SCHEDULE_TOPIC and not self._has_ext:  # there it is a time, or a place in another file
+        if topic != SCHEDULE_TOPIC and not self._has_ext:  # in that topic it is a time, or a place in another file
             equal &= found["tags_code"] == wanted["tags_code"]
         same[: len(found)] = equal
         return found, same
@@ -248,7 +248,7 @@ class QueueCheck:
         return left_out
 
     def _reason(self, topic: str) -> str | None:
-        """The reason why the units of a topic are not checked."""
+        """Return the reason why the units of a topic are not checked."""
         if self.files.disk.exists(os.path.join(self.files.paths.consume_queue, _ROCKSDB_FILE)):
             return "the queues are in RocksDB"
         if topic.startswith(LIGHT_TOPIC_PREFIX):
@@ -273,7 +273,7 @@ class QueueCheck:
         all_units : bool
             There are no units of records above the limit.
         zeros_behind : bool
-            There is nothing behind the last unit.
+            There is nothing after the last unit.
         """
         for topic, queue_ids in self.names.items():
             for queue_id in queue_ids:
@@ -332,7 +332,7 @@ class QueueCheck:
                 self.report.find(path, position, f"zeros behind unit {end - 1} of {topic}/{queue_id}", "other bytes")
 
     def _unit_without_record(self, topic: str, queue_id: int, queue: ConsumeQueue, start: int, end: int) -> None:
-        if start < end and not self.gap:  # nothing is known behind a stretch that cannot be read
+        if start < end and not self.gap:  # nothing is known after a stretch that cannot be read
             path, position = place(queue, start)
             expected = f"records for the units {start} to {end - 1} of {topic}/{queue_id}"
             units = queue.read(start, 1)
@@ -340,7 +340,7 @@ class QueueCheck:
             self.report.find(path, position, expected, f"none, and unit {start} says {says}")
 
     def _check_names(self) -> None:
-        """Check that RocketMQ's folder holds queues only."""
+        """Check that RocketMQ's folder holds only queues."""
         top, disk = self.files.paths.consume_queue, self.files.disk
         if disk.exists(os.path.join(top, _ROCKSDB_FILE)):
             return
@@ -427,7 +427,7 @@ class IndexCheck:
 
 
 def place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
-    """The file and the position of a unit; the folder if no file holds it."""
+    """Return the file and the position of a unit; the folder if no file holds it."""
     start = queue.files.holding(queue_offset * UNIT.size)
     if start is None:
         return queue.files.directory, queue_offset * UNIT.size

@@ -4,7 +4,7 @@ At the start of a check, the rules of recovery decide how far the log must be co
 
     abort is ours       up to V (written in another boot: up to C)
     abort absent        up to the last record that a unit points to, and never less than C
-    abort is a broker's up to the last record that a unit points to and that is there
+        abort is a broker's up to the last existing record that a unit points to
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Rules:
     all_units : bool
         There are no units of records above the limit.
     zeros_behind : bool
-        The log and the queues must contain only zeros behind the limit.
+        The log and the queues must contain only zeros after the limit.
     """
 
     abort: str | None
@@ -58,8 +58,9 @@ class Rules:
     zeros_behind: bool = False
 
     def hold(self, files: StoreFiles) -> bool:
-        """Whether nobody has begun to write since then. Otherwise, findings may be what the writer was about to
-        change.
+        """Whether nobody has begun to write since then.
+
+        Otherwise, findings may be what the writer was about to change.
         """
         if files.read_abort() != self.abort:
             return False
@@ -105,7 +106,7 @@ def rules_of(files: StoreFiles, report: VerifyReport, *, at_rest: bool) -> Rules
 
 
 def _shown_end(files: StoreFiles, *, proven: bool) -> int:
-    """The end of the last record that a unit of any queue points to, and that is there if it must be proven."""
+    """Return the end of the last record that a unit of any queue points to, and that exists if it must be proven."""
     log = files.commit_log
     shown = log.min_offset
     for topic, queue_ids in files.queue_names().items():
@@ -126,7 +127,7 @@ def _shown_end(files: StoreFiles, *, proven: bool) -> int:
 class SmallFiles:
     """Checks the journal, the store checkpoint, `state`, and names.
 
-    It is created before the rules are determined: what it reads was published before, so the log below the limit must
+    It is created before the rules are determined: what it reads was published earlier, so the log below the limit must
     contain it.
     """
 
@@ -137,7 +138,7 @@ class SmallFiles:
         self.journal = self._read_journal()
 
     def _read_journal(self) -> BatchJournal:
-        """The journal. A damaged one is a fault, although a writer rebuilds it."""
+        """Return the journal. A damaged one is a fault, although a writer rebuilds it."""
         paths = self.files.paths
         journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
         if journal.fault and journal.fault != MISSING:
@@ -173,13 +174,14 @@ class SmallFiles:
         if self.journal.fault == MISSING and ours and rules.state is not None and rules.state.clean_end:
             self._note_missing_journal(rules)
         if not ours and rules.abort == files.abort_token:
-            return  # it is reported already
+            return  # it was reported already
         if not ours and report.batch_count:
             report.find(paths.state, 0, "the store's state", "no file")
 
     def _note_missing_journal(self, rules: Rules) -> None:
-        """A writer creates the first journal after the clean end has moved. It may be about to, or was killed before
-        that.
+        """Note a missing journal that may be legitimate.
+
+        A writer creates the first journal after the clean end has moved. It may be about to, or was killed before that.
         """
         found = "no file; the next writer makes it again from the log"
         if rules.abort == self.files.abort_token:
@@ -220,7 +222,7 @@ class SmallFiles:
         if files.disk.size(path) != STATE_FILE_SIZE:
             report.find(path, 0, f"{STATE_FILE_SIZE} bytes", f"{files.disk.size(path)}")
         if state is None:
-            if rules.abort != files.abort_token:  # else it is found already
+            if rules.abort != files.abort_token:  # otherwise it was found already
                 report.find(path, 0, "a valid slot", "none")
             return
         if state.clean_end > state.visible_end:
@@ -234,12 +236,12 @@ class SmallFiles:
             at = state.anchor_position
             log = files.commit_log
             data = log.read(at, state.anchor_size)
-            ends = at + len(data), log.segment_of(at) + log.segment_size  # or a BLANK lies between
+            ends = at + len(data), log.segment_of(at) + log.segment_size  # or a BLANK lies in between
             if record.crc32(data) != state.anchor_crc or state.clean_end not in ends:
                 report.find(path, 0, f"the record at {at}, the last one below the clean end", "other bytes")
 
     def _check_checkpoint(self, rules: Rules, last_time_ms: int | None) -> None:
-        """Check that the times are not newer than the log: a broker trusts its queues up to these times."""
+        """Check that the times are not newer than the log, because a broker trusts its queues up to these times."""
         path, found, disk = self.files.paths.checkpoint, self.checkpoint, self.files.disk
         if not disk.exists(path):
             return
@@ -247,7 +249,7 @@ class SmallFiles:
             self.report.find(path, 0, f"{CHECKPOINT_SIZE} bytes", f"{disk.size(path)}")
         ours = rules.abort == self.files.abort_token or rules.zeros_behind
         if not ours or last_time_ms is None:
-            return  # a broker may leave a checkpoint that says more than it kept
+            return  # a broker may leave a checkpoint that covers more than it kept
         for name in ("physic_timestamp_ms", "logics_timestamp_ms", "index_timestamp_ms"):
             if getattr(found, name) > last_time_ms:
                 expected = f"a time up to {last_time_ms}, that of the last record"

@@ -48,7 +48,7 @@ class VerifyReport:
     finding_count : int
         The number of all faults.
     notes : list of str
-        What an operator should know, and what was not checked. None of it is a fault.
+        What an operator should know, and what was not checked. No note is a fault.
     """
 
     start: int = 0

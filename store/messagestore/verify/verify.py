@@ -1,9 +1,9 @@
-"""The check of a whole store (`messagestore verify`).
+"""Checks a whole store (`messagestore verify`).
 
-`verify` reads the whole store and writes nothing. It works while a writer is at work, and on a store that was killed.
-Every fault is a `Finding` with file, offset, what was expected and what was found. It checks:
+`verify` reads the whole store and writes nothing. It can run while a writer is at work, and on a store whose writer was
+killed. Every fault is a `Finding` with file, offset, what was expected and what was found. It checks:
 
-- the framing, the position and the CRCs of every record, BLANK records, and the zeros behind the end; behind a damaged
+- the framing, the position and the CRCs of every record, BLANK records, and the zeros after the end; after a damaged
   record it continues with the next one that it can find;
 - every ConsumeQueue unit against its record, every record against its unit, and queue offsets for gaps;
 - every key through the index;
@@ -105,8 +105,9 @@ class _Verifier:
         self.times_back: list[int] = []
 
     def run(self) -> bool:
-        """Check everything; False if the store changed hands meanwhile and there are findings, so that it must be
-        repeated.
+        """Check everything; return False to repeat the check.
+
+        It must be repeated if the store changed hands meanwhile and there are findings.
         """
         files, report = self.files, self.report
         if not self._load():
@@ -161,7 +162,7 @@ class _Verifier:
     # ---- records
 
     def _walk(self, start: int, limit: int) -> int:
-        """Check every record from `start` to `limit`, continuing behind what cannot be read, and return where it
+        """Check every record from `start` to `limit`, continuing after what cannot be read, and return where it
         ended.
         """
         log, position = self.log, start
@@ -201,7 +202,7 @@ class _Verifier:
         return following if following < limit and self.log.files.holding(following) is not None else None
 
     def _next_record(self, position: int, limit: int) -> int | None:
-        """The first place behind `position` where a record begins, according to sizes, queues and segments."""
+        """Return the first place after `position` where a record begins, according to sizes, queues and segments."""
         log = self.log
         data = log.record_bytes(position)
         places = [] if data is None else [position + len(data)]
@@ -287,7 +288,7 @@ class _Verifier:
             find(f"{batch.row_count} rows in the batch's ranges", str(rows))
             return
         if not self.queues.own:
-            return  # a broker may have deleted the topic, and brought it back: each record is compared with its unit
+            return  # a broker may have deleted the topic and restored it: each record is compared with its unit
         for topic, queue_id, first, count in ranges:
             queue = self.queues.queue(topic, queue_id)
             if queue is None:
@@ -302,7 +303,9 @@ class _Verifier:
     # ---- the end of the log
 
     def _walk_behind(self) -> None:
-        """In a closed store, a record behind the last one with a unit was forgotten, or is a broker's stale tail."""
+        """In a closed store, find a record after the last one with a unit: it was forgotten, or is a broker's stale
+        tail.
+        """
         for run in Walk(self.log, self.report.end):
             rows = rows_of(run)
             (topic, queue_id, _, _), at = next(rows.runs()), rows.physical_offset
@@ -312,7 +315,7 @@ class _Verifier:
             return  # one is enough: recovery includes all that follow
 
     def _check_zeros(self) -> None:
-        """Check for zeros behind the end, up to the end of the last segment."""
+        """Check for zeros after the end, up to the end of the last segment."""
         limit, log = self.rules.limit, self.log
         for segment in log.files.offsets:
             if segment + log.segment_size > limit:
@@ -321,7 +324,7 @@ class _Verifier:
 
 
 def _ranges(batch: BatchRecord) -> Iterator[tuple[str, int, int, int]]:
-    """The ranges of the batch, as far as they are possible: each row must have its bytes inside the batch."""
+    """Yield the ranges of the batch that are possible: each row must have its bytes inside the batch."""
     most = batch.end - batch.data_offset
     for topic, runs in batch.ranges.items():
         for queue_id, first, count in runs:
