@@ -1,4 +1,5 @@
-"""The fault harness: every fault injected, counted, and judged by a checker that shares no code with the store.
+"""The fault harness: injects faults, counts them, and judges the results by a checker that shares no code with the
+store.
 
 `python -m crash --help` shows the modes; `make crash` runs all of them. `faults/README.md` maps faults to modes and tests.
 """

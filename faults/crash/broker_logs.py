@@ -33,7 +33,7 @@ def made_again_twice(broker: Broker) -> None:
 
 
 def transactions(broker: Broker) -> None:
-    for number in range(400):  # several segments, and several looks
+    for number in range(400):  # several segments, and several reads
         broker.put("t", b"%d/" % number, number % 2, sys_flag=(0, PREPARED, ROLLBACK, COMMIT)[number % 4])
 
 
@@ -42,7 +42,7 @@ MISSING = {"nothing": (), "queues": ("consumequeue",), "index": ("index",), "bot
 
 
 def left_by_a_broker(root: Path, fill: Fill, *, closes: bool, missing: tuple[str, ...] = ()) -> list[dict]:
-    """A store that a broker filled; its records."""
+    """Create a store that a broker filled; return its records."""
     broker = Broker(root, SMALL)
     fill(broker)
     if closes:
@@ -53,7 +53,7 @@ def left_by_a_broker(root: Path, fill: Fill, *, closes: bool, missing: tuple[str
 
 
 def last_runs(records: list[dict]) -> dict[tuple[str, int], list[str]]:
-    """What the queues hold: of each, the records since its numbers began last."""
+    """Return what each queue holds: the records since its numbers last started."""
     found: dict[tuple[str, int], list[str]] = {}
     for record in records:
         if record["sys_flag"] & 0xC in (0, COMMIT):
@@ -65,7 +65,7 @@ def last_runs(records: list[dict]) -> dict[tuple[str, int], list[str]]:
 
 
 def faults_of(root: Path, records: list[dict]) -> Iterator[str]:
-    """What is wrong after a writer has taken such a store over."""
+    """Report what is wrong after a writer has taken over such a store."""
     with MessageStore.open(root, SMALL) as store:
         report = store.report
         assert report is not None
@@ -85,9 +85,10 @@ def faults_of(root: Path, records: list[dict]) -> Iterator[str]:
 
 
 def torn_in_a_name(folder: Path) -> None:
-    """A power cut took the end of the topic's name of the last record, which has no properties: its lengths add up.
+    """A power cut removed the end of the topic's name from the last record, which has no properties, so its lengths add
+    up.
 
-    It is cut, at each byte of the name, and the store opens; where anything follows, nothing is cut.
+    The record is cut at each byte of the name, and the store opens; where anything follows, nothing is cut.
     """
     name = "topic-name"
     for kept in range(len(name)):
@@ -125,7 +126,9 @@ def torn_in_a_name(folder: Path) -> None:
 
 
 def light_queues_behind(folder: Path) -> None:
-    """A broker with light queues was killed before it had dispatched: no light queue has a folder. It is refused."""
+    """A broker with light queues was killed before it dispatched, so no light queue has a folder. The store is
+    refused.
+    """
     light = [("INNER_MULTI_DISPATCH", "%LMQ%a"), ("INNER_MULTI_QUEUE_OFFSET", "0")]
     for late in (False, True):
         root = folder / f"light-{late}"

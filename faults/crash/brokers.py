@@ -1,14 +1,15 @@
-"""Imitated brokers that start, write and stop beside processes that write now and then.
+"""Imitated brokers that start, write and stop beside processes that write occasionally.
 
-A broker is a process that does what RocketMQ's does, in its order, with pauses by chance: it opens `lock` for writing,
-looks where the log ends, takes the lock, and appends at the end it saw. A writer opens a session for a put or two,
-commits and stays attached, or commits and detaches. In the end, whatever was acknowledged, by either side, must be there once.
+A broker is a process that does what RocketMQ's does, in its order, with random pauses: it opens `lock` for writing,
+finds where the log ends, takes the lock, and appends at that end. A writer opens a session for a put or two, commits
+and stays attached, or commits and detaches. At the end, whatever either side acknowledged must be in the store once.
 
     starts      brokers beside writers
-    ways        one broker comes to a session into which four threads put; it must get in soon, to a store that was closed
-    stalls      a broker comes to a writer that stands still for longer than the kernel's patience
-    refusals    writers that are refused leave no file
-    ends        workers of Spark that are told to end close the store
+        ways        one broker meets a session into which four threads put; it must get in soon, to a store that was
+        closed
+        stalls      a broker meets a writer that stands still for longer than the kernel's patience
+        refusals    writers that are refused leave no file
+        ends        Spark workers that are told to end close the store
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _SIZES = SMALL.replace(mapped_file_size_commit_log=64 * 1024, lock_timeout="30s"
 
 
 def starts(root: Path, chance: random.Random, counts: Counts, *, brokers: int = BROKERS) -> Verdict:
-    """`brokers` starts of a broker beside `WRITERS` processes."""
+    """Start a broker `brokers` times beside `WRITERS` processes."""
     from crash.concurrency import ended, in_child  # it imports this module
 
     with MessageStore.open(root, _SIZES) as store:
@@ -101,7 +102,7 @@ def starts(root: Path, chance: random.Random, counts: Counts, *, brokers: int = 
 
 def _all_there(root: Path, promise: Promise, java: list[str]) -> Verdict:
     verdict = Verdict()
-    with MessageStore.open(root, _SIZES):  # what the last broker left
+    with MessageStore.open(root, _SIZES):  # opens what the last broker left
         pass
     found = checker.check(checker.read_tree(root))
     note_faults(verdict, found, "closed")
@@ -118,7 +119,7 @@ def _say(said: Path, *what: object) -> None:
 
 
 def _write(root: Path, name: int, seed: int, stop: Path, said: Path) -> None:
-    """A process that puts and commits until it is told to stop."""
+    """Run a process that puts and commits until it is told to stop."""
     chance, number, version = random.Random(seed), 1000 * (name + 1), 0
     store = attached_store(root, _SIZES)
     while not stop.exists():
@@ -143,7 +144,7 @@ def _write(root: Path, name: int, seed: int, stop: Path, said: Path) -> None:
 
 
 def _puts(root: Path, flush: str, bodies: list[str], chance: random.Random, said: Path) -> None:
-    """One session; what was put is promised when the session is closed."""
+    """Run one session; what was put is promised when the session is closed."""
     done = 0
     try:
         with MessageStore.open(root, _SIZES.replace(flush_disk_type=flush)) as session:
@@ -157,7 +158,7 @@ def _puts(root: Path, flush: str, bodies: list[str], chance: random.Random, said
 
 
 def _broker(root: Path, number: int, seed: int, said: Path) -> None:
-    """A broker's life: constructor, load, start, appends, shutdown."""
+    """Run a broker's life: constructor, load, start, appends, shutdown."""
     chance = random.Random(seed)
     with open(root / "lock", "r+b") as lock:
         time.sleep(chance.random() * 0.05)
@@ -179,7 +180,7 @@ def _broker(root: Path, number: int, seed: int, said: Path) -> None:
 
 
 def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """A session makes way: each put is acknowledged and there, or refused and not there; the store was closed."""
+    """A session makes way: each put is acknowledged and stored, or refused and not stored; the store was closed."""
     verdict, acknowledged, refused = Verdict(), list[str](), list[str]()
     config = _SIZES.replace(flush_disk_type=chance.choice([SYNC_FLUSH, ASYNC_FLUSH]))
 
@@ -194,7 +195,7 @@ def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
             acknowledged.append(body)
 
     def slowly(store: AttachedStore, *arguments: Any) -> None:
-        time.sleep(0.02)  # threads that would put now get their chance
+        time.sleep(0.02)  # other threads that would put get their chance
         drop(store, *arguments)
 
     drop = AttachedStore._drop
@@ -224,7 +225,9 @@ def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Whoever let a broker wait for too long writes nothing more: the broker has read the store, and may write."""
+    """A writer that let a broker wait for too long writes nothing more: the broker has read the store, and may
+    write.
+    """
     verdict = Verdict()
     disk = PatienceDisk()
     store = attached_store(root, _SIZES.replace(attach_timeout="1h"), disk)
@@ -245,7 +248,7 @@ def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Stores of a form that cannot be written, and settings of brokers that forbid it."""
+    """Refuse stores of a form that cannot be written, and settings of brokers that forbid writing."""
     verdict = Verdict()
     forms = (
         "consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0", "epochFileCheckpoint",
@@ -275,7 +278,7 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Workers of Spark that are ended in each way that leaves them a moment: the store is closed."""
+    """Spark workers are ended in each way that leaves them some time: the store is closed."""
     from crash.concurrency import in_child  # it imports this module
 
     verdict = Verdict()
@@ -304,7 +307,7 @@ def ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def _end_of_daemon(root: Path, name: str, verdict: Verdict) -> None:
-    """A worker of Spark's own daemon, just after its last commit."""
+    """End a worker of Spark's own daemon just after its last commit."""
     with Daemon() as daemon:
         for _ in range(2):
             daemon.commit(root)
@@ -315,7 +318,7 @@ def _end_of_daemon(root: Path, name: str, verdict: Verdict) -> None:
 
 
 def daemon_ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """The ends of Spark's own daemon alone."""
+    """Run only the ends of Spark's own daemon."""
     verdict = Verdict()
     for name in DAEMON_ENDS:
         _end_of_daemon(root / name, name, verdict)
@@ -323,6 +326,6 @@ def daemon_ends(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def _end(root: Path) -> None:
-    """The process is gone."""
+    """Mark the process as dead."""
     store = attached_store(root)
     store._drop()

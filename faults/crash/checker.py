@@ -1,11 +1,11 @@
-"""A checker of whole stores that shares no code with the package.
+"""Checks whole stores with code that is not shared with the package.
 
-It is slow and uses `struct` only. It is written from store/FORMAT.md and shares `tests/reference.py` (also `struct` only)
-with the other tests. It looks at the bytes of a whole small store (path below the root -> bytes; folders end with a slash),
-reports every fault with file, offset, expected and found, and lists the messages of each queue in order, as the log holds
-them.
+The checker is slow and uses only `struct`. It is written from store/FORMAT.md and shares `tests/reference.py` (also
+only `struct`) with the other tests. It examines the bytes of a whole small store (path below the root -> bytes; folders
+end with a slash), reports every fault with file, offset, expected and found, and lists the messages of each queue in
+order, as the log holds them.
 
-It knows stores that only this project has written. What a Java broker may leave is checked by `verify`.
+It knows only stores that this project alone has written. `verify` checks what a Java broker may leave.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOP = {"commitlog/", "consumequeue/", "index/", "config/", "spark/", "abort", "
 _OURS = {"state", "store.json", "journal", "ends", "writer.lock", "staging/", "cut/"}
 _OURS |= {"consumer-offsets.lock", "consumer-offsets.json"}
 _CONFIG = {"", *(name + end for name in ("topics.json", "consumerOffset.json") for end in ("", ".bak"))}
-# What a killed writer was making: each has one name, and the next one that makes it takes it away first.
+# What a killed writer was creating: each file has one name, and the next writer that creates it removes it first.
 _OURS |= {
     f"new-{name}" for name in ("store.json", "state", "journal", "ends", "topics.json", "checkpoint", "abort", "cut")
 }
@@ -47,7 +47,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class Checked:
-    """What was found."""
+    """The findings of one check."""
 
     faults: list[Fault] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Checked:
 
     @property
     def queues(self) -> dict[tuple[str, int], list[bytes]]:
-        """(topic, queue id) -> bodies, in the order of the queue; without the BATCH records."""
+        """Return (topic, queue id) -> bodies, in the order of the queue, without the BATCH records."""
         found: dict[tuple[str, int], list[bytes]] = {}
         for record in self.records:
             if record.topic != BATCH_TOPIC:
@@ -68,7 +68,7 @@ class Checked:
 
     @property
     def bodies(self) -> list[bytes]:
-        """All bodies, in the order of the log."""
+        """Return all bodies, in the order of the log."""
         return [record.body for record in self.records if record.topic != BATCH_TOPIC]
 
 
@@ -76,7 +76,7 @@ Tree = Mapping[str, bytes]
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
-    """A real folder as a tree."""
+    """Read a real folder as a tree."""
     found = {}
     for folder, folders, files in os.walk(root):
         inside = os.path.relpath(folder, root)
@@ -93,10 +93,10 @@ def check(tree: Tree, *, settled: bool = True, uninterrupted: bool = False) -> C
     ----------
     tree : mapping of str to bytes
     settled : bool
-        Nothing is in flight: behind the end are zeros, and no unit points there. False for a store whose writer was
-        killed, and is not recovered yet: it is checked up to its visible end.
+        Nothing is in flight: zeros follow the end, and no unit points there. False for a store whose writer was killed
+        and that is not recovered yet: it is checked up to its visible end.
     uninterrupted : bool
-        No writer ever failed or was killed: each BLANK is there because what follows it had no room.
+        No writer ever failed or was killed: each BLANK exists because what follows it had no room.
     """
     return _Check(tree, settled, uninterrupted).run()
 
@@ -134,7 +134,9 @@ class _Check:
 
     @property
     def _recovering(self) -> bool:
-        """A recovery was killed: what is derived from the log is in pieces until the next one ends."""
+        """Whether a recovery was killed: what is derived from the log is then incomplete until the next recovery
+        ends.
+        """
         return self.slot is not None and bool(self.slot.flags & _RECOVERING)
 
     # ---- names and small files
@@ -147,7 +149,7 @@ class _Check:
                 self.found.find(path, 0, "a file of the store", "a stray one")
             elif top == "spark/" and len(parts) > 1 and parts[1]:
                 name = parts[1] + ("/" if len(parts) > 2 else "")
-                unfinished = name == "rebuild" or name.startswith("new-")  # of a writer that was killed
+                unfinished = name == "rebuild" or name.startswith("new-")  # left by a writer that was killed
                 if name not in _OURS and (self.settled or not unfinished):
                     self.found.find(path, 0, "a file of spark/", "a stray one")
             elif top == "config/" and parts[1] not in _CONFIG:
@@ -189,7 +191,7 @@ class _Check:
             found.find("spark/state", 64, "zeros beside the slots", "other bytes")
 
     def _files(self, folder: str, size: object) -> dict[int, bytes]:
-        """Files named by offsets: of one size, without a gap."""
+        """Read files named by offsets; they must have one size and no gap."""
         files = {}
         for path in sorted(self.tree):
             if path.startswith(folder) and path != folder:
@@ -257,7 +259,9 @@ class _Check:
         self._follow()
 
     def _blank_was_needed(self, blank: int, start: int, record: Record) -> None:
-        """A BLANK fills a segment only where the next record, or what goes in one run with it, does not fit."""
+        """Check that a BLANK fills a segment only if the next record, or what is written together with it, does not
+        fit.
+        """
         size, position = 0, start
         first = record
         while record.fault == "" and (record.topic, record.queue_id, record.store_ms) == (
@@ -276,7 +280,7 @@ class _Check:
             )
 
     def _follow(self) -> None:
-        """Queue offsets without a gap, store times that do not go back by an hour or less."""
+        """Check that queue offsets have no gap, and that store times do not go back by an hour or less."""
         following: dict[tuple[str, int], int] = {}
         last_ms = 0
         for record in self.found.records:
@@ -286,7 +290,8 @@ class _Check:
             if record.queue_offset != expected:
                 self.found.find(path, at, f"queue offset {expected} of {key}", record.queue_offset)
             following[key] = record.queue_offset + 1
-            if last_ms - 3_600_000 <= record.store_ms < last_ms:  # further back: the clock had been far ahead
+            # if they go back further, the clock had been far ahead
+            if last_ms - 3_600_000 <= record.store_ms < last_ms:
                 self.found.find(path, at, f"a store time from {last_ms} on", record.store_ms)
             last_ms = record.store_ms
 
@@ -395,7 +400,9 @@ class _Check:
             found.find(path, 0, f"queues {sorted(queues)}", sorted(listed))
 
     def _ends(self) -> None:
-        """Each seal is the last unit that its queue had at the clean end; at a clean end that is written, of each queue."""
+        """Check that each seal is its queue's last unit at the clean end; a newly written clean end must seal each
+        queue.
+        """
         data, slot, path = self.tree.get("spark/ends"), self.slot, "spark/ends"
         if data is None or slot is None:
             return
@@ -468,7 +475,7 @@ class _Check:
             if not is_so:
                 self.found.find(self._segment_path(at), at, f"a batch whose {what} holds", body)
 
-    # ---- what is derived
+    # ---- derived files
 
     def _queues(self, limit: int) -> None:
         units: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
@@ -534,7 +541,7 @@ class _Check:
                 self.found.find("index/", 0, "entries of keys of records only", f"{key_hash} at {at}")
 
     def _index_file(self, path: str, data: bytes, slots: int, times: dict[int, int]) -> Iterator[tuple[int, int]]:
-        """Entries that a search finds."""
+        """Yield the entries that a search finds."""
         begin_ms, end_ms, begin, end, slot_count, entry_count = struct.unpack_from(">qqqqii", data)
         entries = list(struct.iter_unpack(">iqii", data[40 + 4 * slots :]))
         heads = struct.unpack_from(f">{slots}i", data, 40)

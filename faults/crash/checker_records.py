@@ -1,4 +1,6 @@
-"""The checker's own decoders of records, `spark/state` and `spark/journal`: `struct` only, and no code of the package."""
+"""The checker's own decoders of records, `spark/state` and `spark/journal`: only `struct`, and no code of the
+package.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ BATCH_TOPIC = "rmq_sys_spark_sink"
 
 
 class Record(NamedTuple):
-    """What one record says; `fault` when it is none."""
+    """The contents of one record; `fault` if it is not a record."""
 
     size: int
     topic: str
@@ -35,7 +37,7 @@ class Record(NamedTuple):
 
 @lru_cache(1 << 16)
 def parse(data: bytes) -> Record:
-    """One whole record."""
+    """Parse one whole record."""
     try:
         return _parse(data)
     except (struct.error, ValueError, IndexError) as error:
@@ -71,7 +73,7 @@ def _parse(data: bytes) -> Record:
     text = data[at:]
     if (reference.body_crc(body) if body else 0) != crc:
         return broken(size, "body CRC")
-    has_crc = text[-20:-11] == b"__CRC32#\x01"  # where users may have written it, it is no CRC
+    has_crc = text[-20:-11] == b"__CRC32#\x01"  # where users may have written it, it is not a CRC
     if sum(x == y for x, y in zip(text[-20:-11], b"__CRC32#\x01", strict=False)) == 8:
         return broken(size, f"a property {text[-20:-12]!r}, which is __CRC32# but for one character")
     if has_crc and (len(text) < 20 or text[-20:] != reference.property_crc(data[:-20])):
@@ -98,7 +100,7 @@ _ROW_FIELDS = ("queue_id", "topic", "flag", "born_ms")
 
 @lru_cache(1 << 16)
 def _row_hash(record: Record, given: tuple[bool, ...]) -> int:
-    """The row hash of a record, if the columns in `given` (of `_ROW_FIELDS`) were the user's own."""
+    """Return the row hash of a record, if the columns in `given` (of `_ROW_FIELDS`) were the user's own."""
     fields = dict(record.properties)
     own = {k: v for k, v in fields.items() if k not in ("KEYS", "TAGS", "UNIQ_KEY", "WAIT")}
     values: dict[str, Any] = {
@@ -111,7 +113,9 @@ def _row_hash(record: Record, given: tuple[bool, ...]) -> int:
 
 
 def digest_holds(digest: str, rows: list[Record]) -> bool:
-    """Whether the digest is that of the rows; which columns the user gave is not in the log, so each way is tried."""
+    """Whether the digest is that of the rows; the log does not say which columns the user gave, so each way is
+    tried.
+    """
     for given in product((True, False), (False, True), (False, True), (False, True)):
         if f"{sum(_row_hash(row, given) for row in rows) % 2**64:016x}" == digest:
             return True
@@ -134,7 +138,7 @@ class Slot(NamedTuple):
 
 
 def slot_of(data: bytes) -> Slot | None:
-    """The slot of a `spark/state` that counts."""
+    """Return the slot of a `spark/state` that counts."""
     best: Slot | None = None
     for position in (0, 512):
         *values, crc = struct.unpack_from(">qqqqqiIIIiI", data, position)
@@ -144,9 +148,10 @@ def slot_of(data: bytes) -> Slot | None:
 
 
 def ends_of(data: bytes, limit: int) -> dict[str, Any]:
-    """The file `spark/ends`: `end`, the clean end of the newest block at or below a limit, and `queues`: (topic, queue id)
-    -> number of units, and place, size and tags code of the last one. What follows a block that does not hold counts for
-    nothing.
+    """Parse the file `spark/ends`.
+
+    The result has `end`, the clean end of the newest block at or below a limit, and `queues`: (topic, queue id) ->
+    number of units, and place, size and tags code of the last one. Whatever follows an invalid block is ignored.
     """
     queues: dict[tuple[str, int], tuple[int, int, int, int]] = {}
     at, before, newest = 0, 0, -1
@@ -168,8 +173,10 @@ def ends_of(data: bytes, limit: int) -> dict[str, Any]:
 
 
 def journal_of(data: bytes | None) -> dict[str, Any] | None:
-    """The file `spark/journal`: covered, checkpoint_crc, apps (rows of each), and the names that came with it; a `fault`
-    when a checksum does not hold; None when there is no file.
+    """Parse the file `spark/journal`; None if there is no file.
+
+    The result has covered, checkpoint_crc, apps (rows of each), and the names that came with it; or a `fault` if a
+    checksum does not match.
     """
     if data is None:
         return None

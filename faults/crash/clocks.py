@@ -1,4 +1,4 @@
-"""Stores whose clock was far ahead once: store times go back to now, and nothing that reads times is misled.
+"""Stores whose clock was once far ahead: store times go back to the present, and no reader of times is misled.
 
 A named case of the mode `fuzz`: a put with the wrong clock, then puts with the right one, killed at every operation.
 """
@@ -24,13 +24,13 @@ PUT_COUNT = 40
 
 @contextmanager
 def clock(now_ms: list[int]) -> Iterator[None]:
-    """This machine's time is what is in the list."""
+    """Replace this machine's time with the one in the list."""
     with mock.patch("time.time_ns", side_effect=lambda: now_ms[0] * 1_000_000):
         yield
 
 
 def _far_ahead(folder: Path) -> None:
-    """Killed at operation n of the session that goes back, for every n."""
+    """Kill the session whose times go back, at operation n, for every n."""
     for number in itertools.count():
         root, now_ms = folder / f"clock-{number}", [NOW_MS - 86_400_000]
         with clock(now_ms):
@@ -46,7 +46,7 @@ def _far_ahead(folder: Path) -> None:
             now_ms[0] += 10_000
             with MessageStore.open(root, SMALL) as store:
                 result = _put(store, "after")
-                _put(store, "last")  # the index alone finds the one before
+                _put(store, "last")  # only the index finds the previous one
             assert result == now_ms[0], f"killed in {disk.killed_in}: a store time of {result}"
             _check_checkpoint(root)
             _check_found(root, now_ms[0])
@@ -74,7 +74,7 @@ def _put(store: MessageStore, key: str) -> int:
 
 
 def _check_checkpoint(root: Path) -> None:
-    """No time in it is above that of the last record in the log: a broker would trust what was not synced."""
+    """Check that no time is above that of the log's last record: a broker would trust what was not synced."""
     times = struct.unpack_from(">qqq", (root / "checkpoint").read_bytes())
     last = 0
     for segment in sorted((root / "commitlog").iterdir()):
@@ -87,7 +87,7 @@ def _check_checkpoint(root: Path) -> None:
 
 
 def _check_found(root: Path, last_ms: int) -> None:
-    """By key, also within a time; by time nothing is skipped."""
+    """Check that messages are found by key, also within a time range, and that a search by time skips nothing."""
     report = verify(root)
     assert report.ok, report.findings[:3]
     assert any("store times go back" in note for note in report.notes), report.notes

@@ -1,14 +1,14 @@
 """The mode `concurrency` of `make crash`: many readers, writers and brokers at once, on a real disk.
 
-readers     8 processes follow a writer that rolls over all the time: 0 torn, 0 gaps, 0 repeats, batches whole
+readers     8 processes follow a writer that rolls over constantly: 0 torn, 0 gaps, 0 repeats, batches whole
 threads     16 threads put and append through one session
-processes   4 processes commit in turn, each with the lock for one commit only
-turns       3 writers commit in turn by chance, each to a topic of its own; some sync late, some detach, and one is the
+processes   4 processes commit in turn, each holding the lock for only one commit
+turns       3 writers commit in random turns, each to its own topic; some sync late, some detach, and one is the
             last to close
-surprises   streams read while a store is restored, renamed, remade, killed and cut by retention (`crash.surprises`)
+surprises   streams read while a store is restored, renamed, recreated, killed and cut by retention (`crash.surprises`)
 races       two writers open a store at the same moment: one wins, the other changes no byte
-brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a writer
-            does when a broker comes, or when it is refused (`crash.brokers`)
+brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a
+            writer does when a broker arrives, or when the writer is refused (`crash.brokers`)
 dumps       `messagestore dump` while retention deletes segments (`crash.dumps`)
 """
 
@@ -53,7 +53,7 @@ ROLLING = SMALL.replace(clean_interval="20ms", lock_timeout="30s")
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Each kind once, or in turn for so many seconds; a case is a kind and its seed."""
+    """Run each kind once, or in turn for the given seconds; a case is a kind and its seed."""
     counts, until_s = Counts(), time.monotonic() + seconds
     kinds: dict[str, Callable[[Path, random.Random, Counts], Verdict]] = {
         "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "turns": turns, "races": _races, "surprises": _surprises,
@@ -75,7 +75,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 def in_child(work: Callable[[], object]) -> int:
-    """Run in a forked process; its pid. Its status is 0 when the work ended as it should."""
+    """Run work in a forked process and return its pid. Its status is 0 if the work ended as it should."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -125,12 +125,12 @@ def _append(store: MessageStore, version: int) -> None:
 
 
 def _follow(root: Path, until_s: float, pipe: int) -> None:
-    """A reader: each queue without gap or repeat, each batch whole at any moment."""
+    """Read as a reader: each queue without gap or repeat, each batch whole at any moment."""
     queues = [("topic-many", queue_id) for queue_id in range(_QUEUES)]
     per_queue = _ROWS // _QUEUES
     read = 0
     while time.monotonic() < until_s + 0.2:
-        with MessageStore.open_read_only(root, ROLLING) as reader:  # a new one now and then
+        with MessageStore.open_read_only(root, ROLLING) as reader:  # opens a new one now and then
             begun_s, following = time.monotonic(), [0] * _QUEUES
             while time.monotonic() < min(begun_s + 2.0, until_s + 0.2):
                 ends = reader.view.max_offsets(queues)
@@ -155,7 +155,7 @@ def _follow(root: Path, until_s: float, pipe: int) -> None:
 
 
 def _threads(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Puts, puts side by side and batches of 16 threads through one session."""
+    """Put, put in parallel and append batches with 16 threads through one session."""
     promise, failures = Promise(), list[str]()
     with MessageStore.open(root, ROLLING) as store:
 
@@ -191,7 +191,7 @@ def _closed(root: Path, promise: Promise) -> Verdict:
 
 
 def _processes(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Four processes, each holding the lock for one commit; some stay attached between, some do not."""
+    """Run four processes that hold the lock for one commit each; some stay attached in between, some do not."""
     promise, versions = Promise(), 25
     with MessageStore.open(root, ROLLING):
         pass
@@ -220,7 +220,9 @@ def _processes(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def turns(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Writers that stay attached while others come, commit and go: what one of them wrote, the last one to close knows."""
+    """Writers stay attached while others attach, commit and leave: the last one to close knows what each of them
+    wrote.
+    """
     for number in range(TURNS):
         folder, promise = root.with_name(f"{root.name}-{number}"), Promise()
         writers, versions = [Process(folder, SMALL) for _ in range(3)], [0, 0, 0]
@@ -249,7 +251,7 @@ def turns(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def _surprises(folder: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Streams between whose steps anything happens to the store."""
+    """Run streams while anything may happen to the store between their steps."""
     from crash import surprises  # needs Spark's Python
 
     whole = Verdict()
@@ -264,7 +266,7 @@ def _surprises(folder: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Two processes open a store at once."""
+    """Let two processes open a store at once."""
     verdict = Verdict()
     bases = {"closed": root.with_name("race-closed"), "killed": root.with_name("race-killed")}
     promise = make_base(bases["closed"], FILLED)
@@ -310,14 +312,14 @@ def _race(root: Path, name: str, alone: dict[str, str], verdict: Verdict) -> Non
             os.write(won_write, b"e")
             raise
         os.write(won_write, b"w")
-        os.read(hold_read, 1)  # holds it until the other one is gone
+        os.read(hold_read, 1)  # holds it until the other one has ended
         store.close()
 
     pids = [in_child(work) for _ in range(2)]
     os.close(won_write)
     os.close(go_read)
     os.close(hold_read)
-    os.close(go_write)  # both go
+    os.close(go_write)  # both continue
     said = sorted(os.read(won_read, 1) for _ in pids)
     if said != [b"l", b"w"]:
         verdict.misread.append(f"{name}: two writers opened at once: {said}")
@@ -333,5 +335,5 @@ def _race(root: Path, name: str, alone: dict[str, str], verdict: Verdict) -> Non
 
 
 def _everything(root: Path) -> dict[str, bytes]:
-    """All bytes but the lock's note of who holds it."""
+    """Return all bytes except the lock's note of its holder."""
     return {path: data for path, data in checker.read_tree(root).items() if not path.endswith(".lock")}

@@ -1,4 +1,4 @@
-"""Counts of what one mode of `make crash` did and found."""
+"""Counts what one mode of `make crash` did and found."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _KEPT_FAILURES = 20
 
 @dataclass
 class Counts:
-    """Cases by class, and what was wrong.
+    """Counts cases by class, and what was wrong.
 
     Parameters
     ----------
     cases : Counter
-        Class -> how many.
+        Class -> number of cases.
     lost, duplicated, misread : int
-        Messages or batches that were promised and are gone; that are there twice; everything else that is wrong.
+        Messages or batches that were promised and are missing; that are stored twice; everything else that is wrong.
     failures : list of str
-        Each with the one command that does it again.
+        The failures, each with the command that repeats it.
     notes : list of str
-        What could not be done here: printed loudly.
+        What could not be done on this machine: printed prominently.
     """
 
     cases: Counter[str] = field(default_factory=Counter)
@@ -40,13 +40,13 @@ class Counts:
         return not (self.lost or self.duplicated or self.misread)
 
     def take(self, kind: str, verdict: Verdict, label: str, command: str) -> None:
-        """One case more."""
+        """Count one more case."""
         self.cases[kind] += 1
         if not verdict.ok:
             self.fail(f"{label}: {verdict}", command, verdict)
 
     def fail(self, text: str, command: str, verdict: Verdict | None = None) -> None:
-        """Something is wrong."""
+        """Record a failure."""
         verdict = verdict or Verdict(misread=[text])
         self.lost += len(verdict.lost)
         self.duplicated += len(verdict.duplicated)
@@ -71,10 +71,10 @@ class Counts:
 
     @property
     def words(self) -> str:
-        """Counts per class."""
+        """Return the counts per class in words."""
         return ", ".join(f"{count:,} {kind}" for kind, count in self.cases.items()) or "nothing"
 
 
 def again(mode: str, seed: int, case: str) -> str:
-    """The one command that does a case again."""
+    """Return the command that repeats a case."""
     return f"make crash ARGS={shlex.quote(f'--only {mode} --seed {seed} --case {shlex.quote(case)}')}"

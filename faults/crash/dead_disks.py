@@ -1,7 +1,8 @@
-"""File systems that turn read-only while they are written, or are shut down while they are read (ext4 and XFS on loop devices).
+"""File systems that become read-only during writes or are shut down during reads (ext4 and XFS on loop devices).
 
-    read-only   `mount -o remount,abort`: what ext4 does to itself when it finds an error; writes say EROFS, reads go on
-    shut down   `FS_IOC_SHUTDOWN`: everything says EIO, what is in the page cache, too
+        read-only   `mount -o remount,abort`: what ext4 does to itself when it finds an error; writes give EROFS, reads
+        work
+        shut down   `FS_IOC_SHUTDOWN`: everything gives EIO, even what is in the page cache
 
 Needs root, as the power cuts do.
 """
@@ -30,7 +31,9 @@ _LATER: tuple[Step, ...] = (("put", 10, "single", 0), ("batch", "app-1", 1, 5, "
 
 
 def turned_read_only(folder: Path) -> Verdict:
-    """Writers are told, and stop; readers go on, those that begin now, too; after a new mount all that was promised is there."""
+    """Writers get errors and stop; readers, old and new, continue; after a new mount, all that was promised is
+    there.
+    """
     verdict = Verdict()
     with loop_mount("ext4", folder) as disk:
         root, promise = disk.folder / "store", Promise()
@@ -45,7 +48,7 @@ def turned_read_only(folder: Path) -> Verdict:
 
 
 def shut_down(folder: Path, kind: str) -> Verdict:
-    """Writers and readers are told, soon: a queue has not ended, and nothing is damaged."""
+    """Writers and readers soon get errors: the errors must not look like the end of a queue or like damage."""
     verdict = Verdict()
     with loop_mount(kind, folder) as disk:
         root, promise = disk.folder / "store", Promise()
@@ -73,7 +76,7 @@ def shut_down(folder: Path, kind: str) -> Verdict:
 
 @contextlib.contextmanager
 def _written(root: Path, promise: Promise):  # type: ignore[no-untyped-def]
-    """A session and a reader of a store with something in it; they die in the end."""
+    """Yield a session and a reader of a store with contents; they die at the end."""
     store = MessageStore.open(root, SMALL)
     reader: ReadOnlyStore = MessageStore.open_read_only(root, SMALL)
     try:

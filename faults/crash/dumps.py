@@ -1,4 +1,4 @@
-"""`messagestore dump` beside retention: every record that is left is shown once, and what is gone is counted."""
+"""Runs `messagestore dump` during retention: every remaining record is shown once, and deleted ones are counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNT = 300
 
 
 def dumps(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Segments go, the first ones first, after any record that was shown."""
+    """Delete segments, the first ones first, after any record that was shown."""
     verdict = Verdict()
     for number in range(_HISTORIES):
         target = filled(root / str(number), _COUNT)
@@ -38,7 +38,7 @@ def dumps(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 def _shown(
     records: Iterator[tuple[bytes, MessageExt]], segments: list[Path], gone_after: list[int]
 ) -> Iterator[tuple[int, int]]:
-    """Place and size of each record."""
+    """Return the place and size of each record."""
     for shown, (_, message) in enumerate(records):
         yield message.physical_offset, message.size
         while gone_after and gone_after[0] <= shown:
@@ -47,7 +47,7 @@ def _shown(
 
 
 def _compare(verdict: Verdict, name: str, shown: dict[int, int], notes: list[str]) -> None:
-    """Places follow one another, but for the gaps that were told and the BLANK records at the ends of segments."""
+    """Check that places are consecutive, except for the reported gaps and the BLANK records at the ends of segments."""
     told = {int(end) - int(size): int(end) for size, end in
             (re.search(r"^(\d+) bytes .* continuing at (\d+)$", note).groups() for note in notes)}  # type: ignore[union-attr] # fmt: skip
     places = sorted(shown)

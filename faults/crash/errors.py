@@ -1,13 +1,13 @@
 """The mode `errors` of `make crash`: the operating system refuses the n-th operation, for every n.
 
-faults      each operation of each workload fails, once, and from then on: EIO, ENOSPC, EMFILE, EROFS, EACCES, MemoryError
+faults      each operation of each workload fails, once or permanently: EIO, ENOSPC, EMFILE, EROFS, EACCES, MemoryError
 opens       the n-th opening of a file fails
 full        a disk has no room for the n-th operation and some that follow; then it has, and a caller tries again
-short       every write is done in pieces of a few bytes; or nothing of it is written
+short       every write is done in pieces of a few bytes, or nothing of it is written
 tmpfs       a file system that is really full, and has room again (root)
 ulimit      64 descriptors for a process, 40 queues
 queues      one batch for 10,000 of them
-dead        ext4 that turns read-only; ext4 and XFS that are shut down under readers (root)
+dead        ext4 that becomes read-only; ext4 and XFS that are shut down under readers (root)
 interrupts  KeyboardInterrupt, SystemExit and MemoryError between two lines of the store's code
 """
 
@@ -45,7 +45,7 @@ Case = tuple[str, str, Callable[[], Verdict]]
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Each case of each kind; in deep mode all operations of a kind, for so many seconds."""
+    """Run each case of each kind; in deep mode, run all operations of a kind for the given seconds."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:
         cases = itertools.chain(
@@ -73,7 +73,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 class CannotRunHere(Exception):
-    """The machine does not let us."""
+    """The machine does not permit this."""
 
 
 # ---- in memory
@@ -91,7 +91,7 @@ def _faults(folder: Path, quick: bool) -> Iterator[Case]:
             most = (1 if sticky else _QUICK_OF_A_KIND.get(fault, 1)) if quick else None
             for group in fault_points(bases[workload.base], workload, root, fault).values():
                 for number, at in enumerate(group[:most]):
-                    tries = 1 + (number + sticky) % 2  # who gives up goes on with something else
+                    tries = 1 + (number + sticky) % 2  # a caller that gives up continues with something else
                     key = f"{name}/{fault}{' sticky' if sticky else ''}/{at}"
                     yield "I/O errors", key, partial(_fault, bases, name, fault, at, sticky, False, quick, tries)
         for fault in ("EMFILE", "EACCES", "EIO"):
@@ -125,7 +125,9 @@ def _full_disk(base: Base, root: Path, steps: list[Step], at: int, count: int, n
 
 
 def _interrupts(folder: Path, seed: int, quick: bool) -> Iterator[Case]:
-    """Each line of each long story; in the quick profile one in `_QUICK_LINES`, other ones for another seed."""
+    """Interrupt each line of each long story; the quick profile takes one in `_QUICK_LINES`, others for another
+    seed.
+    """
     root = folder / "store"
     base = Bases(root)["filled"]
     for story in interrupts.LONG:
@@ -159,7 +161,7 @@ def _others(folder: Path) -> Iterator[Case]:
 
 
 class ShortDisk(Disk):
-    """Writes at most so many bytes at a time; none at all in the n-th call, when that is given."""
+    """Writes at most a given number of bytes at a time, and none at all in the n-th call, if that is given."""
 
     def __init__(self, most: int, nothing_at: int = -1) -> None:
         self.most = most
@@ -177,7 +179,7 @@ _STEPS: list[Step] = [*FILLED[:-1], put(10), batch(1, 40), put(11, 1), batch(2, 
 
 
 def _checked(root: Path, promise: Promise) -> Verdict:
-    """What the checker, and the store's own `verify`, say of a closed store on the real disk."""
+    """Check a closed store on the real disk with the checker and the store's own `verify`."""
     verdict, found = Verdict(), checker.check(checker.read_tree(root))
     note_faults(verdict, found, "closed")
     note_content(verdict, found.bodies, found.queues, promise, ())
@@ -194,7 +196,7 @@ def _short_writes(folder: Path, size: int) -> Verdict:
 
 
 def _nothing_written(folder: Path, at: int) -> Verdict:
-    """A write of nothing is an error, and no endless loop."""
+    """Check that a write of nothing is an error, and not an endless loop."""
     root, promise = folder / f"nothing-{at}", Promise()
     with contextlib.suppress(OSError, StoreError):  # queues and index are written a second time instead
         run_steps(root, _STEPS, ShortDisk(1 << 20, at + 1), promise, SMALL)
@@ -211,7 +213,7 @@ def die_of(root: Path) -> None:
 
 
 def _full_tmpfs(folder: Path, batches: bool) -> Verdict:
-    """A file system of 1 MiB fills up: the store says so, loses nothing, and goes on when there is room again."""
+    """Fill a file system of 1 MiB: the store reports it, loses nothing, and continues when there is room again."""
     mount = folder / "full"
     mount.mkdir(exist_ok=True)
     if os.geteuid() != 0:
@@ -237,8 +239,8 @@ def _fill(root: Path, folder: Path, batches: bool) -> Verdict:
             while True:
                 _append(store, next(numbers), batches, promise)
         except (StoreFullError, StorePoisonedError) as error:
-            ballast.pop().unlink()  # there is room again
-            if isinstance(error, StorePoisonedError):  # no room behind the commit point: only recovery can tell
+            ballast.pop().unlink()  # makes room again
+            if isinstance(error, StorePoisonedError):  # no room after the commit point: only recovery can decide
                 with contextlib.suppress(StoreError):
                     store.close()
                 die(root)
@@ -265,7 +267,7 @@ def _append(store: MessageStore, number: int, batches: bool, promise: Promise) -
 
 
 def _few_descriptors(folder: Path) -> Verdict:
-    """`ulimit -n 64`: a batch for 40 queues, and reading them."""
+    """Write a batch for 40 queues with `ulimit -n 64`, and read them."""
     verdict = Verdict()
     code = f"from crash.errors import write_many_queues; write_many_queues({str(folder / 'ulimit')!r})"
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -280,7 +282,7 @@ def _few_descriptors(folder: Path) -> Verdict:
 
 
 def write_many_queues(root: str) -> None:
-    """In a process of its own: 64 descriptors are allowed, and no more than that are used."""
+    """Write in a separate process, which may use 64 descriptors and uses no more."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     with MessageStore.open(root, SMALL.replace(mapped_file_size_commit_log=1 << 18)) as store:
         store.create_topic("topic-many", 40)

@@ -1,7 +1,8 @@
-"""Operation n of a workload fails, for n = 0, 1, 2 and so on, and the process lives on.
+"""Lets operation n of a workload fail, for n = 0, 1, 2 and so on, while the process survives.
 
-It must not acknowledge what is not safe, must not sync again what failed to sync, must raise an error of the store's own
-kind, and must go on where the disk was only full. Then it dies, by a kill and by power cuts, and the store is judged.
+The process must not acknowledge what is not safe, must not sync again what failed to sync, must raise an error of the
+store's own kind, and must continue if the disk was only full. Then it dies, by a kill and by power cuts, and the store
+is judged.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FAULTS = {
 ROOM_TAKERS = ("pwrite", "open_new", "mkdir", "rename")
 OPENERS = ("open_new", "fsync_dir", "open")
 _MAY_FAIL_WITH = {
-    "EIO": (),  # anything
+    "EIO": (),  # any error
     "ENOSPC": ROOM_TAKERS,
     "EMFILE": OPENERS,
     "EROFS": (*ROOM_TAKERS, "unlink", "open"),
@@ -45,19 +46,19 @@ _MAY_FAIL_WITH = {
 
 
 class Faulty(MemRecordingDisk):
-    """One operation fails; whoever syncs again what failed to sync is found out.
+    """A disk on which one operation fails; it detects a second sync of what failed to sync.
 
     Parameters
     ----------
     root, content
     fault : str
-        Of `FAULTS`.
+        One of `FAULTS`.
     at : int | None
-        Which operation.
+        The number of the operation.
     sticky : bool
-        It goes on failing, for all operations of its kind.
+        All later operations of its kind fail, too.
     opens : bool
-        Not operation `at`, but the opening of a file after so many of them.
+        Fail the opening of a file after `at` openings instead of operation `at`.
     """
 
     def __init__(
@@ -112,9 +113,9 @@ class Faulty(MemRecordingDisk):
 def run_failing(
     root: Path, steps: Sequence[Step], disk: Faulty, promise: Promise, config: StoreConfig, tries: int = 2
 ) -> str:
-    """A process that goes on after an error: each step is tried so many times. How it ended.
+    """Run a process that continues after errors, with several tries for each step; return how it ended.
 
-    After `StorePoisonedError` nothing may work any more until the store is opened again.
+    After `StorePoisonedError`, nothing may work until the store is opened again.
     """
     typed = (StoreError, OSError, MemoryError) if disk.fault == "MemoryError" else (StoreError, OSError)
     try:
@@ -142,13 +143,13 @@ def run_failing(
 
 
 def refuse_corruption(error: BaseException) -> None:
-    """A disk that says no is no damage."""
+    """Check that an error of the disk is not reported as damage."""
     if isinstance(error, CorruptionError):
         raise AssertionError(f"took a failing disk for damage: {error}") from error
 
 
 def check_poisoned(store: MessageStore, config: StoreConfig) -> None:
-    """Nothing works any more."""
+    """Check that nothing works any more."""
     for step in (("put", 999, "single", 0), ("batch", "app-1", 99, 1, "SYNC_FLUSH"), ("clean",)):
         try:
             do_step(store, step, Promise(), config)
@@ -169,10 +170,10 @@ def check_fault(
     tries: int = 2,
     briefly: bool = False,
 ) -> tuple[str, Operation | None, Verdict]:
-    """Operation `at` fails. How the process ended, what failed (None: there are not so many operations), and what is wrong.
+    """Let operation `at` fail. Return how the process ended, what failed, and what is wrong.
 
-    What is left is looked at after a power cut that takes all that it may, after one that takes nothing, and after a
-    kill; `briefly`: after one of the last two.
+    What failed is None if there are not that many operations. The remains are judged after a power cut that takes all
+    that it may, after one that takes nothing, and after a kill; with `briefly`, after one of the last two.
     """
     disk = Faulty(root, base.content, fault, at, sticky=sticky, opens=opens)
     own, verdict = copy_of(base.promise), Verdict()
@@ -187,7 +188,7 @@ def check_fault(
     if disk.failed is None:
         return ended, None, verdict
     verdict.misread += [f"what failed to sync was synced again: {operation}" for operation in disk.synced_again]
-    # A step that failed twice leaves a hole in the row: it is not asked about.
+    # A step that failed twice leaves a gap in the sequence, which is not checked.
     steps = [*base.steps, *(step for step in workload.steps if any(accepted(own, step)))]
     strict, others = disk.image(disk.position, "strict").folder, []
     if not briefly or at % 2:
@@ -196,8 +197,8 @@ def check_fault(
         others.append((disk.content(), False))
     for content, power_cut in [(strict, True), *others]:
         after = judge(Crash(content, own, steps, workload.config, power_cut=power_cut), root)
-        # A disk that failed in the middle of a recovery or an append leaves any part of what was in flight: what is
-        # seen before the next recovery is not asked about here.
+        # A disk that failed during a recovery or an append leaves any part of what was in flight, so what is visible
+        # before the next recovery is not checked here.
         after.misread = [text for text in after.misread if not text.startswith("before recovery")]
         for kind, found in vars(after).items():
             getattr(verdict, kind).extend(found)
@@ -208,7 +209,7 @@ def check_fault(
 
 
 def accepted(promise: Promise, step: Step) -> Iterator[bool]:
-    """Whether a step returned, as far as it left something."""
+    """Yield whether a step returned, if it left something."""
     for whole in in_log_order([step]):
         name = whole[0].decode()
         key = (name.split("/")[0], int(name.split("/")[1]))
@@ -216,14 +217,14 @@ def accepted(promise: Promise, step: Step) -> Iterator[bool]:
 
 
 def is_before_commit(operation: Operation) -> bool:
-    """Whether nothing is promised yet, or can be done again, when there is no room for this."""
+    """Whether nothing is promised yet, or the operation can be repeated, if there is no room for it."""
     if operation.name not in ROOM_TAKERS or seal(operation):
         return False
     return "/commitlog/" in operation.path or re.search("/spark/new-([0-9a-f]{32}|abort)$", operation.path) is not None
 
 
 def fault_points(base: Base, workload: Workload, root: Path, fault: str) -> dict[str, list[int]]:
-    """Operations that may fail so, by what they are for (the kind of file, and what is done to it)."""
+    """Return the operations that may fail in this way, by purpose (the kind of file, and what is done to it)."""
     disk = Faulty(root, base.content)
     ended = run_failing(root, workload.steps, disk, copy_of(base.promise), workload.config)
     die(root)
@@ -240,7 +241,7 @@ def fault_points(base: Base, workload: Workload, root: Path, fault: str) -> dict
 
 @contextlib.contextmanager
 def quiet_threads() -> Iterator[None]:
-    """The flush thread may die of a fault: what it left is judged, its traceback is no news."""
+    """Suppress the traceback of the flush thread, which may die of a fault; what it left is judged."""
     before = threading.excepthook
     threading.excepthook = lambda _: None
     try:

@@ -4,9 +4,9 @@
                 plain puts with `enabledAppendPropCRC`
     damage      sectors of zeros, swapped pages, truncations, files missing, files too many, copied segments
 
-After each: `verify` must name it; a reader must read what was there, or say what is wrong; a writer must refuse, or put
-it right, and must not drop anything. `verify` looks at all of them; of the flips of the quick profile one in seven (so
-that it is another bit each time) is also read, and one in seven opened for writing.
+After each change, `verify` must report it; a reader must read what was there, or report what is wrong; a writer must
+refuse, or repair it, and must not drop anything. `verify` examines all of them. In the quick profile, one flip in seven
+(so that it is another bit each time) is also read, and one in seven opened for writing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CHECKED_LOOSELY = (
     "spark/journal",
     "spark/state",
 )
-"""Files in which a bit may say nothing of messages, or where an older copy takes over: all messages must be there."""
+"""Files in which a bit may not concern messages, or which an older copy replaces: all messages must be there."""
 _PAGE_SIZE = 4096
 Queues = dict[tuple[str, int], list[bytes]]
 Damage = Callable[[MemDisk], None]
@@ -66,7 +66,7 @@ class Sample:
 
 
 def make_samples(root: Path) -> dict[str, Sample]:
-    """Small stores, and larger ones over several segments."""
+    """Create small stores, and larger ones over several segments."""
     spark: list[Step] = [("open",), batch(0, 2), batch(1, 1), ("close",)]
     puts: list[Step] = [("open",), put(0), put(1, 1), ("puts", 10, 2, "single", 0), ("close",)]
     large: list[Step] = [("open",), batch(0, 60), put(0), batch(1, 60), ("big_put", 5, 4000), put(1, 1), ("close",)]
@@ -93,7 +93,7 @@ def _sample(name: str, root: Path, config: StoreConfig, steps: list[Step]) -> Sa
 
 
 def _killed(name: str, root: Path, base: Sample) -> Sample:
-    """The process that added two batches was killed when the second one was visible, and before anything else was done."""
+    """Kill the process that added two batches when the second one was visible, before anything else was done."""
     disk = MemKillDisk(root, base.content)
     kill_when(disk, lambda operation: operation.path.endswith("/spark/state"), nth=5)
     with contextlib.suppress(Killed, StorePoisonedError):
@@ -105,24 +105,25 @@ def _killed(name: str, root: Path, base: Sample) -> Sample:
     return Sample(name, base.config, disk.content(), found.queues, found.end, closed=False)
 
 
-# ---- looked at
+# ---- examining damage
 
 
 def look(
     sample: Sample, root: Path, damage: Damage, path: str, ways: str = "vrw", *, derived: bool = False
 ) -> tuple[str, Verdict]:
-    """Damage a copy, look at it in some ways (v: verify, r: a reader, w: a writer); in a word, and what is wrong.
+    """Damage a copy and examine it in some ways (v: verify, r: a reader, w: a writer); return a word, and what is
+    wrong.
 
     Parameters
     ----------
     path : str
-        The file that is damaged; the kind of the file decides what must be noticed.
+        The file that is damaged; its kind decides what must be noticed.
     derived : bool
-        Only what can be made again from the log is gone: a reader that comes before the writer may see less.
+        Only what can be rebuilt from the log is missing: a reader that comes before the writer may see less.
     """
     verdict, named, rebuilt = Verdict(), False, False
     disk = damaged(sample, root, damage)
-    # Of a queue a reader knows nothing but its units: damaged ones may end it.
+    # A reader knows only the units of a queue, so damaged ones may end it.
     loose = path.startswith((*_CHECKED_LOOSELY, "consumequeue/")) or derived
     try:
         if "v" in ways:
@@ -140,7 +141,7 @@ def look(
 
 
 def damaged(sample: Sample, root: Path, damage: Damage) -> MemDisk:
-    """A damaged copy."""
+    """Return a damaged copy."""
     disk = MemDisk(root, sample.content)
     damage(disk)
     return disk
@@ -158,7 +159,7 @@ def _verified(disk: MemDisk, root: Path, verdict: Verdict) -> bool:
 
 
 def _read(disk: MemDisk, sample: Sample, root: Path, verdict: Verdict, loose: bool) -> bool:
-    """Whether the reader said that something is wrong; what it reads must be what was there."""
+    """Whether the reader reported that something is wrong; what it reads must be what was there."""
     found: Queues = {}
     try:
         with MessageStore.open_read_only(root, sample.config, disk=disk) as reader:
@@ -175,7 +176,7 @@ def _read(disk: MemDisk, sample: Sample, root: Path, verdict: Verdict, loose: bo
 
 
 def _keys_are_found(disk: MemDisk, sample: Sample, root: Path) -> bool:
-    """An empty slot that leads to entries of other keys: a search passes over them, and finds its own."""
+    """Check an empty slot that leads to entries of other keys: a search skips them and finds its own entries."""
     with MessageStore.open_read_only(root, sample.config, disk=disk) as reader:
         for record in checker.check(disk.tree(), settled=False).records:
             for key in dict(record.properties).get("KEYS", "").split():
@@ -186,7 +187,7 @@ def _keys_are_found(disk: MemDisk, sample: Sample, root: Path) -> bool:
 
 
 def _written(disk: MemDisk, sample: Sample, root: Path, verdict: Verdict) -> bool:
-    """A writer opens, and closes: whether that put the store right. When it refuses, nothing is changed."""
+    """Whether a writer that opens and closes repaired the store. If it refuses, nothing is changed."""
     before = disk.tree()
     try:
         with MessageStore.open(root, sample.config, disk=disk):
@@ -199,7 +200,7 @@ def _written(disk: MemDisk, sample: Sample, root: Path, verdict: Verdict) -> boo
     after = disk.tree()
     found = checker.check(after)
     if any(after.get(path) != before[path] for path in before if path.startswith("commitlog/")):
-        _same(found.queues, sample.queues, verdict, "a writer")  # it cut the log, or wrote it anew
+        _same(found.queues, sample.queues, verdict, "a writer")  # it cut the log, or rewrote it
     return not found.faults
 
 
@@ -218,7 +219,7 @@ def _same(found: Queues, wanted: Queues, verdict: Verdict, who: str) -> None:
 
 
 def used_ranges(sample: Sample) -> Iterator[tuple[str, int, int]]:
-    """(path, start, end) of the bytes that mean something, with some zeros behind them."""
+    """Yield (path, start, end) of the bytes that have a meaning, with some zeros after them."""
     disk_tree = _tree(sample)
     for path, data in sorted(disk_tree.items()):
         if path.startswith("commitlog/"):
@@ -229,7 +230,7 @@ def used_ranges(sample: Sample) -> Iterator[tuple[str, int, int]]:
             yield path, 0, 64
             yield path, 512, 576
         elif path.startswith("index/"):
-            yield path, 0, 32  # then the count of slots in use, which nobody reads
+            yield path, 0, 32  # the count of used slots follows, which nobody reads
             yield path, 36, min(len(data), end + 2)
         elif not path.endswith("/"):
             yield path, 0, min(len(data), end + 2)
@@ -260,17 +261,19 @@ def flip(path: str, position: int, bit: int) -> Damage:
 
 
 Case = tuple[str, str, Sample, Damage, str, bool]
-"""Kind, key, store, damage, file, whether only what is derived is gone."""
+"""Kind, key, store, damage, file, whether only derived data are missing."""
 
 
 def alias(path: str) -> str:
-    """A name for keys: index files are called by the time they were made at."""
+    """Return a name for keys, because index files are named by the time of their creation."""
     return re.sub(r"index/\d+", "index/first", path)
 
 
 def flips(samples: dict[str, Sample], quick: bool = False) -> Iterator[Case]:
-    """Every bit of every file of the small stores. Quick: of the one with puts a bit of each byte, each of the eight in
-    turn; the one that was not closed is left to the deep mode.
+    """Yield every bit of every file of the small stores.
+
+    Quick: of the store with puts, one bit of each byte, each of the eight in turn; the store that was not closed is
+    left to the deep mode.
     """
     first = samples["batches"].end
     for name in ("batches", "puts") if quick else ("batches", "killed", "puts"):
@@ -289,7 +292,7 @@ def flips(samples: dict[str, Sample], quick: bool = False) -> Iterator[Case]:
 
 
 def damages(samples: dict[str, Sample]) -> Iterator[Case]:
-    """Sectors, pages, lengths and files."""
+    """Yield damage to sectors, pages, lengths and files."""
     for name in ("large", "large puts", "large, killed", "batches"):
         sample = samples[name]
         tree = _tree(sample)
@@ -351,7 +354,7 @@ def _swap_pages(path: str, disk: MemDisk) -> None:
 
 
 def _copy_segment(samples: dict[str, Sample], path: str, disk: MemDisk) -> None:
-    """A segment of another store, of the same size and place."""
+    """Copy a segment of another store, with the same size and place."""
     size = len(disk.node(path))
     for sample in samples.values():
         data = _tree(sample).get(path, b"")
@@ -369,7 +372,7 @@ def _extra(path: str, data: bytes, disk: MemDisk) -> None:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Every bit, and the list of damage; in deep mode each in all three ways, as far as the seconds go."""
+    """Run every bit and the list of damage; deep mode examines each in all three ways, as far as the time allows."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"

@@ -1,9 +1,9 @@
-"""A disk that fills up, and has room again: a caller tries again what failed, and no row is there twice.
+"""A disk that fills up and has room again: a caller repeats what failed, and no row is stored twice.
 
-Every operation that needs room fails, for the n-th and for some that follow, with ENOSPC or EDQUOT. The clean end moves
-with each put, so every operation of that move is among them. A caller tries a step again after an error, and opens the
-store again when it must. What the errors are is judged, too: a full disk is a `StoreFullError`, and a put stops the
-writer only where a sync fails.
+Every operation that needs room fails, starting with the n-th and for some that follow, with ENOSPC or EDQUOT. The clean
+end moves with each put, so every operation of that move is among them. A caller repeats a step after an error, and
+reopens the store when it must. The errors are judged, too: a full disk is a `StoreFullError`, and a put stops the
+writer only if a sync fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIES = 30
 
 
 class FullDisk(MemDisk):
-    """From the n-th operation that needs room on, so many fail."""
+    """A disk on which a number of operations fail, from the n-th operation that needs room on."""
 
     def __init__(self, root: Path, base: Base, at: int, count: int, number: int) -> None:
         super().__init__(root, base.content)
@@ -59,7 +59,7 @@ class FullDisk(MemDisk):
 
 
 def check(base: Base, root: Path, steps: Sequence[Step], at: int, count: int, number: int) -> tuple[bool, Verdict]:
-    """Whether something failed, and what is wrong afterwards."""
+    """Return whether something failed, and what is wrong afterwards."""
     disk, promise, verdict = FullDisk(root, base, at, count, number), copy_of(base.promise), Verdict()
     with quiet_threads():
         try:
@@ -87,7 +87,7 @@ def _do_all(
                 break
             except StoreFullError:
                 if step == ("close",):
-                    store = None  # it is closed; the next one closes what is left
+                    store = None  # it is closed; the next one closes the rest
             except StorePoisonedError as error:
                 if step[0] in ("put", "puts"):
                     verdict.misread.append(f"{disk.failed[-1]}: a full disk stopped the writer in a put: {error}")
@@ -104,7 +104,7 @@ def _do_all(
 
 
 def cases(base: Base, root: Path, quick: bool) -> Iterator[tuple[str, str, list[Step], int, int, int]]:
-    """Story, key, steps, the first operation that fails, how many do, and the error's number."""
+    """Yield story, key, steps, the first operation that fails, how many fail, and the error's number."""
     for story, steps in STORIES.items():
         disk = FullDisk(root, base, 0, 0, 0)
         with quiet_threads():

@@ -1,11 +1,12 @@
 """The mode `fuzz` of `make crash`: hostile bytes for everything that reads bytes.
 
-They may only lead to errors of the store's own kinds, soon, and without much memory.
+They may lead only to errors of the store's own kinds, soon, and without much memory.
 
-Inputs are valid files with bytes flipped, lengths and offsets replaced by the numbers that hurt, parts cut out, doubled or
-swapped; and bytes of no meaning. They go to the readers of segments, records, units, index files, `state`, the journal,
-`store.json`, `topics.json`, the store checkpoint and staging files; every 200th into a whole store, which is then read,
-verified and opened. A list of named cases follows: links, FIFOs, topics that climb out of the root, decompression bombs.
+Inputs are valid files with bytes flipped, lengths and offsets replaced by harmful numbers, parts removed, doubled or
+swapped; and meaningless bytes. They go to the readers of segments, records, units, index files, `state`, the journal,
+`store.json`, `topics.json`, the store checkpoint and staging files. Every 200th input goes into a whole store, which is
+then read, verified and opened. A list of named cases follows: links, FIFOs, topics that point outside the root,
+decompression bombs.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _NASTY = (0, 1, -1, 2**15, 2**15 - 1, 2**31 - 1, -(2**31), 2**31, 2**32 - 1, 2**
 
 
 def mutated(data: bytes, chance: random.Random, most_edits: int = MOST_EDITS) -> bytes:
-    """Something like `data`."""
+    """Return a mutated form of `data`."""
     changed = bytearray(data)
     for _ in range(min(most_edits, chance.choice((1, 1, 1, 2, 3, MOST_EDITS)))):
         size = len(changed)
@@ -101,7 +102,7 @@ class Target:
         Valid inputs.
     read : callable
     weight : int
-        How often, relative to the others.
+        How often it is chosen, relative to the others.
     """
 
     def __init__(self, name: str, seeds: list[bytes], read: Callable[[bytes], object], weight: int) -> None:
@@ -215,7 +216,7 @@ def staged_bytes(folder: Path) -> bytes:
 
 
 def _read_staged(folder: Path, data: bytes) -> None:
-    """A staging file that is not what its task wrote: its CRC says so before anything else is read of it."""
+    """Read a staging file that is not what its task wrote: its CRC shows that before anything else of it is read."""
     path = folder / "fuzz.staged"
     path.write_bytes(data)
     original = staged_of.setdefault("crc", zlib.crc32(data))
@@ -229,7 +230,7 @@ staged_of: dict[str, int] = {}
 
 
 def _whole_store(sample: Sample, root: Path, chance: random.Random, most_edits: int) -> None:
-    """Some file of a store is another one: it is read, verified, and opened for writing."""
+    """Replace some file of a store, then read, verify, and open the store for writing."""
     disk = MemDisk(root, sample.content)
     paths = sorted(path for path in _tree(sample) if not path.startswith("spark/writer"))
     for _ in range(chance.choice((1, 1, 2))):
@@ -280,7 +281,7 @@ TOPICS_OF_A_BROKER = (
 
 
 def _topics_of_a_broker(folder: Path) -> None:
-    """A user's message in a topic that a broker acts on: refused on every way in, and the store opens again."""
+    """Put a user's message in a topic on which a broker acts: it is always refused, and the store opens again."""
     root = folder / "reserved"
     with MessageStore.open(root, SMALL) as store:
         store.put_message(Message("plain", b"x"))
@@ -304,7 +305,7 @@ def _topics_of_a_broker(folder: Path) -> None:
 
 
 def _strange_files(folder: Path) -> None:
-    """A link, a FIFO or a folder where a file must be: refused, and not followed."""
+    """Put a link, a FIFO or a folder where a file must be: it is refused, and not followed."""
     secret = folder / "secret"
     secret.write_bytes(b"not for you")
     for number, name in enumerate(
@@ -328,7 +329,7 @@ def _strange_files(folder: Path) -> None:
                 pass
             die(root)
             assert secret.read_bytes() == b"not for you", f"{name}: a link was followed"
-            if name != "lock":  # holds no data, and is not verify's business
+            if name != "lock":  # it holds no data, and `verify` ignores it
                 assert verify_says(root), f"{name} {kind}: verify found nothing"
 
 
@@ -341,7 +342,7 @@ def verify_says(root: Path) -> bool:
 
 
 def _bombs(folder: Path) -> None:
-    """A body that would inflate to a gibibyte, from a broker's log: not inflated beyond the limit."""
+    """Read a body from a broker's log that would inflate to a gibibyte: it is not inflated beyond the limit."""
     import reference
 
     root = folder / "bomb"
@@ -387,9 +388,9 @@ NAMED = {
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """`QUICK_COUNT` inputs, or as many as the seconds allow; a case is an input's number, or one of `NAMED`.
+    """Run `QUICK_COUNT` inputs, or as many as the seconds allow; a case is an input's number, or one of `NAMED`.
 
-    An input that is not borne is shown again with fewer edits: `17;edits 2`.
+    An input that fails is shown again with fewer edits: `17;edits 2`.
     """
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
@@ -413,7 +414,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where inputs come from, and who reads them."""
+    """The source of the inputs, and their readers."""
 
     seed: int
     chosen: list[Target]
@@ -421,7 +422,7 @@ class Ground:
     folder: Path
 
     def read(self, number: int, most_edits: int = MOST_EDITS) -> tuple[str, Verdict]:
-        """One input: who read it, and what is wrong."""
+        """Read one input; return who read it, and what is wrong."""
         chance, verdict, name = random.Random(f"{self.seed} {number}"), Verdict(), "whole store"
         began_s = time.perf_counter()
         try:

@@ -1,8 +1,8 @@
-"""Scripts of steps for a process that dies, what it promised, and what must hold afterwards.
+"""Runs scripts of steps in a process that dies, and checks what it promised and what must hold afterwards.
 
-What was acknowledged is kept outside the store. After a death the store is opened as the next process would, checked,
-given the batches again as Spark would, checked again, closed, verified, and opened and closed once more without a byte
-of RocketMQ's files changing.
+What was acknowledged is kept outside the store. After a death, the store is opened as the next process would open it,
+checked, given the batches again as Spark would, checked again, closed, verified, and opened and closed once more
+without a change to any byte of RocketMQ's files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Step = tuple[object, ...]
 
 @dataclass
 class Promise:
-    """What the dead process had promised, and what it may have left besides."""
+    """What the dead process had promised, and what else it may have left."""
 
     puts: list[str] = field(default_factory=list)
     maybe_puts: list[str] = field(default_factory=list)
@@ -62,11 +62,11 @@ class Promise:
     maybe_batches: set[tuple[str, int]] = field(default_factory=set)
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
     accepted: set[str | tuple[str, int]] = field(default_factory=set)
-    """Puts and batches that returned; ASYNC ones are promised when the clean end has moved behind them."""
+    """Puts and batches that returned; ASYNC ones are promised once the clean end has moved past them."""
 
 
 def payload(app: str, version: int, row: int) -> bytes:
-    """A body that says where it is from; about 60 bytes, of a hostile app more."""
+    """Return a body that says where it is from: about 60 bytes, more for a hostile app."""
     begin = f"{app}/{version}/{row}/"
     if app.startswith(hostile.APP):
         return (begin + hostile.tail(97 * version + row)).encode(hostile.ENCODING)
@@ -74,12 +74,12 @@ def payload(app: str, version: int, row: int) -> bytes:
 
 
 def put_text(number: int) -> str:
-    """The body of a put, as a character for each byte."""
+    """Return the body of a put, with one character for each byte."""
     return f"put/{number}/" + (hostile.tail(number) if number >= hostile.FROM else "")
 
 
 def put_message(number: int, topic: str, queue_id: int) -> Message:
-    """The message of a put."""
+    """Return the message of a put."""
     body = put_text(number).encode(hostile.ENCODING)
     if number < hostile.FROM:
         return Message(topic, body, queue_id=queue_id, keys=[f"p{number}"])
@@ -88,7 +88,7 @@ def put_message(number: int, topic: str, queue_id: int) -> Message:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder in memory (`/dev/shm`), or a temporary one where there is none: syncs cost nothing there."""
+    """Yield a folder in memory (`/dev/shm`), where syncs cost nothing, or a temporary one if there is none."""
     folder = Path(tempfile.mkdtemp(prefix="messagestore-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
         yield folder
@@ -118,7 +118,7 @@ def batch_columns(app: str, version: int, row_count: int, queues: int = 3) -> Me
 
 
 def run_steps(root: Path, steps: Iterable[Step], disk: Disk, promise: Promise, config: StoreConfig = SMALL) -> None:
-    """Do the steps; `Killed` ends them. Promises are noted the moment they are made."""
+    """Run the steps; `Killed` ends them. Promises are recorded the moment they are made."""
     store: MessageStore | None = None
     for step in steps:
         if step == ("open",):
@@ -129,7 +129,7 @@ def run_steps(root: Path, steps: Iterable[Step], disk: Disk, promise: Promise, c
 
 
 def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConfig = SMALL) -> None:
-    """One step in an open store; what it promises is noted the moment it is made, what it may leave before."""
+    """Run one step in an open store; record its promise the moment it is made, and what it may leave before that."""
     puts: list[str] = []
     match step:
         case ("close",):
@@ -154,7 +154,7 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             if how == "batch":
                 request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
                 store.append_batch(batch_columns(app, version, rows), request)
-            elif how == "replay":  # as "batch", and quicker
+            elif how == "replay":  # as "batch", but faster
                 append_encoded(store, app, version, rows, flush)
             else:
                 commit_staged(store, app, version, rows, flush)
@@ -163,7 +163,7 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
                 promise.batches.add((app, version))
         case ("group", int(number), int(count), str(topic), int(threads)):
             puts = [f"put/{number + i}/" for i in range(count)]
-            puts = [body for body in puts if body not in promise.accepted]  # a second try: those that failed
+            puts = [body for body in puts if body not in promise.accepted]  # a second try: only those that failed
             promise.maybe_puts += puts
             put_side_by_side(store, puts, topic, threads, promise, config)
         case ("topic", str(topic), int(queue_count)):
@@ -185,7 +185,7 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
 def put_side_by_side(
     store: MessageStore, puts: Sequence[str], topic: str, threads: int, promise: Promise, config: StoreConfig
 ) -> None:
-    """Puts of several threads at once: they share syncs."""
+    """Put from several threads at once, which share syncs."""
 
     def put(body: str) -> None:
         assert store.put_message(Message(topic, body.encode(), queue_id=0)).is_ok
@@ -199,7 +199,7 @@ def put_side_by_side(
 
 
 def append_encoded(store: MessageStore, app: str, version: int, row_count: int, flush: str) -> str:
-    """One batch, encoded before; its status."""
+    """Append one batch that was encoded before; return its status."""
     writer = store.writer
     chunk = encoded(app, version, row_count, writer.files.config, writer.files.store_host)
     chunk = replace(chunk, data=chunk.data.copy())  # it is stamped in place
@@ -209,7 +209,7 @@ def append_encoded(store: MessageStore, app: str, version: int, row_count: int, 
 
 @lru_cache(1024)
 def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: bytes) -> Rows:
-    """The records of a batch, as a task stages them."""
+    """Return the records of a batch as a task stages them."""
     columns = batch_columns(app, version, row_count)
     return encode(columns, limits=config, store_host=host, born_host=host)
 
@@ -217,7 +217,7 @@ def encoded(app: str, version: int, row_count: int, config: StoreConfig, host: b
 def commit_staged(
     store: MessageStore, app: str, version: int, rows: int, flush: str, staging: str | None = None
 ) -> BatchResult:
-    """As Spark's sink commits: two tasks stage their rows, the driver appends. Staging needs a real folder."""
+    """Commit as Spark's sink does: two tasks stage their rows, the driver appends. Staging needs a real folder."""
     writer, columns = store.writer, batch_columns(app, version, rows)
     hosts = {"store_host": writer.files.store_host, "born_host": writer.files.store_host}
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -233,7 +233,7 @@ def commit_staged(
 
 
 def die(root: Path) -> None:
-    """The process is gone: locks are released by the system, nothing is tidied up."""
+    """Let the process die: the system releases its locks, and nothing is cleaned up."""
     store = attached_store._stores.pop(os.path.realpath(root), None)
     if store is not None:
         store._drop()
@@ -242,7 +242,7 @@ def die(root: Path) -> None:
 def run_until_killed(
     root: Path, steps: Iterable[Step], disk: Disk, config: StoreConfig = SMALL, promise: Promise | None = None
 ) -> Promise:
-    """Run steps on a disk that kills at some operation; what was promised until then."""
+    """Run steps on a disk that kills at some operation; return what was promised until then."""
     promise = promise or Promise()
     try:
         run_steps(root, steps, disk, promise, config)
@@ -254,7 +254,7 @@ def run_until_killed(
 
 
 def all_messages(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
-    """Bodies of every queue, in order, read one message at a time."""
+    """Return the bodies of every queue, in order, read one message at a time."""
     found: dict[tuple[str, int], list[bytes]] = {}
     for topic, queue_ids in store.topics().items():
         if topic.startswith("rmq_sys"):
@@ -274,7 +274,7 @@ def all_messages(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
 
 
 def check_content(store: MessageStore, promise: Promise, *, all_batches: bool = False) -> None:
-    """Nothing promised is lost, nothing is there twice, batches are whole and in order."""
+    """Check that nothing promised is lost, nothing is duplicated, and batches are whole and in order."""
     queues = all_messages(store)
     bodies = [body for found in queues.values() for body in found]
     assert max(Counter(bodies).values(), default=1) == 1, "a message is there twice"
@@ -294,7 +294,7 @@ def check_content(store: MessageStore, promise: Promise, *, all_batches: bool = 
 
 
 def tree_hash(root: Path) -> dict[str, str]:
-    """Hash of each of RocketMQ's files that holds messages or is derived from them."""
+    """Return the hash of each of RocketMQ's files that holds messages or is derived from them."""
     hashes = {}
     for folder in ("commitlog", "consumequeue", "index"):
         for path in sorted((root / folder).rglob("*")):
@@ -304,7 +304,7 @@ def tree_hash(root: Path) -> dict[str, str]:
 
 
 def check_store(root: Path, promise: Promise, config: StoreConfig = SMALL) -> None:
-    """Open as the next process, check, replay, check, close, verify, open and close again without a change."""
+    """Open as the next process, check, replay, check, close, verify, then open and close again without a change."""
     with MessageStore.open(root, config) as store:
         check_content(store, promise)
         for app, version in sorted(promise.rows):
@@ -329,7 +329,7 @@ def check_store(root: Path, promise: Promise, config: StoreConfig = SMALL) -> No
 def count_operations(
     make: Callable[[Path], Disk], base: Path | None, scratch: Path, steps: Iterable[Step], config: StoreConfig = SMALL
 ) -> int:
-    """How many operations the steps take when nothing kills them."""
+    """Return how many operations the steps take if nothing kills them."""
     root = fresh(base, scratch)
     disk = make(root)
     run_until_killed(root, steps, disk, config)
@@ -337,7 +337,7 @@ def count_operations(
 
 
 def fresh(base: Path | None, scratch: Path) -> Path:
-    """A copy of `base` at `scratch` (an empty folder without one)."""
+    """Create a copy of `base` at `scratch` (an empty folder if there is no base)."""
     if scratch.exists():
         shutil.rmtree(scratch)
     if base is None:
@@ -348,13 +348,13 @@ def fresh(base: Path | None, scratch: Path) -> Path:
 
 
 def make_base(root: Path, steps: Iterable[Step], config: StoreConfig = SMALL) -> Promise:
-    """A store with something in it, closed cleanly or left by a killed process, as the steps say."""
+    """Create a store with contents, closed cleanly or left by a killed process, as the steps say."""
     root.mkdir()
     return run_until_killed(root, steps, Disk(), config)
 
 
 def spread(count: int, most: int) -> Iterator[int]:
-    """At most `most` numbers of 0 to count - 1, evenly spread, both ends included."""
+    """Yield at most `most` numbers of 0 to count - 1, evenly spread, including both ends."""
     if count <= most:
         yield from range(count)
     else:

@@ -1,8 +1,8 @@
-"""Message contents that look like something else: zeros, magics, the store's own records, colliding hashes.
+"""Message contents that resemble something else: zeros, magics, the store's own records, colliding hashes.
 
-A store must not read meaning into what a user sends. Any put of the harness whose number is at least `FROM`, and any batch
-of an app whose name begins with `APP`, has such contents: the same for the same number, in its body, keys, tags and
-properties. Bodies still begin with who sent them, so that the judge can count them.
+A store must not interpret what a user sends. Any put of the harness whose number is at least `FROM`, and any batch of
+an app whose name begins with `APP`, has such contents in its body, keys, tags and properties; they are the same for the
+same number. Bodies still begin with the sender, so that the judge can count them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import pyarrow as pa
 import reference
 
 FROM = 1_000_000
-"""Puts with this number, or a higher one, are hostile."""
+"""Puts with this number or a higher one are hostile."""
 APP = "hostile"
 BATCH_TOPIC = "rmq_sys_spark_sink"
 BATCH_BODY = b'{"messagestore":1,"app":'
 ENCODING = "latin-1"
-"""Of the harness's bodies: every byte is a character."""
+"""The encoding of the harness's bodies: every byte is a character."""
 
 _SECTOR_SIZE = 512
 _PROPERTIES_AT_MOST = 2000
 
 
 def _forged(number: int) -> bytes:
-    """A whole record of the BATCH topic, right in every length and CRC, with a place that may be the true one."""
+    """Return a whole record of the BATCH topic, correct in every length and CRC, with a place that may be the true
+    one.
+    """
     body = BATCH_BODY + b'"app-1","version":%d,"end":%d}' % (number, 1 << 40)
     return reference.encode(
         topic=BATCH_TOPIC,
@@ -50,7 +52,7 @@ def _bodies(number: int) -> tuple[bytes, ...]:
         _forged(number),
         _forged(number)[8:],
         b"\x01\x02__CRC32#\x010000000000\x02",
-        b"plumless" if number % 2 else b"buckeroo",  # of one CRC-32
+        b"plumless" if number % 2 else b"buckeroo",  # both have the same CRC-32
         b"",
     )
 
@@ -67,7 +69,7 @@ _VALUES = (
     "a",
 )
 _COLLIDING = ("AaAa", "AaBB", "BBAa", "BBBB")
-"""Strings of one Java hash."""
+"""Strings with the same Java hash."""
 
 
 def is_hostile(text: str) -> bool:
@@ -76,34 +78,34 @@ def is_hostile(text: str) -> bool:
 
 
 def tail(number: int) -> str:
-    """What follows in the body, as a character for each byte."""
+    """Return what follows in the body, with one character for each byte."""
     choices = _bodies(number)
     return choices[number % len(choices)].decode(ENCODING)
 
 
 def keys(number: int) -> tuple[str, ...]:
-    """Keys that collide with those of others, and one that is the message's own."""
+    """Return keys that collide with those of others, and one that is the message's own."""
     return (_COLLIDING[number % 4], f"h{number}", "\0" * (number % 3 * 300 + 1))
 
 
 def tags(number: int) -> str:
-    """Tags with one hash, or of zeros."""
+    """Return tags with one hash, or tags of zeros."""
     return "\0" * 600 if number % 5 == 4 else _COLLIDING[number // 2 % 4]
 
 
 def properties(number: int) -> dict[str, str]:
-    """Two properties, with values from `_VALUES`."""
+    """Return two properties with values from `_VALUES`."""
     first, second = _VALUES[number % len(_VALUES)], _VALUES[(number * 5 + 3) % len(_VALUES)]
     return {"padded": first, BATCH_TOPIC: second[: _PROPERTIES_AT_MOST - len(first)] or "-"}
 
 
 def texts(number: int) -> dict[str, Any]:
-    """Keys, tags and properties of a message, as `Message` takes them."""
+    """Return keys, tags and properties of a message, as `Message` takes them."""
     return {"keys": keys(number), "tags": tags(number), "properties": properties(number)}
 
 
 def columns(numbers: Sequence[int]) -> dict[str, pa.Array]:
-    """The same for many messages, as columns."""
+    """Return the same for many messages, as columns."""
     return {
         "keys": pa.array([list(keys(number)) for number in numbers]),
         "tags": pa.array([tags(number) for number in numbers]),
