@@ -5,11 +5,10 @@ finds where the log ends, takes the lock, and appends at that end. A writer open
 and stays attached, or commits and detaches. At the end, whatever either side acknowledged must be in the store once.
 
     starts      brokers beside writers
-        ways        one broker meets a session into which four threads put; it must get in soon, to a store that was
-        closed
-        stalls      a broker meets a writer that stands still for longer than the kernel's patience
-        refusals    writers that are refused leave no file
-        ends        Spark workers that are told to end close the store
+    ways        one broker meets a session into which four threads put; it must get in soon, to a store that was closed
+    stalls      a broker meets a writer that stands still for longer than the kernel's patience
+    refusals    writers that are refused leave no file
+    ends        Spark workers that are told to end close the store
 """
 
 from __future__ import annotations

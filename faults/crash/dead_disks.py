@@ -1,8 +1,7 @@
 """File systems that become read-only during writes or are shut down during reads (ext4 and XFS on loop devices).
 
-        read-only   `mount -o remount,abort`: what ext4 does to itself when it finds an error; writes give EROFS, reads
-        work
-        shut down   `FS_IOC_SHUTDOWN`: everything gives EIO, even what is in the page cache
+    read-only   `mount -o remount,abort`: what ext4 does to itself when it finds an error; writes give EROFS, reads work
+    shut down   `FS_IOC_SHUTDOWN`: everything gives EIO, even what is in the page cache
 
 Needs root, as the power cuts do.
 """

@@ -1,14 +1,14 @@
-"""The mode `images` of `make crash`: what any kill and any power cut may have left of a workload, judged one by one.
+"""The mode `images` of `make crash`: judges what any kill and any power cut may leave of a workload.
 
-A workload is recorded once. For every operation index there are images of a kill (with the next write done by half, too)
-and of a power cut: what was not synced survives in any subset, by 512-byte sector, reordered, and names without a
-directory sync are lost or not. Half of the images die a second time, in recovery or replay.
+A workload is recorded once. For every operation index there are images of a kill (also with half of the next write
+completed) and of a power cut: any subset of what was not synced survives, by 512-byte sector and in any order, and
+names without a directory sync may be lost. Half of the images die a second time, in recovery or replay.
 
     every(story)                 each index, each mode: a fixed list
-    at_random(story, chance)     for ever, by a seed
+    at_random(story, chance)     endless, by a seed
 
-An image that is judged wrong is made smaller while it is still wrong: without its second death, and with less of what the
-power cut took. The key of what is left replays it: `roll-over/31;once;lost 4,7`.
+An image that is judged wrong is reduced while it is still wrong: without its second death, and with less of what the
+power cut removed. The key of the result replays it: `roll-over/31;once;lost 4,7`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ POWER_MODES = tuple(mode for mode in MODES if mode != "all")
 
 @dataclass
 class Story:
-    """One workload, recorded, with what came before it."""
+    """One recorded workload, with what came before it."""
 
     name: str
     workload: Workload
@@ -57,13 +57,13 @@ class Story:
 
     @property
     def first_cut(self) -> int:
-        """A folder of which nothing is there yet is no store."""
+        """The first operation index to examine: a folder in which nothing exists yet is not a store."""
         return 1 if self.workload.base == "empty" else 0
 
 
 @dataclass(frozen=True)
 class Death:
-    """How a workload's process ended.
+    """Says how a workload's process ended.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Death:
     image : Image | None
         What the power cut left; None: the process was killed.
     half : bool
-        A kill in the middle of the next operation, which is a write.
+        The kill was in the middle of the next operation, which is a write.
     """
 
     story: Story
@@ -83,13 +83,13 @@ class Death:
 
     @property
     def label(self) -> str:
-        """In words."""
+        """Return the death in words."""
         if self.image is not None:
             return f"power cut {self.cut}, {self.image.label}"
         return f"kill {self.cut}{' half' if self.half else ''}"
 
     def crash(self, root: Path) -> Crash:
-        """What is left of the store, and what must be there."""
+        """Return what is left of the store, and what must be there."""
         story, disk = self.story, self.story.run.disk
         promise, config = story.run.promised(self.cut), story.workload.config
         if self.image is not None:
@@ -103,7 +103,7 @@ class Death:
 
 
 def half_write(disk: RecordingDisk, cut: int) -> Write | None:
-    """The operation behind the first `cut`, when it is a write to a file that has a name."""
+    """Return the operation after the first `cut`, if it is a write to a file that has a name."""
     for number, event in disk._events:
         if number == cut and isinstance(event, Write):
             return event if event.inode in disk._replay_at(cut).paths() else None
@@ -111,7 +111,7 @@ def half_write(disk: RecordingDisk, cut: int) -> Write | None:
 
 
 def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) -> Folder:
-    """The next operation's write done by half."""
+    """Return the content with half of the next operation's write completed."""
     event = half_write(disk, cut)
     assert event is not None
     half = MemDisk(root, content)
@@ -124,7 +124,7 @@ def with_half_write(disk: RecordingDisk, cut: int, content: Folder, root: Path) 
 
 
 def kills(story: Story) -> Iterator[Death]:
-    """Each operation index, and each write by half."""
+    """Yield a death for each operation index, and for half of each write."""
     disk = story.run.disk
     writes = {number for number, event in disk._events if isinstance(event, Write)}
     for cut in range(story.first_cut, disk.position + 1):
@@ -134,7 +134,7 @@ def kills(story: Story) -> Iterator[Death]:
 
 
 def power_cuts(story: Story, *, limit: int, seed: int = 0) -> Iterator[Death]:
-    """Each operation index in each mode, at most `limit` images of a mode."""
+    """Yield deaths for each operation index in each mode, at most `limit` images of a mode."""
     disk = story.run.disk
     for cut in range(story.first_cut, disk.position + 1):
         for image in disk.images(cut, POWER_MODES, limit=limit, random_count=limit, seed=seed):
@@ -142,13 +142,13 @@ def power_cuts(story: Story, *, limit: int, seed: int = 0) -> Iterator[Death]:
 
 
 def every(story: Story, *, limit: int = 1) -> Iterator[Death]:
-    """All kills, and power cuts at every index."""
+    """Yield all kills, and power cuts at every index."""
     yield from kills(story)
     yield from power_cuts(story, limit=limit)
 
 
 def at_random(story: Story, chance: random.Random) -> Death:
-    """One, by chance."""
+    """Return one random death."""
     disk = story.run.disk
     cut = chance.randint(story.first_cut, disk.position)
     if chance.random() < 0.2:
@@ -160,11 +160,11 @@ def at_random(story: Story, chance: random.Random) -> Death:
     return Death(story, cut, next(images, None) or disk.image(cut))
 
 
-# ---- judged
+# ---- judgement
 
 
 def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
-    """The next process recovers and replays, and dies on the way: by a kill, or power goes."""
+    """Let the next process recover and replay; it dies on the way, by a kill or by a power cut."""
     replays: list[Step] = [
         ("replay", app, version, rows, "SYNC_FLUSH" if (app, version) in crash.promise.batches else "ASYNC_FLUSH")
         for (app, version), rows in sorted(crash.promise.rows.items())
@@ -172,11 +172,11 @@ def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     by_kill = chance.random() < 0.4
     if by_kill or crash.left is None:
         disk, promise = MemRecordingDisk(root, crash.content), crash.promise
-    else:  # what the first one had not synced may go now, unless the second one synced it
+    else:  # what the first one had not synced may now be lost, unless the second one synced it
         disk, promise = MemRecordingDisk.after_kill(root, *crash.left[:2]), crash.left[2]
     promise = copy_of(promise)
     if crash.power_cut:
-        promise.accepted = {*promise.puts, *promise.batches}  # the rest may be gone, and no close makes it durable
+        promise.accepted = {*promise.puts, *promise.batches}  # the rest may be lost, and no close makes it durable
     disk.kill_at = chance.randint(0, 40 + 25 * len(replays))  # about as many operations as it would do
     with another_boot(101) if crash.power_cut else contextlib.nullcontext():
         run = record(disk, promise, [("open",), *replays, ("close",)], crash.config)
@@ -189,14 +189,14 @@ def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     promise = run.promised(cut)
     if by_kill and not crash.power_cut:
         promise = killed(promise)
-    # A replay appends behind what was lost: what is there is still whole, but no prefix of what was done first.
+    # A replay appends after what was lost: what is there is still whole, but not a prefix of what was done first.
     steps = crash.steps if not replays else ()
     words = f"then {'kill' if by_kill else 'power cut'} {cut}, {image.label}"
     return words, Crash(image.folder, promise, steps, crash.config, power_cut=crash.power_cut or not by_kill)
 
 
 def another_put(crash: Crash, root: Path) -> Crash:
-    """After a kill another process puts a message in SYNC_FLUSH; then power goes, and takes what nobody synced."""
+    """After a kill, let another process put a message in SYNC_FLUSH; then a power cut removes what nobody synced."""
     assert crash.left is not None
     before, cut, promise = crash.left
     disk, put = MemRecordingDisk.after_kill(root, before, cut), ("put", 900, "single", 0)
@@ -209,23 +209,23 @@ def another_put(crash: Crash, root: Path) -> Crash:
 
 QUICK_COUNT = 20_100
 SHRUNK_FAILURES = 3
-"""Of each process; the others are printed as they were found."""
+"""How many failures of each process are reduced; the others are printed as they were found."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One image to be judged, and how to come by it again.
+    """One image to be judged, and how to reproduce it.
 
     Parameters
     ----------
     key : str
-        `workload/17`, the 17th of `every`; `by chance/17`.
+        `workload/17`, the 17th of `every`; or `by chance/17`.
     seed : int
     death : Death
     once : bool
-        Does not die a second time, though its number is odd.
+        The image does not die a second time, although its number is odd.
     lost : tuple of int | None
-        Only these of the atoms that the power cut took are lost (`Image.lost`); None: all of them.
+        Only these of the atoms that the power cut removed are lost (`Image.lost`); None: all of them.
     """
 
     key: str
@@ -239,7 +239,9 @@ class Case:
         return number_of(self.key)
 
     def judged(self, root: Path) -> tuple[str, Verdict]:
-        """What it is, and what is wrong; every second one dies again first, one in eight is looked at more closely."""
+        """Return its description and what is wrong; each second one dies again first, one in eight is examined more
+        closely.
+        """
         death = self.death
         if self.lost is not None and death.image is not None:
             death = replace(death, image=death.image.with_lost(self.lost))
@@ -250,7 +252,7 @@ class Case:
         return label, judge(crash, root, thorough=self.number % 16 < 2)
 
     def with_words(self, words: Sequence[str]) -> Case:
-        """As `words` say: what stands behind the key in `case`."""
+        """Return the case that `words`, which follow the key in `case`, describe."""
         found = self
         for word in words:
             if word == "once":
@@ -266,7 +268,7 @@ class Case:
         return f"{self.key}{';once' if self.once else ''}{lost}"
 
     def shrunk(self, root: Path) -> Case:
-        """The least of it that is still judged wrong."""
+        """Return the smallest form that is still judged wrong."""
 
         def wrong(case: Case) -> bool:
             return not case.judged(root)[1].ok
@@ -281,7 +283,9 @@ class Case:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Every operation of every workload, then images by chance, up to `QUICK_COUNT`; or by chance for so many seconds."""
+    """Run every operation of each workload, then random images up to `QUICK_COUNT`; or random ones for the given
+    seconds.
+    """
     counts, until_s = Counts(), time.monotonic() + seconds
     key, *words = case.split(";")
     with scratch_folder() as folder, quiet_threads():
@@ -303,13 +307,14 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 def number_of(key: str) -> int:
-    """`workload/17` -> 17."""
+    """Return the number in a key: `workload/17` -> 17."""
     return int(key.rpartition("/")[2])
 
 
 def cases(stories: dict[str, Story], seed: int, part: tuple[int, int], key: str = "", *, each: bool) -> Iterator[Case]:
-    """This part of all cases, without end, or the one with this key. With `each`, every operation comes before those by
-    chance.
+    """Yield this part of all cases, without end, or the one with this key.
+
+    With `each`, every operation comes before the random cases.
     """
     for name, story in stories.items() if each else ():
         if not key or key.rpartition("/")[0] == name:

@@ -1,8 +1,8 @@
-"""A Java broker played by files; other processes and other boots.
+"""Imitates a Java broker through files, and also other processes and other boots.
 
-Imitated with `struct` and `tests/reference.py` only, so that no Java is needed and no code is shared with the store: a
-broker that opens a store, appends, closes or dies. Besides: other processes (as objects with locks of their own), other
-boots, and what a reader sees.
+The imitations use only `struct` and `tests/reference.py`, so that no Java is needed and no code is shared with the
+store: a broker that opens a store, appends, closes or dies. The module also provides other processes (as objects with
+their own locks), other boots, and what a reader sees.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def segments(root: Path) -> list[Path]:
 
 
 def record_at(root: Path, physical_offset: int) -> bytes | None:
-    """The bytes of the valid record (or BLANK) at a place; the rules of checkMessageAndReturnSize."""
+    """Return the bytes of the valid record (or BLANK) at a place, by the rules of checkMessageAndReturnSize."""
     for path in segments(root):
         first, size = int(path.name), path.stat().st_size
         if first <= physical_offset < first + size:
@@ -65,7 +65,7 @@ def record_at(root: Path, physical_offset: int) -> bytes | None:
 
 
 def walk(root: Path, start: int = 0) -> tuple[list[dict], int]:
-    """All records from a place on, and where the log ends."""
+    """Return all records from a place on, and where the log ends."""
     records, position = [], start
     while (data := record_at(root, position)) is not None:
         if struct.unpack_from(">I", data, 4)[0] == reference.BLANK:
@@ -78,7 +78,7 @@ def walk(root: Path, start: int = 0) -> tuple[list[dict], int]:
 
 
 def units(root: Path, topic: str, queue_id: int) -> list[tuple[int, int, int]]:
-    """All units of a queue up to the first zero one."""
+    """Return all units of a queue up to the first zero one."""
     data = b"".join(p.read_bytes() for p in sorted((root / "consumequeue" / topic / str(queue_id)).glob("*")))
     found = []
     for place, size, tags_code in struct.iter_unpack(">qiq", data):
@@ -97,7 +97,7 @@ def file_bytes(root: Path, physical_offset: int, size: int) -> bytes:
 
 
 def overwrite(root: Path, physical_offset: int, data: bytes) -> None:
-    """Write bytes into the log, as damage or as somebody else's append."""
+    """Write bytes into the log, as damage or as another process's append."""
     for path in segments(root):
         first = int(path.name)
         if first <= physical_offset < first + path.stat().st_size:
@@ -122,9 +122,9 @@ class Broker:
     ----------
     root : Path
     end : int | None
-        Where it thinks the log ends; None: as it finds it from the first segment on.
+        Where it thinks the log ends; None: the end that it finds from the first segment on.
     starts : bool
-        False: it has only loaded; `start` follows.
+        False: it has only loaded the store; `start` follows.
     """
 
     def __init__(self, root: Path, config: StoreConfig = SMALL, end: int | None = None, *, starts: bool = True) -> None:
@@ -142,7 +142,7 @@ class Broker:
             self.start()
 
     def start(self) -> None:
-        """From now on it writes."""
+        """Begin to write."""
         (self.root / "abort").write_text(BROKER_PID)
 
     def put(
@@ -156,7 +156,7 @@ class Broker:
         sys_flag: int = 0,
         **fields: Any,
     ) -> int:
-        """Append one message, and its unit; where it is. PREPARED and ROLLBACK have number 0, and no unit."""
+        """Append one message and its unit; return its place. PREPARED and ROLLBACK have number 0 and no unit."""
         half = sys_flag & 0xC in (0x4, 0xC)
         number = 0 if half else self.next.get((topic, queue_id), 0)
         fields["sys_flag"] = sys_flag
@@ -180,16 +180,17 @@ class Broker:
         return self.end - len(data)
 
     def delete_topic(self, topic: str) -> None:
-        """Its queues go; its records stay in the log, and its numbers begin at 0 again."""
+        """Delete the topic's queues; its records stay in the log, and its numbers begin at 0 again."""
         shutil.rmtree(self.root / "consumequeue" / topic)
         self.next = {key: number for key, number in self.next.items() if key[0] != topic}
 
     def recover(self) -> None:
-        """Its own recovery after a kill: records from the checkpoint's segment on get units by RocketMQ's rules.
+        """Recover as a broker does after a kill: records from the checkpoint's segment on get units by RocketMQ's
+        rules.
 
-        A queue ignores what is not behind the record of its last unit. Of the rest it drops a record whose number it has
-        passed, unless that is 0, and puts every other one behind its last unit, whatever its number. So the records of a
-        topic that was deleted come back.
+        A queue ignores what is not after the record of its last unit. Of the rest, it drops a record whose number it
+        has passed, unless that is 0, and puts every other record after its last unit, whatever its number. Therefore
+        the records of a deleted topic come back.
         """
         found = walk(self.root)[0]
         checkpoint_ms = min(read_checkpoint(self.root)[:2]) - 3000
@@ -239,11 +240,11 @@ class Broker:
             file.write(reference.unit(physical_offset, size, tags_code))
 
     def checkpoint(self, store_ms: int | None = None) -> None:
-        """What its flush threads write now and then."""
+        """Write what its flush threads write from time to time."""
         write_checkpoint(self.root, self.now_ms if store_ms is None else store_ms)
 
     def close(self) -> None:
-        """A clean shutdown."""
+        """Shut down cleanly."""
         self.checkpoint()
         (self.root / "abort").unlink()
 
@@ -262,7 +263,7 @@ def read_checkpoint(root: Path) -> tuple[int, int, int, int, int]:
 def remake_queue(
     root: Path, topic: str, queue_id: int, wanted: list[tuple[int, int, int]], config: StoreConfig = SMALL
 ) -> None:
-    """A queue with these units and nothing else."""
+    """Create a queue with these units and nothing else."""
     size = config.mapped_file_size_consume_queue
     folder = root / "consumequeue" / topic / str(queue_id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -273,11 +274,11 @@ def remake_queue(
         (folder / f"{start:020d}").write_bytes(data[start : start + size].ljust(size, b"\0"))
 
 
-# ---- our own state, without the store's code
+# ---- our own state, read without the store's code
 
 
 def read_slot(root: Path) -> dict[str, int]:
-    """The slot of `spark/state` that counts."""
+    """Return the slot of `spark/state` that counts."""
     data, best = (root / "spark" / "state").read_bytes(), None
     names = (
         "counter", "in_flight", "visible_end", "clean_end", "anchor_position", "anchor_size", "anchor_crc", "boot_hash",
@@ -295,7 +296,7 @@ def read_slot(root: Path) -> dict[str, int]:
 
 
 class Process:
-    """Another process, as far as the store can tell: its own locks, descriptors and caches."""
+    """Another process, as far as the store can tell: it has its own locks, descriptors and caches."""
 
     def __init__(self, root: Path, config: StoreConfig = SMALL, disk: Disk | None = None) -> None:
         self.root = root
@@ -304,17 +305,17 @@ class Process:
     def batch(
         self, app: str = APP, version: int = 0, rows: int = 5, flush: str = SYNC_FLUSH, **options: str
     ) -> BatchResult:
-        """One commit, as Spark's sink makes it."""
+        """Commit once, as Spark's sink does."""
         with self.store.writing(f"{app} {version}") as writer:
             return commit(writer, app, version, rows, flush, **options)
 
     def syncs_late(self) -> bool:
-        """The flush thread syncs after the process has given the writer lock back, and the clean end is due.
+        """Let the flush thread sync after the process has released the writer lock, when the clean end is due.
 
         Returns
         -------
         bool
-            Whether the small files that all writers share are as they were.
+            Whether the small files that all writers share are unchanged.
         """
         writer, flush = self.store.writer, self.store.flush
         if writer is None or flush is None:
@@ -326,7 +327,7 @@ class Process:
         return [file.read_bytes() if file.exists() else b"" for file in files] == before
 
     def session(self) -> MessageStore:
-        """A session in this process."""
+        """Open a session in this process."""
         path = os.path.realpath(self.root)
         attached_store._stores[path] = self.store
         try:
@@ -338,7 +339,7 @@ class Process:
         self.store.detach()
 
     def die(self) -> None:
-        """The process is gone: nothing is tidied up."""
+        """Let the process die; nothing is cleaned up."""
         self.store._drop()
 
 
@@ -361,7 +362,7 @@ def put(store: MessageStore, body: str, topic: str = "single", queue_id: int = 0
 
 @contextlib.contextmanager
 def another_boot(value: int = 77) -> Iterator[None]:
-    """The machine was started again: what was in the page cache only may be gone."""
+    """Pretend that the machine was restarted: what was only in the page cache may be lost."""
     before = state.boot_hash()
     state._boot_hash = value
     try:
@@ -371,14 +372,14 @@ def another_boot(value: int = 77) -> Iterator[None]:
 
 
 def seen(root: Path, config: StoreConfig = SMALL) -> dict[tuple[str, int], list[str]]:
-    """What a reader that starts now sees."""
+    """Return what a reader that starts now sees."""
     with MessageStore.open_read_only(root, config) as store:
         found = all_messages(store)  # type: ignore[arg-type]
     return {key: [body.decode() for body in bodies] for key, bodies in found.items() if bodies}
 
 
 def rows_seen(root: Path, app: str = APP, config: StoreConfig = SMALL) -> dict[int, int]:
-    """Version -> how many rows of it a reader sees."""
+    """Return version -> how many of its rows a reader sees."""
     counts: dict[int, int] = {}
     for (topic, _), bodies in seen(root, config).items():
         if topic == f"topic-{app}":
@@ -410,7 +411,7 @@ def log_write(operation: Operation) -> bool:
 
 
 def seal(operation: Operation) -> bool:
-    """The first eight bytes of a BATCH record, written last."""
+    """Whether the operation writes the first eight bytes of a BATCH record, which are written last."""
     return log_write(operation) and operation.detail.startswith("8 bytes")
 
 

@@ -1,8 +1,8 @@
-"""Interrupts between any two lines of the store's code: `KeyboardInterrupt`, `SystemExit` or `MemoryError`, by `sys.settrace`.
+"""Raises `KeyboardInterrupt`, `SystemExit` or `MemoryError` between any two lines of the store, with `sys.settrace`.
 
-Some stories are told again and again, each time with one error in another line. What a person, or Spark, would do then is
-done: the step is tried again. In the end the process is killed, and everything is judged: what was acknowledged is there,
-nothing is there twice, no batch is there by half.
+Some stories are run repeatedly, each time with one error in another line. Then the step is tried again, as a person or
+Spark would. At the end, the process is killed and everything is judged: what was acknowledged is stored, nothing is
+stored twice, and no batch is stored in part.
 
     session         a session: puts, batches of both flush modes, close
     async session   the same in ASYNC_FLUSH, without a thread that publishes
@@ -45,14 +45,14 @@ _OTHER_PUTS = 500
 
 
 class Interrupter:
-    """Counts the lines of the store that this thread runs, and raises once, before one of them.
+    """Counts the lines of the store that this thread runs, and raises an error once, before one of them.
 
     Parameters
     ----------
     line : Line | None
         None: only count.
     hit : int
-        Which time that line is reached.
+        Raise when the line is reached for this time.
     error : type
     """
 
@@ -63,7 +63,7 @@ class Interrupter:
 
     @contextlib.contextmanager
     def armed(self) -> Iterator[None]:
-        """As long as the block runs."""
+        """Trace while the block runs."""
         before = sys.gettrace()
         sys.settrace(self._call)
         try:
@@ -78,7 +78,7 @@ class Interrupter:
         if self.line is not None and _module(code) != self.line[0]:
             return None
         if code.co_name == "__del__" or (caller is not None and caller.f_code.co_name == "__del__"):
-            return None  # Python passes over errors of these
+            return None  # Python ignores errors raised in these
         return self._step
 
     def _step(self, frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
@@ -98,7 +98,7 @@ def _module(code: CodeType) -> str:
 
 @lru_cache(4096)
 def _nowhere(code: CodeType) -> frozenset[int]:
-    """Lines to the tracer where Python itself raises nothing: a `try:`, and where a `with` that ends well leaves."""
+    """Return lines that the tracer sees but where Python raises nothing: a `try:`, and the normal exit of a `with`."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
     found = {step.offset for step in steps if step.opname == "NOP"}
     for place, step in enumerate(steps):
@@ -131,7 +131,7 @@ def session(
     config: StoreConfig = SMALL,
     steps: Sequence[Step] = _SESSION,
 ) -> None:
-    """A session; each step is tried again, puts as new ones."""
+    """Run a session; each step is tried again, puts as new ones."""
     with interrupter.armed(), contextlib.suppress(*ERRORS, StoreError, OSError):
         store = MessageStore.open(root, config, disk=disk)
         for step in steps:
@@ -146,7 +146,7 @@ def session(
 
 
 def async_session(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
-    """The same in ASYNC_FLUSH, with a flush thread that leaves it to this one to publish the puts."""
+    """Run the same in ASYNC_FLUSH, with a flush thread that leaves publishing the puts to this thread."""
     with_puts = FlushService._round
 
     def without_puts(service: FlushService) -> None:
@@ -159,7 +159,7 @@ def async_session(root: Path, disk: Disk, promise: Promise, interrupter: Interru
 
 
 def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
-    """P commits, Q commits P's next batch and one of its own, P comes with the same batch, and goes on."""
+    """Let P commit, Q commit P's next batch and one of its own, and P bring the same batch and continue."""
     p, q = Process(root, SMALL, disk), Process(root, SMALL, disk)
 
     def committed(process: Process, app: str, version: int, rows: int) -> None:
@@ -202,7 +202,7 @@ STORIES: dict[str, Callable[[Path, Disk, Promise, Interrupter], None]] = {
 
 
 def lines(story: str, base: Base, root: Path) -> Counter[Line]:
-    """The lines that a story runs when nothing happens, and how often."""
+    """Return the lines that a story runs without an interrupt, and how often."""
     counting = Interrupter()
     _tell(story, base, root, counting)
     if not counting.hits:
@@ -221,7 +221,7 @@ def _tell(story: str, base: Base, root: Path, interrupter: Interrupter) -> tuple
 
 
 def check(story: str, base: Base, root: Path, interrupter: Interrupter, *, power_cut: bool) -> Verdict:
-    """Tell a story with an interrupt; what is wrong afterwards."""
+    """Run a story with an interrupt; return what is wrong afterwards."""
     verdict = Verdict()
     try:
         disk, promise = _tell(story, base, root, interrupter)
@@ -231,7 +231,7 @@ def check(story: str, base: Base, root: Path, interrupter: Interrupter, *, power
     content = disk.image(disk.position, "strict").folder if power_cut else disk.content()
     promise = promise if power_cut else killed(promise)
     verdict = judge(Crash(content, promise, (), SMALL, power_cut=power_cut), root, briefly=True)
-    # A writer that stopped before its first byte says so in `state` of a store that is closed.
+    # A writer that stopped before its first byte records that in `state` of a store that is closed.
     verdict.misread = [
         text for text in verdict.misread if not text.startswith("before recovery: Fault(path='spark/state'")
     ]
@@ -239,7 +239,7 @@ def check(story: str, base: Base, root: Path, interrupter: Interrupter, *, power
 
 
 def cases(hits: Counter[Line]) -> Iterator[tuple[Line, int, type[BaseException]]]:
-    """Each line, the first and the last time that it is reached, with the errors in turn."""
+    """Yield each line, the first and the last time that it is reached, with the errors in turn."""
     for number, (line, count) in enumerate(sorted(hits.items())):
         errors = itertools.cycle(ERRORS[number % len(ERRORS) :] + ERRORS[: number % len(ERRORS)])
         for hit in sorted({1, count}):

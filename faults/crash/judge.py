@@ -1,10 +1,11 @@
-"""The judge of a store that a crash left: whether the next process finds everything that was promised, and nothing else.
+"""Judges a store after a crash: the next process must find everything that was promised, and nothing else.
 
-`judge` looks at one image in memory, as the next processes would: a reader that comes first; the next writer, which
-recovers; the batches again, as Spark would replay them; close; another open. In between, and at the end, the checker that
-shares no code with the store (`crash.checker`) looks at every byte, and the messages are counted from their bodies.
+`judge` examines one image in memory as the next processes would: a reader that comes first; the next writer, which
+recovers; the batches again, as Spark would replay them; close; another open. In between and at the end, the checker
+that shares no code with the store (`crash.checker`) examines every byte, and the messages are counted from their
+bodies.
 
-What is wrong is counted: `lost` (promised, and not there), `duplicated` (there twice), `misread` (half a batch, out of
+Faults are counted as `lost` (promised but missing), `duplicated` (stored twice), or `misread` (half a batch, wrong
 order, damage that nobody reports, or anything else that the checker finds).
 """
 
@@ -39,7 +40,7 @@ from messagestore.write.transaction import APPENDED, KNOWN
 
 @dataclass
 class Verdict:
-    """What is wrong with what was found; nothing, mostly."""
+    """What is wrong with the result; usually nothing."""
 
     lost: list[str] = field(default_factory=list)
     duplicated: list[str] = field(default_factory=list)
@@ -65,14 +66,14 @@ class Crash:
     ----------
     content : Folder
     promise : Promise
-        `puts` and `batches`: what must be there; for a kill all that was accepted.
+        `puts` and `batches`: what must be there; after a kill, everything that was accepted.
     steps : sequence of Step
-        All that was done since the store was made, in order; what is there is a prefix of it.
+        Everything that was done since the store was created, in order; what is there is a prefix of it.
     config : StoreConfig
     power_cut : bool
-        Another boot looks at it. False: the process was killed, and the page cache is as it was.
+        The next process runs in another boot. False: the process was killed, and the page cache is intact.
     left : (RecordingDisk, int, Promise) | None
-        For a kill: the disk, and how many operations had been done; and what a power cut now must leave.
+        For a kill: the disk, how many operations had been done, and what a power cut at this point must leave.
     """
 
     content: Folder
@@ -84,17 +85,17 @@ class Crash:
 
 
 def judge(crash: Crash, root: Path, *, thorough: bool = False, briefly: bool = False) -> Verdict:
-    """Everything that the next processes do, and what the checkers say.
+    """Do everything that the next processes do; return what the checkers report.
 
     Parameters
     ----------
     crash : Crash
     root : Path
-        Where the store is, as far as it knows; only lock files are really there.
+        The path that the store sees; only lock files really exist there.
     thorough : bool
-        Also by the store's own reading and `verify`: slower.
+        Also check with the store's own reading and `verify`, which is slower.
     briefly : bool
-        Without the last open, which must not change a byte.
+        Skip the last open, which must not change a byte.
     """
     verdict = Verdict()
     disk = MemDisk(root, crash.content)
@@ -142,8 +143,10 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
 
 
 def _note_texts(store: MessageStore, crash: Crash, verdict: Verdict) -> None:
-    """Hostile puts show the keys, tags and properties that were put. Only after a power cut one that was not
-    acknowledged, or ASYNC, may show zeros instead: no CRC covers them, and nothing else proves that they were lost.
+    """Check that hostile puts show the keys, tags and properties that were put.
+
+    Only after a power cut, and only in a put that was ASYNC or not acknowledged, may there be zeros instead: no CRC
+    covers them, and nothing else proves that they were lost.
     """
     if not any(hostile.is_hostile(text) for text in crash.promise.maybe_puts):
         return
@@ -159,7 +162,7 @@ def _note_texts(store: MessageStore, crash: Crash, verdict: Verdict) -> None:
 
 
 def _idle_state(disk: MemDisk, root: Path) -> State | None:
-    """What `messagestore status` calls "idle, nothing in flight"."""
+    """Return what `messagestore status` calls "idle, nothing in flight"."""
     if not disk.exists(f"{root}/abort"):
         return None
     state = StateFile(disk, f"{root}/spark/state").read()
@@ -167,7 +170,7 @@ def _idle_state(disk: MemDisk, root: Path) -> State | None:
 
 
 def _nothing_was_in_flight(state: State, report: RecoveryReport, before: Tree, disk: MemDisk, verdict: Verdict) -> None:
-    """Where `state` says that nothing was in flight, recovery has nothing to repair."""
+    """Check that recovery has nothing to repair where `state` says that nothing was in flight."""
     changed = [path for path in differing(before, disk.tree()) if path.startswith(("commitlog/", "consumequeue/"))]
     if changed or report.zeroed_bytes or report.end != state.visible_end:
         verdict.misread.append(
@@ -186,7 +189,7 @@ def _open_again(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> No
 
 
 def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> set[bytes]:
-    """A reader that comes before any writer: it sees a prefix of what was done."""
+    """Read before any writer comes: the reader sees a prefix of what was done."""
     before = disk.tree()
     with MessageStore.open_read_only(root, crash.config, disk=disk) as reader:
         bodies: set[bytes] = set()
@@ -201,9 +204,9 @@ def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> set[by
 
 
 def _note_reader(seen: set[bytes], found: checker.Checked, promise: Promise, verdict: Verdict) -> None:
-    """What a reader saw before recovery is a part of what recovery keeps, with every acknowledged SYNC_FLUSH batch in it.
+    """Check that a reader before recovery saw a part of what recovery keeps, with every acknowledged SYNC_FLUSH batch.
 
-    A batch of ASYNC_FLUSH that a replay in SYNC_FLUSH made durable is not known to be by its record.
+    The record of an ASYNC_FLUSH batch does not show that a replay in SYNC_FLUSH made it durable.
     """
     gone = seen - set(found.bodies)
     verdict.lost += sorted(f"{body[:40]!r}, which a reader saw before recovery" for body in gone)
@@ -214,7 +217,7 @@ def _note_reader(seen: set[bytes], found: checker.Checked, promise: Promise, ver
 
 
 def read_queue(store: object, topic: str, queue_id: int) -> list[bytes]:
-    """Bodies of a queue, by the store's own reading."""
+    """Return the bodies of a queue by the store's own reading."""
     found: list[bytes] = []
     for table in store.read(topic, queue_id, 0, columns=("body",)):  # type: ignore[attr-defined]
         found += table.column("body").to_pylist()
@@ -228,7 +231,7 @@ def _same_by_reading(store: MessageStore, queues: dict[tuple[str, int], list[byt
 
 
 def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdict, bodies: set[bytes]) -> bool:
-    """The batches again, as Spark would; whether anything was appended."""
+    """Send the batches again, as Spark would; return whether anything was appended."""
     appended = False
     for app in sorted({app for app, _ in promise.rows}):
         versions = sorted(version for name, version in promise.rows if name == app)
@@ -236,7 +239,7 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
         lost = [v for v in versions if promise.rows[(app, v)] and v not in there]
         if lost and there and max(there) < min(lost):
             _gap_is_told(store, app, versions[-1] + 1, disk, verdict)
-        for version in [v for v in versions if v not in there[:-1]]:  # Spark writes its last batch again, not all
+        for version in [v for v in versions if v not in there[:-1]]:  # Spark rewrites its last batch, not all of them
             row_count = promise.rows[(app, version)]
             flush = SYNC_FLUSH if (app, version) in promise.batches else ASYNC_FLUSH
             status = append_encoded(store, app, version, row_count, flush)
@@ -248,7 +251,7 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
 
 
 def _gap_is_told(store: MessageStore, app: str, version: int, disk: MemDisk, verdict: Verdict) -> None:
-    """Batches are gone (ASYNC_FLUSH), and Spark goes on behind them: it is told, and nothing is written."""
+    """If batches are missing (ASYNC_FLUSH) and Spark continues after them, it gets an error and nothing is written."""
     before = disk.tree()
     try:
         append_encoded(store, app, version, 1, ASYNC_FLUSH)
@@ -262,7 +265,7 @@ def _gap_is_told(store: MessageStore, app: str, version: int, disk: MemDisk, ver
 
 
 def note_faults(verdict: Verdict, found: checker.Checked, when: str) -> None:
-    """What the checker found."""
+    """Note what the checker found."""
     verdict.misread += [f"{when}: {fault}" for fault in found.faults]
 
 
@@ -275,7 +278,9 @@ def note_content(
     *,
     everything: bool = False,
 ) -> int:
-    """Nothing promised is lost, nothing is there twice, batches are whole, queues in order; how much is there."""
+    """Check that nothing promised is lost, nothing is duplicated, and batches and order are intact; return how much
+    exists.
+    """
     verdict.duplicated += [repr(body) for body, count in Counter(bodies).items() if count > 1]
     there = set(bodies)
     texts = {body.decode(hostile.ENCODING) for body in there if body.startswith(b"put/")}
@@ -298,12 +303,12 @@ def note_content(
 
 
 def differing(one: Tree, other: Tree) -> Iterator[str]:
-    """Paths that differ."""
+    """Yield the paths that differ."""
     yield from sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
 
 def killed(promise: Promise) -> Promise:
-    """What must be there when the process was only killed: all that returned, in ASYNC_FLUSH, too."""
+    """Return what must exist if the process was only killed: everything that returned, in ASYNC_FLUSH, too."""
     return Promise(
         puts=[body for body in promise.maybe_puts if body in promise.accepted],
         maybe_puts=promise.maybe_puts,

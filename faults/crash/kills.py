@@ -1,8 +1,9 @@
-"""The mode `kills` of `make crash`: SIGKILL of forked writers, at any moment, on a real disk.
+"""The mode `kills` of `make crash`: kills forked writers with SIGKILL at any moment, on a real disk.
 
-A child writes for ever and tells its parent through a pipe what it is about to do, and what was acknowledged. The parent
-kills it after some microseconds; a new child goes on in the same store, so that hundreds of kills pile up in it. After
-each kill the store is judged: by a reader that comes first, by the next writer, and by the checker of these tests.
+A child writes without end, and reports to its parent through a pipe what it is about to do and what was acknowledged.
+The parent kills it after some microseconds; a new child continues in the same store, so that hundreds of kills
+accumulate in it. After each kill the store is judged: by a reader that comes first, by the next writer, and by the
+checker of these tests.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ _PUT = 99
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """`QUICK_COUNT` kills, or as many as the seconds allow. Where a kill falls is chance: a case is a store's seed."""
+    """Run `QUICK_COUNT` kills, or as many as the seconds allow. The moment of a kill is random; a case is a store's
+    seed.
+    """
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:
         for number in range(part[0], 1 << 30, part[1]):
@@ -60,7 +63,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 def one_store(root: Path, chance: random.Random, counts: Counts, command: str) -> None:
-    """One store, killed again and again."""
+    """Kill the writers of one store again and again."""
     promise, config = Promise(), some_config(chance)
     first = some_contents(chance)
     for number in range(KILLS_OF_A_STORE):
@@ -75,7 +78,7 @@ def one_store(root: Path, chance: random.Random, counts: Counts, command: str) -
 
 
 def some_config(chance: random.Random) -> StoreConfig:
-    """SYNC_FLUSH or ASYNC_FLUSH; the clean end moves all the time, or never."""
+    """Choose SYNC_FLUSH or ASYNC_FLUSH, and whether the clean end moves constantly or never."""
     return SMALL.replace(
         flush_disk_type=chance.choice((SYNC_FLUSH, SYNC_FLUSH, ASYNC_FLUSH)),
         clean_interval=chance.choice(("1h", "5ms")),
@@ -84,7 +87,7 @@ def some_config(chance: random.Random) -> StoreConfig:
 
 
 def some_contents(chance: random.Random) -> int:
-    """Number of a store's first process: ordinary contents, or hostile ones."""
+    """Choose the number of a store's first process, which decides between ordinary and hostile contents."""
     return chance.choice((0, hostile.FROM // 1000))
 
 
@@ -96,10 +99,10 @@ class Child:
     root : Path
     config : StoreConfig
     number : int
-        Of the process: its puts have numbers of their own, and say whether contents are hostile.
+        The number of the process: it determines the numbers of its puts, and whether contents are hostile.
     seed : int
     promise : Promise
-        What processes before it promised; `kill` adds to it.
+        What earlier processes promised; `kill` adds to it.
     """
 
     def __init__(self, root: Path, config: StoreConfig, number: int, seed: int, promise: Promise) -> None:
@@ -112,8 +115,10 @@ class Child:
         os.close(write_end)
 
     def kill(self, *, power_cut: bool = False) -> list[Step]:
-        """Kill it; what it had begun, in order. What was acknowledged is in the promise now, as far as it is one: what
-        ASYNC_FLUSH acknowledges a power cut may take.
+        """Kill it; return the steps that it had begun, in order.
+
+        What was acknowledged is then in the promise, as far as it is one: a power cut may remove what ASYNC_FLUSH
+        acknowledged.
         """
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -124,7 +129,7 @@ class Child:
 def _write_for_ever(
     root: Path, config: StoreConfig, pipe: int, first: int, chance: random.Random, rows: dict[tuple[str, int], int]
 ) -> None:
-    """The child: it never returns."""
+    """Run the child, which never returns."""
     status = 1
     with contextlib.suppress(BaseException):
         following = {app: max((v + 1 for a, v in rows if a == app), default=0) for app in _APPS}
@@ -151,7 +156,7 @@ def _request(app: str, version: int, config: StoreConfig) -> BatchRequest:
 
 
 def _take_in(pipe: int, promise: Promise, config: StoreConfig, promised: bool) -> list[Step]:
-    """What the child said before it died."""
+    """Record what the child reported before it died."""
     with os.fdopen(pipe, "rb") as said:
         data = said.read()
     steps: list[Step] = []
@@ -171,7 +176,7 @@ def _take_in(pipe: int, promise: Promise, config: StoreConfig, promised: bool) -
 
 
 def judged(root: Path, promise: Promise, config: StoreConfig, steps: Sequence[Step]) -> Verdict:
-    """A reader, a writer that replays each app's last batch, and the checker."""
+    """Judge with a reader, a writer that replays each app's last batch, and the checker."""
     verdict = Verdict()
     if not (root / "commitlog").exists():
         if promise.puts or promise.batches:
@@ -203,7 +208,7 @@ def _next_processes(root: Path, promise: Promise, config: StoreConfig, steps: Se
         if not seen <= there:
             verdict.misread.append("a reader saw what recovery did not keep")
         for key in [key for key in promise.rows if payload(*key, 0) not in there and key not in promise.batches]:
-            del promise.rows[key]  # what was not promised, and is gone: the next process writes it anew
+            del promise.rows[key]  # it was not promised and is missing: the next process writes it anew
             promise.maybe_batches.discard(key)
         for app in _APPS:
             last = max((version for name, version in promise.rows if name == app), default=-1)
@@ -213,7 +218,7 @@ def _next_processes(root: Path, promise: Promise, config: StoreConfig, steps: Se
                 if result.status != KNOWN:
                     verdict.duplicated.append(f"{app} {last}: is there, and was {result.status} again")
                 promise.batches.add((app, last))
-    # Closed: everything that is there now is durable, and stays.
+    # After the close, everything that exists is durable, and stays.
     found = checker.check(checker.read_tree(root))
     note_faults(verdict, found, "after close")
     note_content(verdict, found.bodies, found.queues, promise, ())

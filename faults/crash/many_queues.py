@@ -1,4 +1,4 @@
-"""A batch for thousands of queues, which may take two syncs, few descriptors and little memory per queue."""
+"""Tests a batch for thousands of queues, which may take two syncs, few descriptors and little memory per queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CountingDisk(Disk):
 
 
 def one_batch(folder: Path, queue_count: int) -> Verdict:
-    """A message for each queue, twice; then all of them are read, with no more descriptors than the pools may hold."""
+    """Write a message for each queue, twice; then read all of them with no more descriptors than the pools may hold."""
     verdict, root, disk = Verdict(), folder / "queues", CountingDisk()
     bodies = [b"body of queue %d" % queue_id for queue_id in range(queue_count)]
     table = pa.record_batch({"body": pa.array(bodies), "queue_id": pa.array(range(queue_count), pa.int32())})

@@ -1,12 +1,12 @@
-"""A disk in memory, on which stores are opened, killed and compared by the thousand per minute.
+"""A disk in memory, on which thousands of stores per minute are opened, killed and compared.
 
 `MemDisk`
-    The seam of `mapped_file.Disk` over a tree in memory, made from what a power cut left (`power_cut.Folder`) or from a
-    real folder. Only the two lock files are real: they do not go through the seam, and lie in a folder at the same path.
+    Implements `mapped_file.Disk` over a tree in memory, made from what a power cut left (`power_cut.Folder`) or from a
+    real folder. Only the two lock files are real: they do not go through `Disk`, and lie in a folder at the same path.
 `MemKillDisk`, `MemRecordingDisk`
     The disks of `crash.simdisk` over such a tree.
 
-What is compared with the real disk: `test_memdisk.py`.
+`test_memdisk.py` compares it with the real disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Tree = dict[str, bytes]
 
 
 class Node:
-    """What is in a file."""
+    """The contents of a file."""
 
     __slots__ = ("data", "number")
 
@@ -60,15 +60,15 @@ class MemFile(File):
 
 
 class MemDisk(Disk):
-    """A tree in memory, at the path `root`.
+    """A tree in memory at the path `root`.
 
     Parameters
     ----------
     root : path
-        A real folder, made here, for the lock files; everything else is in memory. Paths above it are read from the
+        A real folder, created here, for the lock files; everything else is in memory. Paths above it are read from the
         real disk.
     content : Folder | None
-        As `power_cut.Image` has it; None: an empty folder.
+        The content as in `power_cut.Image`; None: an empty folder.
     """
 
     def __init__(self, root: str | os.PathLike[str], content: Folder | None = None) -> None:
@@ -104,10 +104,10 @@ class MemDisk(Disk):
         self.children[path] = set()
         self.folder_numbers[path] = next(self.numbers)
 
-    # ---- outside of the seam
+    # ---- beside the interface of `Disk`
 
     def tree(self) -> Tree:
-        """All that is there, the lock files left out."""
+        """Return everything that exists, except the lock files."""
         skip = len(self.root) + 1
         return {
             path[skip:] + ("/" if node is None else ""): b"" if node is None else bytes(node.data)
@@ -116,7 +116,7 @@ class MemDisk(Disk):
         }
 
     def content(self) -> Folder:
-        """All that is there, for another disk to begin with."""
+        """Return everything that exists, as the initial content of another disk."""
         return self._content(self.root)
 
     def _content(self, path: str) -> Folder:
@@ -133,13 +133,13 @@ class MemDisk(Disk):
         return found
 
     def node(self, relative: str) -> bytearray:
-        """The bytes of a file, to be damaged."""
+        """Return the bytes of a file, to be damaged."""
         found = self.nodes[f"{self.root}/{relative}"]
         assert found is not None
         return found.data
 
     def put_file(self, relative: str, data: bytes) -> None:
-        """Make or replace a file, and the folders it needs, behind the store's back."""
+        """Create or replace a file, and the folders that it needs, without the store's knowledge."""
         path = f"{self.root}/{relative}"
         missing = []
         parent = os.path.dirname(path)
@@ -153,7 +153,7 @@ class MemDisk(Disk):
         self.nodes[path] = Node(next(self.numbers), bytearray(data))
 
     def remove_tree(self, relative: str) -> None:
-        """Take away a file or a folder with all that is in it."""
+        """Remove a file or a folder with all its contents."""
         path = f"{self.root}/{relative}"
         for name in list(self.children.get(path, ())):
             self.remove_tree(f"{relative}/{name}")
@@ -162,7 +162,7 @@ class MemDisk(Disk):
         del self.nodes[path]
 
     def write_to(self, target: Path) -> None:
-        """Make the same tree on the real disk."""
+        """Create the same tree on the real disk."""
         for name, data in sorted(self.tree().items()):
             path = target / name
             if name.endswith("/"):
@@ -174,7 +174,7 @@ class MemDisk(Disk):
     # ---- paths
 
     def _find(self, path: str | os.PathLike[str]) -> tuple[str, Node | None]:
-        """The file or folder at a path."""
+        """Return the file or folder at a path."""
         text = os.fspath(path)
         try:
             return text, self.nodes[text]
@@ -198,7 +198,7 @@ class MemDisk(Disk):
     def _is_inside(self, path: str) -> bool:
         return path == self.root or path.startswith(self.root + "/")
 
-    # ---- the seam
+    # ---- the interface of `Disk`
 
     def open(self, path: str | Path, *, writable: bool = False) -> File:
         text, node = self._find(path)
@@ -326,11 +326,11 @@ class MemDisk(Disk):
 
     def at_path(self, file: File) -> bool:
         if not isinstance(file, MemFile):
-            return super().at_path(file)  # a lock
+            return super().at_path(file)  # for a lock file
         return self.nodes.get(file.path) is file.node
 
     def check_folders(self, path: str | Path) -> None:
-        """There are no links."""
+        """Do nothing, because there are no links."""
 
     def data_ranges(self, file: File, start: int, end: int) -> Iterator[tuple[int, int]]:
         assert isinstance(file, MemFile)
@@ -378,9 +378,9 @@ class MemRecordingDisk(RecordingDisk, MemDisk):
 
     @classmethod
     def after_kill(cls, root: str | os.PathLike[str], before: RecordingDisk, cut: int) -> MemRecordingDisk:
-        """The disk as a process left it that was killed after `cut` operations of `before`.
+        """Return the disk as a process left it that was killed after `cut` operations of `before`.
 
-        The next process sees everything; what was not synced then is not safe now.
+        The next process sees everything; what was not synced before the kill is not safe now.
         """
         replay = before._replay_at(cut)
         disk = cls(root, replay.content(replay.atoms()))
@@ -422,5 +422,5 @@ class MemRecordingDisk(RecordingDisk, MemDisk):
 
 
 def make_lock_folder(root: str) -> None:
-    """A real folder for the lock files of a store that is otherwise in memory."""
+    """Create a real folder for the lock files of a store that is otherwise in memory."""
     os.makedirs(os.path.join(root, "spark"), exist_ok=True)

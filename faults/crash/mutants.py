@@ -1,8 +1,8 @@
-"""The mode `mutants` of `make crash`: bugs planted in the store, one at a time, each of which a search must find.
+"""The mode `mutants` of `make crash`: plants bugs in the store, one at a time, each of which a search must find.
 
 Each mutant is a patch of the store's code and the search that must find it: kills, power cuts, second deaths, errors,
-damage, or many at once. The store it begins with is made by the code without the bug; everything after, by the code with
-it. The search stops at the first case that is judged wrong.
+damage, or many processes at once. The code without the bug creates the initial store; the code with the bug does the
+rest. The search stops at the first case that is judged wrong.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def blind(real: Any) -> Any:
 
 
 def other_rows(ground: Ground) -> Iterator[Verdict]:
-    """A known batch comes again with other rows: refused, and nothing is written."""
+    """A known batch comes again with other rows: it is refused, and nothing is written."""
     disk, verdict = MemDisk(ground.root, ground.bases["filled"].content), Verdict()
     run_steps(ground.root, [("open",), ("close",)], disk, Promise())
     with MessageStore.open(ground.root, SMALL, disk=disk) as store:
@@ -220,7 +220,7 @@ def other_rows(ground: Ground) -> Iterator[Verdict]:
 
 
 def vanished_batch(ground: Ground) -> Iterator[Verdict]:
-    """The journal, a cache, names a batch that the log does not hold: the batch is appended when it comes."""
+    """The journal, a cache, contains a batch that the log does not hold: the batch is appended when it comes."""
     disk, verdict = MemDisk(ground.root, ground.bases["filled"].content), Verdict()
     journal = BatchJournal.from_bytes(bytes(disk.node("spark/journal")))
     [first] = journal.entries("app-1")
@@ -267,7 +267,7 @@ def _pretend(lock: WriterLock, timeout_s: float, *, description: str) -> None:
 
 
 class _NoLock:
-    """A lock that keeps nobody out."""
+    """A lock that excludes nobody."""
 
     def acquire(self, *_: object, **__: object) -> bool:
         return True
@@ -343,7 +343,7 @@ MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for 
 
 
 def hunt(mutant: Mutant, ground: Ground) -> tuple[int, Verdict | None]:
-    """How many cases it took, and the verdict that found it; None when all were judged well."""
+    """Return how many cases it took, and the verdict that found it; None if all cases were judged correct."""
     count = 0
     with mutant.planted(), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -359,7 +359,7 @@ def hunt(mutant: Mutant, ground: Ground) -> tuple[int, Verdict | None]:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """All mutants; a case is a mutant's name."""
+    """Run all mutants; a case is a mutant's name."""
     counts = Counts()
     for number, mutant in enumerate(MUTANTS):
         if mutant.name != case if case else number % part[1] != part[0]:
@@ -369,7 +369,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 def one(mutant: Mutant, seed: int) -> Counts:
-    """One mutant, hunted."""
+    """Search for one mutant."""
     counts = Counts()
     with scratch_folder() as folder, quiet_threads():
         count, verdict = hunt(mutant, Ground(folder, random.Random(f"{seed} {mutant.name}")))

@@ -1,4 +1,4 @@
-"""Bugs planted in what keeps the costs of a store low: how its workers end, and what recovery leaves out."""
+"""Bugs planted in what keeps a store cheap: how its workers end, and what recovery leaves out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_commits import STAYS
 
 
 def stops_at_a_gap(_: Any) -> Any:
-    """A segment that is gone ends the command."""
+    """A deleted segment ends the command."""
 
     def raised(_view: Any, _position: int, error: FileNotFoundError, _tell: Any) -> int:
         raise error
@@ -22,7 +22,7 @@ def stops_at_a_gap(_: Any) -> Any:
 
 
 def tells_no_gap(_: Any) -> Any:
-    """What retention took is passed over without a word."""
+    """What retention deleted is skipped without a message."""
 
     def silent(view: Any, _position: int, _error: FileNotFoundError, _tell: Any) -> int:
         view.refresh()

@@ -18,7 +18,7 @@ __all__ = ["MUTANTS", "replays"]
 
 
 def quick_looks(real: Any) -> Any:
-    """`recover` looks at the last units only."""
+    """`recover` checks only the last units."""
 
     def fault_of(files: Any, ends: Any, key: Any, *, thorough: bool = False) -> Any:
         return real(files, ends, key)
@@ -27,7 +27,7 @@ def quick_looks(real: Any) -> Any:
 
 
 def from_the_file(numbers: QueueNumbers, key: tuple[str, int]) -> None:
-    """The writer believes the queue's file."""
+    """The writer trusts the queue's file."""
     files = numbers._writer.files
     numbers.sealed_ends().ask(key, files.queue(*key).end())
 

@@ -1,4 +1,4 @@
-"""Mutants of what a store accepts and touches: topics of a broker, links, owners, clocks, and files left behind."""
+"""Mutants of what a store accepts and touches: a broker's topics, links, owners, clocks, and leftover files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from messagestore.write.log_writer import LogWriter
 
 
 def hostile(*names: str) -> Search:
-    """The named cases of the mode `fuzz`."""
+    """Run the named cases of the mode `fuzz`."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         for name in names:

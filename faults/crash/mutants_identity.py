@@ -1,4 +1,4 @@
-"""Bugs planted where a store says which one it is, and which batches it holds."""
+"""Bugs planted where a store records its identity, and which batches it holds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from messagestore.write import transaction
 
 
 def replayed(*parts: str, anew: bool = False) -> Search:
-    """Cases of the mode `replays` whose keys have some of these words; `anew`: in stores that the bug has written."""
+    """Run the cases of the mode `replays` whose keys have some of these words; `anew`: in stores written with the
+    bug.
+    """
 
     def search(ground: Ground) -> Iterator[Verdict]:
         states = replays.make_states(ground.root) if anew else ground.states
@@ -42,7 +44,7 @@ def replayed(*parts: str, anew: bool = False) -> Search:
 
 
 def small_journal(ground: Ground) -> Iterator[Verdict]:
-    """An app that has not written for long: its last batch is still known."""
+    """The last batch of an app that has not written for a long time must still be known."""
     config, verdict = SMALL.replace(journal_retention=2), Verdict()
     disk = MemDisk(ground.root)
     steps = [("open",), batch(0, 2, app="old"), *(batch(version, 2) for version in range(4)), ("close",)]
@@ -56,7 +58,7 @@ def small_journal(ground: Ground) -> Iterator[Verdict]:
 
 
 def without_checksums(real: Any) -> Any:
-    """The bytes are believed as they are."""
+    """The bytes are trusted as they are."""
 
     def from_bytes(data: bytes, path: str = "") -> BatchJournal:
         body = data[JOURNAL_HEADER.size :]
@@ -73,7 +75,7 @@ def newest_only(journal: BatchJournal, retention: int) -> None:
 
 
 def folders_that_are_there_are_whole(real: Any) -> Any:
-    """A topic whose folder the repair has made counts as one that was never lost."""
+    """A topic whose folder the repair has created counts as one that was never lost."""
 
     def rebuild_named(self: Any, end: int) -> None:
         there = self.files.queue_names()

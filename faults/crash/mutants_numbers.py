@@ -32,12 +32,12 @@ _FOUND_BY = "deleted topics that a broker brought back"
 
 
 def brought_back(ground: Ground) -> Iterator[Verdict]:
-    """The case of the mode `fuzz`, with histories by chance."""
+    """Run the case of the mode `fuzz` with random histories."""
     yield from renumbered.histories(ground.folder / "renumbered", ground.chance, _HISTORIES)
 
 
 def a_changed_number(ground: Ground) -> Iterator[Verdict]:
-    """No broker was ever there, so a record with another number is damage, and no CRC tells."""
+    """No broker was ever there, so a record with another number is damage, which no CRC shows."""
     root, verdict = ground.folder / "changed", Verdict()
     with MessageStore.open(root, SMALL) as store:
         places = [store.put_message(Message("t", b"%d/" % n, queue_id=0)).physical_offset for n in range(4)]
@@ -50,7 +50,7 @@ def a_changed_number(ground: Ground) -> Iterator[Verdict]:
 
 
 def named(look: Callable[[Path], None]) -> Search:
-    """A named case of the mode `fuzz`."""
+    """Run a named case of the mode `fuzz`."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         verdict = Verdict()

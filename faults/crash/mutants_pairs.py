@@ -1,4 +1,4 @@
-"""Bugs planted where two things go wrong at once: log and what says how long it was, log and `spark/`, and full disks."""
+"""Bugs planted where two faults coincide: the log and the proof of its length, the log and `spark/`, and full disks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from messagestore.write.log_writer import LogWriter
 
 
 def pairs(kind: str, *parts: str) -> Search:
-    """Cases of the mode `replays` of one kind, whose keys have all of these words."""
+    """Run the cases of the mode `replays` of one kind whose keys have all of these words."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         if kind == "copies":
@@ -54,7 +54,7 @@ def full(story: str) -> Search:
 
 
 def poisoned_by_no_room(real: Any) -> Any:
-    """The clean end has no room, and the writer stops: the put is not acknowledged, and is in the log."""
+    """There is no room to move the clean end, and the writer stops: the put is not acknowledged, but is in the log."""
 
     def move(clean: CleanEnd, *, closing: bool = False) -> None:
         try:
@@ -66,7 +66,7 @@ def poisoned_by_no_room(real: Any) -> Any:
 
 
 def forgets_what_has_no_room(real: Any) -> Any:
-    """Puts without room for their units are taken for dispatched."""
+    """Puts without room for their units count as dispatched."""
 
     def publish_puts(writer: LogWriter, puts: list[Any], others: list[Any], visible: int) -> StoreFullError | None:
         error: StoreFullError | None = real(writer, puts, others, visible)

@@ -23,7 +23,7 @@ _HISTORIES = 60
 
 
 def changed_under_streams(ground: Ground) -> Iterator[Verdict]:
-    """The kind `surprises` of the mode `concurrency`."""
+    """Run the kind `surprises` of the mode `concurrency`."""
     yield from surprises.histories(ground.folder / "surprises", ground.chance, _HISTORIES)
 
 

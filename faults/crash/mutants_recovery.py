@@ -1,4 +1,4 @@
-"""Mutants of recovery: it cuts what is whole, gives the wrong units, or lets contents decide."""
+"""Mutants of recovery: it cuts what is whole, assigns the wrong units, or lets contents decide."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from small import SMALL
 
 
 def logs_of_a_broker(*fills: str) -> Search:
-    """A broker's logs, closed and killed, with derived files gone."""
+    """Recover a broker's logs, closed and killed, whose derived files are missing."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         for fill in fills:
@@ -50,7 +50,7 @@ def logs_of_a_broker(*fills: str) -> Search:
 
 
 def killed_rebuilds(ground: Ground) -> Iterator[Verdict]:
-    """All queues are made again, and the process dies at each operation."""
+    """Rebuild all queues, with a process that dies at each operation."""
     whole = Path(tempfile.mkdtemp(dir=ground.folder))
     records = broker_logs.left_by_a_broker(
         whole, broker_logs.transactions, closes=True, missing=("consumequeue", "index")
@@ -72,7 +72,7 @@ def killed_rebuilds(ground: Ground) -> Iterator[Verdict]:
 
 
 def half_messages(ground: Ground) -> Iterator[Verdict]:
-    """PREPARED and ROLLBACK put live: the queue is the same when it is made again."""
+    """Put PREPARED and ROLLBACK live: the queue must be the same after a rebuild."""
     root, verdict = Path(tempfile.mkdtemp(dir=ground.folder)) / "store", Verdict()
     store = MessageStore.open(root, SMALL)
     for number, flag in enumerate((0, 0x4, 0x8, 0xC, 0)):
@@ -89,7 +89,7 @@ def half_messages(ground: Ground) -> Iterator[Verdict]:
 
 
 def torn_forgery(ground: Ground) -> Iterator[Verdict]:
-    """A put with a whole BATCH record in its body was torn."""
+    """Tear a put that has a whole BATCH record in its body."""
     root, verdict = Path(tempfile.mkdtemp(dir=ground.folder)) / "store", Verdict()
     store = MessageStore.open(root, SMALL)
     files, end = store.writer.files, store.writer.end.physical_offset
@@ -144,7 +144,7 @@ def zeros_are_torn(whole: Any) -> Any:
 
 
 def by_its_looks(_: Any) -> Any:
-    """A record counts as a BATCH record when the topic's name is near its end."""
+    """A record counts as a BATCH record if the topic's name is near its end."""
 
     def looks_like_one(log: Any, physical_offset: int) -> bool:
         data = log.read(physical_offset, 8192)

@@ -1,6 +1,6 @@
-"""Mutants of the rules that say which batches a store accepts: whose they are, for which topics, and after which others.
+"""Mutants of the rules that decide which batches a store accepts: from whom, for which topics, and after which others.
 
-They are found by histories of a fake Spark (`spark_faults`) in which the store is not mounted, an older backup is
+Histories of a fake Spark (`spark_faults`) find them. In these histories the store is not mounted, an older backup is
 restored, a second sink writes another topic, and a second query takes an app over.
 """
 
@@ -29,7 +29,7 @@ _HISTORIES = 60
 
 
 def histories(*kinds: str) -> Search:
-    """Histories of these actions only."""
+    """Run histories with only these actions."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         from spark_faults.histories import History
@@ -52,7 +52,7 @@ def histories(*kinds: str) -> Search:
 
 
 def in_sink(name: str, make: Callable[[Any], Any]) -> Planted:
-    """A method of the sink; it is imported when the bug is planted, since not every machine has PySpark."""
+    """Patch a method of the sink, which is imported when the bug is planted, because PySpark may not be installed."""
 
     def planted() -> AbstractContextManager[object]:
         from pyspark_messagestore.sink import Sink
@@ -64,7 +64,7 @@ def in_sink(name: str, make: Callable[[Any], Any]) -> Planted:
 
 @contextlib.contextmanager
 def first_batches_unchecked() -> Iterator[None]:
-    """A stream may begin with any batch, in the store and where there is none."""
+    """A stream may begin with any batch, whether or not there is a store."""
     from pyspark_messagestore.sink import Sink
 
     with mock.patch.object(Sink, "_check_first"), mock.patch.object(batch_rules, "_check_first"):
@@ -72,7 +72,7 @@ def first_batches_unchecked() -> Iterator[None]:
 
 
 def made_when_planned(real: Any) -> Any:
-    """The store is made before anybody knows which batch is to be written."""
+    """The store is created before anybody knows which batch is to be written."""
 
     def plan(options: Any, mapping: Any, stores: Any) -> Any:
         from spark_faults.processes import current
@@ -85,7 +85,7 @@ def made_when_planned(real: Any) -> Any:
 
 
 def as_the_users(real: Any) -> Any:
-    """Spark's batch id in foreachBatch counts as a version of the user, which only has to grow."""
+    """Spark's batch id in foreachBatch counts as a version of the user, which only has to increase."""
 
     def request(sink: Any, staged: Any, batch_id: int | None) -> Any:
         found = real(sink, staged, batch_id)
@@ -95,7 +95,7 @@ def as_the_users(real: Any) -> Any:
 
 
 def without_replaces(real: Any) -> Any:
-    """A takeover is remembered by the process that wrote it, and is not in the log."""
+    """Only the process that wrote a takeover remembers it; it is not in the log."""
     return lambda batch, size=0: real(replace(batch, replaces=()), size)
 
 

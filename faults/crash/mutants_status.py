@@ -1,4 +1,4 @@
-"""Mutants of what `messagestore status` tells an operator about a store whose writer has gone."""
+"""Mutants of what `messagestore status` shows an operator about a store whose writer has ended."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from messagestore.write.log_writer import LogWriter
 
 
 def idle_whatever_is_in_flight(_: Any) -> Any:
-    """`State.idle` looks at the boot only."""
+    """`State.idle` considers only the boot."""
     return property(lambda state: state.boot_hash == boot_hash())
 
 
 def begins_in_silence(_: Any) -> Any:
-    """`abort` is made, and `state` does not say from where on bytes may be unfinished."""
+    """`abort` is created, but `state` does not record from where on bytes may be unfinished."""
     return lambda writer, _physical_offset, _flush_disk_type: writer.ensure_abort()
 
 

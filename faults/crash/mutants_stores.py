@@ -1,4 +1,4 @@
-"""Bugs planted in the interface between connector and store, on the side of the store."""
+"""Bugs planted in the store's side of the interface between connector and store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from messagestore.spi.local_reader import LocalReader
 
 
 def without_restarts(real: Any) -> Any:
-    """A queue that was made again is not reported."""
+    """A queue that was created again is not reported."""
 
     def look(reader: LocalReader) -> Ends:
         return replace(real(reader), restarted=frozenset())
@@ -22,7 +22,7 @@ def without_restarts(real: Any) -> Any:
 
 
 def nothing_lies_anywhere(_: Any) -> Any:
-    """Where a queue's messages lie is never told."""
+    """The places of a queue's messages are never reported."""
 
     def places(_reader: LocalReader, _offsets: Any) -> dict[tuple[str, int], Place]:
         return {}
@@ -31,7 +31,7 @@ def nothing_lies_anywhere(_: Any) -> Any:
 
 
 def any_crc(real: Any) -> Any:
-    """The last record is the one that is there, whatever its bytes are."""
+    """Any record in the last place counts as the last record, whatever its bytes are."""
 
     def prove(reader: LocalReader, position: int, size: int, *, with_time: bool = False) -> Any:
         found = real(reader, position, size, with_time=with_time)

@@ -1,4 +1,4 @@
-"""Bugs planted where writers that stay attached take in what others wrote."""
+"""Bugs planted where writers that stay attached learn what others wrote."""
 
 from __future__ import annotations
 

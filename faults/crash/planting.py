@@ -1,4 +1,4 @@
-"""How a bug is planted in the store, and the searches that must find it.
+"""Plants bugs in the store, and provides the searches that must find them.
 
 A mutant is a patch of the store's code and a search: kills, power cuts, second deaths, errors, damage, or many processes
 at once. The lists of mutants are in `crash.mutants` and in the `crash.mutants_*` modules, one for each area.
@@ -30,12 +30,12 @@ Search = Callable[["Ground"], Iterator[Verdict]]
 
 
 class Ground:
-    """Where the searches run.
+    """The place where the searches run.
 
     Attributes
     ----------
     states : dict of str -> State
-        What the mode `replays` damages: made once in a process, by the code without a bug.
+        What the mode `replays` damages: created once per process, by the code without a bug.
     """
 
     states: ClassVar[dict[str, replays.State]] = {}
@@ -45,7 +45,7 @@ class Ground:
         self.root = folder / "store"
         self.bases = Bases(self.root)
         for name in {workload.base for workload in WORKLOADS.values()}:
-            assert self.bases[name]  # made by the code without a bug
+            assert self.bases[name]  # created by the code without a bug
         self.samples = flips.make_samples(self.root)
         if not self.states:
             self.states.update(replays.make_states(self.root))
@@ -61,9 +61,9 @@ class Mutant:
     planted : callable
         A context manager that patches the store.
     found_by : str
-        The kind of case that must find it; for people.
+        The kind of case that must find it; for human readers.
     search : callable
-        Its cases.
+        Returns its cases.
     """
 
     name: str
@@ -98,7 +98,7 @@ def power_cuts(*names: str) -> Search:
 
 
 def second_deaths(*names: str) -> Search:
-    """Killed, and then power goes while the next process recovers, or just after."""
+    """Kill the writer, then cut the power while the next process recovers, or just after."""
 
     def search(ground: Ground) -> Iterator[Verdict]:
         for name in names:
@@ -151,17 +151,17 @@ def short_writes(ground: Ground) -> Iterator[Verdict]:
 
 
 def without(target: object, name: str, result: Any = None) -> Planted:
-    """A function that does nothing."""
+    """Replace a function with one that does nothing."""
     return lambda: mock.patch.object(target, name, return_value=result)
 
 
 def patched(target: object, name: str, make: Callable[[Any], Any]) -> Planted:
-    """A method made from the one that is there."""
+    """Replace a method with one made from it."""
     return lambda: mock.patch.object(target, name, make(getattr(target, name)))
 
 
 def no_sync(part: str, operation: str = "fdatasync") -> Planted:
-    """One kind of file or folder is not synced: the call that should do it is dropped."""
+    """Drop the call that should sync one kind of file or folder."""
 
     def make(real: Any) -> Any:
         def dropped(disk: Disk, what: Any) -> None:

@@ -1,10 +1,10 @@
-"""The mode `power` of `make crash`: real power cuts, of ext4 and XFS on loop devices.
+"""The mode `power` of `make crash`: real power cuts of ext4 and XFS on loop devices.
 
-`FS_IOC_SHUTDOWN` with "no log flush" drops every page and every part of the journal that is not on the disk; mounting
-again replays the journal, as after a power cut. The writers are those of `crash.kills`; they are killed just before or
-just after, so that some see what a dead disk says. Each cut is another boot.
+`FS_IOC_SHUTDOWN` with "no log flush" drops every page and every part of the journal that is not on disk; mounting again
+replays the journal, as after a power cut. The writers are those of `crash.kills`; they are killed just before or just
+after the cut, so that some see the errors of a dead disk. Each cut begins another boot.
 
-Needs root, loop devices, and mkfs of the two file systems; where something is missing the result says so.
+The mode needs root, loop devices, and mkfs of the two file systems; if something is missing, the result says so.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _UNMOUNT_S = 60.0
 
 
 class CannotMountError(Exception):
-    """The machine does not let us."""
+    """The machine does not permit this."""
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """`QUICK_COUNT` cuts, half of them on each file system; in deep mode as many as the seconds allow."""
+    """Run `QUICK_COUNT` cuts, half of them on each file system; in deep mode, run as many as the seconds allow."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:
         for kind in FILE_SYSTEMS:
@@ -64,7 +64,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 class LoopDisk:
-    """A file system in a file, mounted."""
+    """A mounted file system in a file."""
 
     def __init__(self, kind: str, image: Path, mount: Path) -> None:
         self.kind, self.image, self.folder = kind, image, mount
@@ -73,9 +73,9 @@ class LoopDisk:
         run_command(["mount", "-o", "loop", str(self.image), str(self.folder)])
 
     def unmount(self) -> None:
-        """As soon as nobody holds it: what a process that was killed had open is let go of a moment later.
+        """Unmount it as soon as nobody holds it: files that a killed process had open are released a moment later.
 
-        Never `umount -l`: the next mount would be of the file system that is still there, and shut down.
+        Never use `umount -l`: the next mount would show the same file system, which is still active and shut down.
         """
         until_s = time.monotonic() + _UNMOUNT_S
         while True:
@@ -87,7 +87,7 @@ class LoopDisk:
             time.sleep(0.02)
 
     def cut(self) -> None:
-        """Power goes."""
+        """Cut the power."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
@@ -96,7 +96,7 @@ class LoopDisk:
 
 
 def _holders(folder: Path) -> list[str]:
-    """What is open below a folder, and by whom."""
+    """Return what is open below a folder, and in which processes."""
     found = []
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def loop_mount(kind: str, folder: Path) -> Iterator[LoopDisk]:
 
 
 def one_store(disk: LoopDisk, chance: random.Random, counts: Counts, command: str) -> None:
-    """One store, and power that goes again and again."""
+    """Cut the power of one store again and again."""
     root = disk.folder / f"store-{chance.randrange(1 << 30)}"
     promise, config = Promise(), some_config(chance)
     first = some_contents(chance)
@@ -143,7 +143,7 @@ def one_store(disk: LoopDisk, chance: random.Random, counts: Counts, command: st
             time.sleep(wait_s)
             disk.cut()
             if chance.random() < 0.5:
-                time.sleep(0.003)  # the writer learns what a dead disk says: nothing may be acknowledged any more
+                time.sleep(0.003)  # the writer sees the errors of a dead disk: nothing may be acknowledged any more
             steps = child.kill(power_cut=True)
             disk.unmount()
             disk.mount()

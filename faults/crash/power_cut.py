@@ -1,23 +1,23 @@
-"""A model of what a power cut may leave of what was done to a folder.
+"""A model of what a power cut may leave of the changes to a folder.
 
-A model of a disk: operations go in, one by one; what is safe and what is not comes out, and an `Image` for any choice
-of what survives. `crash.simdisk.RecordingDisk` feeds it.
+The model of a disk takes operations one by one. It shows what is safe and what is not, and builds an `Image` for any
+choice of what survives. `crash.simdisk.RecordingDisk` feeds it.
 
-What a power cut may leave, as assumed here:
+The model assumes that a power cut may leave the following:
 
 - A file's bytes and size are safe once `fdatasync` of it, or `syncfs`, has returned. Of what was written since, any
-  set of 512-byte sectors may be there; a sector is as it was after one of the writes to it, in their order, and is
-  never mixed of an earlier and a later state. A hole that was punched is a write of zeros.
-- A size that a write made larger may be lost with or without the bytes: bytes behind the size are then not there, and
+  set of 512-byte sectors may survive; a sector is as it was after one of the writes to it, in their order, and is
+  never a mixture of an earlier and a later state. Punching a hole counts as writing zeros.
+- A size that a write increased may be lost with or without the bytes: bytes after the size are then missing, and
   bytes that are missing below it are zero. The size given to `open_new` comes with the file: it and a later rename are
   both in the file system's journal, which keeps their order.
 - A name (created, renamed, unlinked; a folder's, too) is safe once `fsync_dir` of its folder, or `syncfs`, has
-  returned: syncing the file alone is not enough. Of the others any set may have come to pass, but a name is as it was
-  after one of the changes to it, in their order. A rename is atomic, changes two names, and belongs to the folder it
-  renames into: it may or may not survive, and the data of a renamed file that was not synced may be zero.
-- After a sync that failed nobody knows, and a later sync that works proves nothing of what was written before the
+  returned: syncing the file alone is not enough. Of the other changes, any set may survive, but a name is as it was
+  after one of the changes to it, in their order. A rename is atomic, changes two names, and belongs to the folder into
+  which it renames: it may or may not survive, and the data of a renamed file that was not synced may be zero.
+- After a failed sync, nothing is known, and a later successful sync proves nothing about what was written before the
   failed one, until its sector is written again.
-- What was in the folder when recording began is safe. Files that do not go through the seam (locks) are not recorded.
+- What was in the folder when recording began is safe. Files that do not go through `Disk` (locks) are not recorded.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODES = (
 
 T = TypeVar("T")
 
-# ---- what was done
+# ---- operations
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Punch:
 
 @dataclass(frozen=True)
 class Sync:
-    inode: int | None  # None: everything, names as well
+    inode: int | None  # None: everything, including names
     failed: bool = False
 
 
@@ -77,7 +77,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Name:
-    """In `folder`, `name` is `inode` from now on (None: is not there), and where it was before it is no more."""
+    """In `folder`, `name` now refers to `inode` (None: is removed), and the inode's previous name is removed."""
 
     folder: int
     name: str
@@ -97,16 +97,16 @@ Event = Write | Punch | Sync | Create | Name | SyncFolder
 
 @dataclass
 class FileContent:
-    """Content of one inode: what is safe, and what came since."""
+    """The content of one inode: what is safe, and what came later."""
 
     size: int = 0
     sectors: dict[int, bytes] = field(default_factory=dict)
     pieces: dict[int, list[tuple[int, bytes]]] = field(default_factory=dict)
     """Sector -> (position in it, bytes), in order, not safe."""
     sizes: list[int] = field(default_factory=list)
-    """Sizes it grew to, not safe."""
+    """Sizes to which it grew, not safe."""
     doomed: dict[int, int] = field(default_factory=dict)
-    """Sector -> how many of its pieces a failed sync left in the dark."""
+    """Sector -> the number of its pieces whose fate a failed sync leaves unknown."""
 
     def copy(self) -> FileContent:
         pieces = {number: list(found) for number, found in self.pieces.items()}
@@ -151,7 +151,7 @@ class FileContent:
         self.doomed = {sector: len(pieces) for sector, pieces in self.pieces.items()}
 
     def sector(self, number: int, count: int) -> bytes:
-        """A sector after the first `count` of its writes that are not safe."""
+        """Return a sector after the first `count` of its unsafe writes."""
         safe = self.sectors.get(number, b"")
         pieces = self.pieces.get(number, [])[:count]
         if not pieces:
@@ -163,7 +163,7 @@ class FileContent:
 
 
 class Atom(NamedTuple):
-    """Something that a power cut may take by itself; `key` is a sector, or the number of a change of a name."""
+    """Something that a power cut may remove on its own; `key` is a sector, or the number of a change of a name."""
 
     kind: str  # "sector", "size" or "name"
     inode: int
@@ -215,7 +215,7 @@ class Replay:
         self.changes = [change for number, change in enumerate(self.changes) if number not in safe]
 
     def atoms(self) -> dict[Atom, int]:
-        """All that is not safe, with how many writes each stands for."""
+        """Return everything that is not safe, with the number of writes behind each atom."""
         found = {Atom("name", -1, number): 1 for number in range(len(self.changes))}
         for inode, file in self.files.items():
             if file.sizes:
@@ -224,7 +224,7 @@ class Replay:
         return found
 
     def paths(self) -> dict[int, str]:
-        """Where each file is, below the root, when everything survives."""
+        """Return where each file is, below the root, if everything survives."""
         names = {inode: dict(entries) for inode, entries in self.folders.items()}
         for change in self.changes:
             apply_change(names, change)
@@ -240,7 +240,7 @@ class Replay:
         return found
 
     def content(self, kept: Mapping[Atom, int]) -> Folder:
-        """The folder when only `kept` (atom -> how many of its writes) of what is not safe survives."""
+        """Return the folder if, of what is not safe, only `kept` (atom -> how many of its writes) survives."""
         names = {inode: dict(entries) for inode, entries in self.folders.items()}
         survivors = {number for number in range(len(self.changes)) if kept.get(Atom("name", -1, number))}
         for number in sorted(with_earlier(self.changes, survivors)):
@@ -267,7 +267,7 @@ Folder = dict[str, "tuple[int, dict[int, bytes]] | Folder"]
 
 
 def with_earlier(changes: Sequence[Name], numbers: set[int]) -> set[int]:
-    """`numbers` of changes, with all earlier ones of the same names: what a name was comes before what it is."""
+    """Add all earlier changes of the same names to `numbers`, because a name passes through its states in order."""
     found: set[int] = set()
     names: set[tuple[int, str]] = set()
     for number in range(len(changes) - 1, -1, -1):
@@ -301,11 +301,11 @@ class Image:
     cut : int
         How many operations had been done.
     label : str
-        Which of the things that were not safe survived; for messages.
+        Which of the unsafe changes survived; for messages.
     atoms : mapping
-        All that was not safe: atom -> how many writes it stands for.
+        Everything that was not safe: atom -> the number of its writes.
     kept : mapping
-        What survived of it: atom -> how many of its writes.
+        What survived of it: atom -> the number of its surviving writes.
     """
 
     cut: int
@@ -316,16 +316,16 @@ class Image:
 
     @cached_property
     def folder(self) -> Folder:
-        """What is there, made when it is asked for."""
+        """Return the contents, built on demand."""
         return self._replayed().content(self.kept)
 
     @property
     def lost(self) -> list[int]:
-        """Numbers of the atoms that did not survive, or not all of their writes."""
+        """Return the numbers of the atoms that did not survive, or not with all of their writes."""
         return [number for number, (atom, count) in enumerate(self.atoms.items()) if self.kept.get(atom, 0) < count]
 
     def with_lost(self, numbers: Collection[int]) -> Image:
-        """The same cut, where only these of `lost` did not survive."""
+        """Return the same cut in which only these of `lost` did not survive."""
         kept = {
             atom: self.kept.get(atom, 0) if number in numbers else count
             for number, (atom, count) in enumerate(self.atoms.items())
@@ -333,7 +333,7 @@ class Image:
         return Image(self.cut, f"{self.label}, lost {len(numbers)} of {len(kept)}", self.atoms, kept, self._replayed)
 
     def build(self, target: str | Path) -> Path:
-        """Make the folder at `target`, which must be missing or empty."""
+        """Build the folder at `target`, which must be missing or empty."""
         path = Path(target)
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -363,7 +363,7 @@ def _build(path: Path, folder: Folder) -> None:
 
 
 def _runs(sectors: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-    """Neighbouring sectors joined; sectors of zeros are left out."""
+    """Yield neighbouring sectors joined, without sectors of zeros."""
     first, parts = 0, list[bytes]()
     for number, data in sorted(sectors.items()):
         if parts and number != first + len(parts):
@@ -380,7 +380,7 @@ def _runs(sectors: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         yield first * SECTOR_SIZE, b"".join(parts)
 
 
-# ---- what survives
+# ---- choices of what survives
 
 Choice = tuple["str | Atom | int", Mapping[Atom, int]]
 
@@ -388,7 +388,7 @@ Choice = tuple["str | Atom | int", Mapping[Atom, int]]
 def choices(
     mode: str, atoms: Mapping[Atom, int], chance: random.Random, limit: int, random_count: int
 ) -> Iterator[Choice]:
-    """What survives, in one mode: a label, and how many writes of each atom."""
+    """Yield what survives in one mode: a label, and the number of writes of each atom."""
 
     def some(of: Iterable[T]) -> list[T]:
         found = list(of)
@@ -406,7 +406,7 @@ def choices(
     elif mode == "one file missing":
         for inode in some(inodes):
             yield inode, {atom: count for atom, count in atoms.items() if atom.inode != inode}
-    elif mode == "one file present":  # with all names: without its own it would not be seen
+    elif mode == "one file present":  # with all names, because without its own the file would not be visible
         for inode in some(inodes):
             yield inode, {atom: count for atom, count in atoms.items() if atom.inode in (inode, -1)}
     elif mode == "one missing":
@@ -431,7 +431,9 @@ def choices(
 def with_names_in_order(
     kept: Mapping[Atom, int], atoms: Mapping[Atom, int], label: str | Atom | int
 ) -> dict[Atom, int]:
-    """`kept`, with the first so many changes of names only; one that was to be alone brings the earlier ones."""
+    """Return `kept` with only the first changes of names; a change that was to survive alone brings the earlier
+    ones.
+    """
     names = [atom for atom in atoms if atom.kind == "name"]
     if isinstance(label, Atom) and label in names and len(kept) == 1:
         count = names.index(label) + 1

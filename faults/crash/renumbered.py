@@ -1,11 +1,12 @@
-"""Brokers that die and bring deleted topics back: queues whose units have other numbers than their records.
+"""Brokers that die and restore deleted topics: queues whose units have other numbers than their records.
 
-Each history has two parts. In the first one a broker puts, deletes topics, makes them again and is killed; its own
-recovery gives units to the records of all lives of a topic, by RocketMQ's rules (`Broker.recover`). Between its sessions
-writers of ours put and commit. In the second part no topic is deleted, and a stream reads along. After each session the
-queues must hold what RocketMQ's rules say, each message once, in order and at its place, for every way of reading.
+Each history has two parts. In the first part a broker puts, deletes topics, creates them again and is killed; its own
+recovery gives units to the records of all lives of a topic, by RocketMQ's rules (`Broker.recover`). Between its
+sessions, our writers put and commit. In the second part no topic is deleted, and a stream reads along. After each
+session, the queues must hold what RocketMQ's rules say, each message once, in order and at its place, for every way of
+reading.
 
-Kind `brought back` of the mode `fuzz`: named cases.
+This is the kind `brought back` of the mode `fuzz`: named cases.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Queues = dict[Queue, list[bytes]]
 
 
 def on_disk(root: Path) -> Queues:
-    """What the units of the queues point to, read without the store's code."""
+    """Return the records to which the units of the queues point, read without the store's code."""
     bodies = {record["physical_offset"]: record["body"] for record in walk(root)[0]}
     return {
         (topic, queue_id): [bodies[place] for place, _, _ in found]
@@ -41,12 +42,12 @@ def on_disk(root: Path) -> Queues:
 
 
 def in_log(root: Path, key: Queue) -> list[bytes]:
-    """The records of a queue, of all lives of its topic."""
+    """Return the records of a queue, from all lives of its topic."""
     return [record["body"] for record in walk(root)[0] if (record["topic"], record["queue_id"]) == key]
 
 
 def shown(store: MessageStore, fault: Callable[[str], None]) -> Queues:
-    """What a reader shows of the queues; each way of reading shows the same."""
+    """Return what a reader shows of the queues; each way of reading must show the same."""
     found: Queues = {}
     for topic, queue_ids in store.topics().items():
         for queue_id in queue_ids if topic in TOPICS else ():
@@ -87,7 +88,9 @@ class World:
         self.verdict.misread.append(text)
 
     def compare(self, who: str, found: Queues) -> None:
-        """Each queue holds what is wanted. Of a deleted one, which may come back, records of the log in their order."""
+        """Check that each queue holds what it must; a deleted one, which may come back, holds records of the log in
+        order.
+        """
         for key in sorted(found.keys() | self.wanted.keys()):
             have = found.get(key, [])
             wanted = self.wanted.get(key)
@@ -103,7 +106,7 @@ class World:
     # ---- sessions
 
     def broker(self, *, deletes: bool, end: str) -> None:
-        """A session of a broker, which ends `closed`, `killed`, or killed with its queues `behind`."""
+        """Run a session of a broker, which ends `closed`, `killed`, or killed with its queues `behind`."""
         chance = self.chance
         broker = Broker(self.root, SMALL)
         broker.now_ms = self.now_ms = max(self.now_ms, broker.now_ms) + 10_000
@@ -132,7 +135,7 @@ class World:
             broker.close()
 
     def forget_name(self, topic: str) -> None:
-        """A broker takes a topic's name away before its folder."""
+        """Remove a topic's name, as a broker does before it deletes the folder."""
         path = self.root / "config" / "topics.json"
         if path.exists():
             table = json.loads(path.read_text())
@@ -140,7 +143,7 @@ class World:
             path.write_text(json.dumps(table))
 
     def ours(self, *, end: str) -> None:
-        """A writer takes over, puts and commits, and ends; readers look before, meanwhile and after."""
+        """Let a writer take over, put, commit and end; readers read before, meanwhile and after."""
         root = self.root
         if (root / "commitlog").exists() and not (root / "abort").exists():
             with MessageStore.open_read_only(root, SMALL) as store:
@@ -178,7 +181,7 @@ class World:
 
 
 def history(folder: Path, chance: random.Random) -> Verdict:
-    """One history, by chance."""
+    """Run one random history."""
     world = World(folder, chance)
     try:
         if chance.random() < 0.5:
@@ -211,7 +214,7 @@ def history(folder: Path, chance: random.Random) -> Verdict:
 
 
 def check_stream(world: World, stream: Stream) -> None:
-    """A stream delivers each message of the queues once, and the messages of a queue in order."""
+    """Check that a stream delivers each message of the queues once, and the messages of a queue in order."""
     wanted = [body for bodies in world.wanted.values() for body in bodies]
     world.verdict.lost += [f"stream: {body[:8]!r}" for body in set(wanted) - set(stream.delivered)]
     world.verdict.duplicated += [f"stream: {b[:8]!r}" for b in set(stream.delivered) if stream.delivered.count(b) > 1]
@@ -227,7 +230,7 @@ def histories(folder: Path, chance: random.Random, count: int) -> Iterator[Verdi
 
 
 def many(folder: Path) -> None:
-    """The named case: `HISTORIES` of them."""
+    """Run the named case: `HISTORIES` histories."""
     for number in range(HISTORIES):
         verdict = history(folder / f"history-{number}", random.Random(number))
         assert verdict.ok, f"history {number}: {verdict}"

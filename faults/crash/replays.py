@@ -1,17 +1,17 @@
-"""The mode `replays` of `make crash`: small files are damaged, lost or swapped, and then Spark sends its batches again.
+"""The mode `replays` of `make crash`: damages, deletes or swaps small files, after which Spark sends its batches again.
 
-    store    closed; killed behind the clean end; killed in ASYNC_FLUSH; the small files as format 1 had them
-    damage   bits of spark/journal, spark/store.json, spark/state and of the last BATCH record; small files missing, cut,
-             or as they were a session ago; topics, queues and whole folders missing, alone and together; a byte-equal
-             copy without spark/; the folder spark/ of another copy, that went on by itself; the end of the log missing,
-             together with what says so
-    queues   of a store that was closed or killed: bits of units, units and files of zeros, files cut, missing, or as they
-             were a session ago; whole folders as they were a session ago
+    store    closed; killed after the clean end; killed in ASYNC_FLUSH; with small files of format 1
+    damage   bits of spark/journal, spark/store.json, spark/state and of the last BATCH record; small files missing,
+             cut, or in their state of one session ago; topics, queues and whole folders missing, alone and together; a
+             byte-equal copy without spark/; the folder spark/ of another copy that continued on its own; the end of the
+             log missing, together with what proves it
+    queues   of a store that was closed or killed: bits of units, units and files of zeros, files cut, missing, or in
+             their state of one session ago; whole folders in their state of one session ago
 
-After each the next process opens the store, gets every batch again, and one more. It may refuse, and then it changes no
-byte of RocketMQ's files. Else every batch is known, the new one is appended, and each row is there once. Where the end of
-the log is gone it must refuse, and go on without it when it is told to. Where queues were damaged a reader looks first, and
-shows all messages or says what is wrong; and `recover` comes last.
+After each damage, the next process opens the store, gets every batch again, and one more. It may refuse, and then it
+changes no byte of RocketMQ's files. Otherwise every batch is known, the new one is appended, and each row is stored
+once. If the end of the log is missing, the process must refuse, and must continue without it when told to. If queues
+were damaged, a reader comes first, and shows all messages or reports what is wrong; and `recover` comes last.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FLIPPED = ("spark/journal", "spark/journal.json", "spark/store.json", "spark/st
 _BATCH_QUEUE = "consumequeue/" + checker.BATCH_TOPIC
 _TOPIC = "consumequeue/topic-" + APP
 _QUICK_STEP = 5
-"""The quick profile flips a bit of every so many bytes."""
+"""The quick profile flips one bit in each group of this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class State:
     config : StoreConfig
     content : Folder
     older : Tree
-        The files as they were at the end of the session before.
+        The files as they were at the end of the previous session.
     promise : Promise
-        What is in it.
+        The contents of the store.
     """
 
     name: str
@@ -76,7 +76,7 @@ class State:
 
 
 def make_states(root: Path) -> dict[str, State]:
-    """Two sessions; the second one is closed, or killed."""
+    """Run two sessions; the second one is closed, or killed."""
     first: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), ("close",)]
     second: list[Step] = [("open",), batch(1, 2), put(1, 1), batch(2, 3)]
     states = {
@@ -97,7 +97,7 @@ def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second
     die(root)
     older = disk.tree()
     run_steps(root, second, disk, promise, config)
-    disk = MemDisk(root, disk.content())  # of a session that is not closed: as a kill leaves it
+    disk = MemDisk(root, disk.content())  # a session that is not closed leaves it as a kill does
     die(root)
     found = checker.check(disk.tree(), settled=False)
     if found.faults or len(found.bodies) != count:
@@ -108,7 +108,7 @@ def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second
 
 
 def _as_format_1(root: Path, state: State) -> State:
-    """The small files as commit e68e155 wrote them."""
+    """Write the small files as commit e68e155 did."""
     disk = MemDisk(root, state.content)
     tree = disk.tree()
     fields = json.loads(tree["spark/store.json"])
@@ -151,7 +151,7 @@ def both(first: Damage, second: Damage) -> Damage:
 
 
 def as_before(older: Tree, *paths: str) -> Damage:
-    """Files of the session before, restored by mistake."""
+    """Restore files of the previous session, as if by mistake."""
 
     def damage(disk: MemDisk) -> None:
         for path in paths:
@@ -175,8 +175,10 @@ QUEUES = "queues damaged"
 
 
 def queue_cases(state: State, root: Path, quick: bool) -> Iterator[Case]:
-    """Damage to the files of ConsumeQueues: the log has everything, and the next writer must go on. After a kill a unit
-    proves that its record was synced, so one with a flipped bit, or in a file that cannot be read, may refuse the store.
+    """Damage the files of ConsumeQueues: the log has everything, so the next writer must continue.
+
+    After a kill, a unit proves that its record was synced. Therefore the store may be refused because of a unit with a
+    flipped bit, or one in a file that cannot be read.
     """
     disk = MemDisk(root, state.content)
     tree = disk.tree()
@@ -206,12 +208,12 @@ def queue_cases(state: State, root: Path, quick: bool) -> Iterator[Case]:
 
 
 def fill(path: str, start: int, end: int, disk: MemDisk) -> None:
-    """Zeros in the place of what was there."""
+    """Overwrite a range with zeros."""
     disk.node(path)[start:end] = bytes(end - start)
 
 
 def as_older(older: Tree, top: str, disk: MemDisk) -> None:
-    """A folder, or a file, as it was a session ago."""
+    """Restore a folder or a file to its state of one session ago."""
     disk.remove_tree(top)
     for path, data in older.items():
         if path == top or (path.startswith(top + "/") and not path.endswith("/")):
@@ -219,7 +221,7 @@ def as_older(older: Tree, top: str, disk: MemDisk) -> None:
 
 
 def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
-    """All of it. Where everything that is needed can be had from the log, refusing the store is a fault."""
+    """Yield all cases. If everything needed can be obtained from the log, refusing the store is a fault."""
     for name, state in states.items():
         if name in ("closed", "killed"):
             yield from queue_cases(state, root, quick)
@@ -232,12 +234,12 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
             for size in (0, 1, len(tree[path]) // 2, len(tree[path]) - 1):
                 yield "small files cut", f"{name}:{path}:{size} bytes", state, cut(path, size), False
         lost = [*small[:-1], _BATCH_QUEUE, _TOPIC, f"{_TOPIC}/1", "consumequeue/single", "consumequeue", "index"]
-        if name == "format 1":  # nothing but the log says that this queue was there
+        if name == "format 1":  # only the log shows that this queue existed
             lost.remove(f"{_TOPIC}/1")
         for some in itertools.chain(([path] for path in lost), itertools.combinations(lost, 2)):
             if "config/topics.json" in some and any(path.startswith("consumequeue") for path in some):
-                continue  # so a broker deletes a topic
-            # Without `state` nobody knows up to where an ASYNC log was synced; a queue is refused when it is used.
+                continue  # a broker deletes a topic in this way
+            # Without `state`, nobody knows how far an ASYNC log was synced; a queue is refused when it is used.
             must = "spark/state" not in some or state.name == "closed"
             must &= f"{_TOPIC}/1" not in some
             must &= "config/topics.json" not in some
@@ -274,7 +276,7 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
 
 
 def lost_ends(root: Path, states: dict[str, State]) -> Iterator[Case]:
-    """The last records of stores that were closed are gone, and with them what says where the log ended."""
+    """Delete the last records of stores that were closed, together with the evidence of where the log ended."""
     first: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), batch(1, 12), ("close",)]
     second: list[Step] = [("open",), batch(2, 12), put(1, 1), batch(3, 12), put(2), ("close",)]
     long = _state("two segments", root, TINY, first, second, 44)
@@ -316,7 +318,7 @@ def zeroed(path: str, start: int) -> Damage:
 
 
 def spark_of(other: Tree) -> Damage:
-    """The folder `spark/` of another copy."""
+    """Replace the folder `spark/` with that of another copy."""
 
     def damage(disk: MemDisk) -> None:
         disk.remove_tree("spark")
@@ -328,7 +330,7 @@ def spark_of(other: Tree) -> Damage:
 
 
 def siblings(root: Path, config: StoreConfig, *, same_id: bool) -> list[State]:
-    """Copies of one store that went on by themselves: two to the same length, and a longer one."""
+    """Create copies of one store that continued on their own: two to the same length, and a longer one."""
     before: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), ("close",)]
     first: list[Step] = [("open",), batch(1, 2), put(1, 1), batch(2, 3), ("close",)]
     second: list[Step] = [("open",), batch(1, 2, app="other"), put(2, 1), batch(1, 3), ("close",)]
@@ -347,7 +349,7 @@ def siblings(root: Path, config: StoreConfig, *, same_id: bool) -> list[State]:
 
 
 def swapped(root: Path, config: StoreConfig) -> Iterator[Case]:
-    """The log of each copy with the folder `spark/` of each other one."""
+    """Combine the log of each copy with the folder `spark/` of each other one."""
     for same_id in (False, True):
         made = siblings(root, config, same_id=same_id)
         trees = {state.name: MemDisk(root, state.content).tree() for state in made}
@@ -357,11 +359,11 @@ def swapped(root: Path, config: StoreConfig) -> Iterator[Case]:
             yield "spark/ of another copy", key, state, spark_of(trees[other.name]), False
 
 
-# ---- looked at
+# ---- examining damage
 
 
 def look_any(kind: str, state: State, root: Path, damage: Damage, must_open: bool) -> tuple[str, Verdict]:
-    """A case of any kind."""
+    """Examine a case of any kind."""
     if kind == LOST_END:
         return look_at_lost_end(state, root, damage)
     return look(state, root, damage, must_open, may_cut=state.name == "async" and kind == _TAIL, queues=kind == QUEUES)
@@ -376,16 +378,16 @@ def look(
     may_cut: bool = False,
     queues: bool = False,
 ) -> tuple[str, Verdict]:
-    """Damage a copy, open it, send every batch again, and one more; in a word, and what is wrong.
+    """Damage a copy, open it, send every batch again and one more; return a word, and what is wrong.
 
     Parameters
     ----------
     state, root, damage : State, Path, callable
     must_open : bool
     may_cut : bool
-        The damage is where an unsynced ASYNC_FLUSH batch may be torn: then it is cut, and its replay is appended.
+        The damage is where an unsynced ASYNC_FLUSH batch may be torn: it is then cut, and its replay is appended.
     queues : bool
-        The damage is in files of queues: a reader looks before, and `recover` comes last.
+        The damage is in files of queues: a reader comes before, and `recover` comes last.
     """
     verdict = Verdict()
     disk = MemDisk(root, state.content)
@@ -424,8 +426,10 @@ def look(
 
 
 def look_at_lost_end(state: State, root: Path, damage: Damage) -> tuple[str, Verdict]:
-    """The end of the log is gone: refused by a reader or not, by a writer surely, which changes nothing; and with
-    `accept_loss` the store goes on, says what is lost, and takes the lost batches again.
+    """Open a store whose log has lost its end.
+
+    A reader may refuse it, a writer must refuse it and changes nothing. With `accept_loss` the store continues, reports
+    what is lost, and takes the lost batches again.
     """
     verdict, disk = Verdict(), MemDisk(root, state.content)
     damage(disk)
@@ -449,7 +453,7 @@ def look_at_lost_end(state: State, root: Path, damage: Damage) -> tuple[str, Ver
                 verdict.misread.append("what is lost was accepted, and not said")
             for app, version in sorted(state.promise.rows):
                 append_encoded(store, app, version, state.promise.rows[(app, version)], SYNC_FLUSH)
-    except ChecksumError:  # half a SYNC_FLUSH batch that no queue names: it stays refused
+    except ChecksumError:  # half a SYNC_FLUSH batch that is in no queue: it is still refused
         return "refused", verdict
     finally:
         die(root)
@@ -461,7 +465,7 @@ def look_at_lost_end(state: State, root: Path, damage: Damage) -> tuple[str, Ver
 
 
 def _read(state: State, root: Path, disk: MemDisk, verdict: Verdict) -> None:
-    """A reader shows all messages, or says that something is wrong."""
+    """Check that a reader shows all messages, or reports that something is wrong."""
     wanted = checker.check(MemDisk(root, state.content).tree(), settled=False).queues
     found = {}
     try:
@@ -481,7 +485,7 @@ def _read(state: State, root: Path, disk: MemDisk, verdict: Verdict) -> None:
 def _refused(
     disk: MemDisk, must_open: bool, promise: Promise, verdict: Verdict, error: Exception
 ) -> tuple[str, Verdict]:
-    """Whatever was done before the store or a batch was refused has lost and doubled nothing."""
+    """Check that nothing was lost or duplicated before the store or a batch was refused."""
     if must_open:
         verdict.misread.append(f"refused: {type(error).__name__}: {error}")
     log = b"".join(data for path, data in sorted(disk.tree().items()) if path.startswith("commitlog/"))
@@ -494,7 +498,7 @@ def _refused(
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """All cases; in the quick profile a bit of every fifth byte."""
+    """Run all cases; the quick profile flips one bit of every fifth byte."""
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"

@@ -1,12 +1,12 @@
-"""The command behind `make crash`: injects faults into stores, judges what is left, and counts.
+"""Runs `make crash`: injects faults into stores, judges the results, and counts.
 
     make crash                                    the quick profile: fixed counts, some 8 minutes on 2 cores
-    make crash-deep SECONDS=3600 SEED=7           each mode in turn, by chance, for as long as it is told
-    make crash ARGS="--only images --seed 7 --case 'roll-over/31'"   one case again
+    make crash-deep SECONDS=3600 SEED=7           each mode in turn, with random cases, for the given time
+    make crash ARGS="--only images --seed 7 --case 'roll-over/31'"   repeats one case
 
-Each mode is a module with `run(seconds, seed, quick) -> counts`; those that can be shared out among processes also take
-`part` (which, of how many) and `case`. One more process runs than there are cores, since some of them wait for disks and
-for Spark. The last line is computed from what was found; anything found ends the run with status 1.
+Each mode is a module with `run(seconds, seed, quick) -> counts`; modes that can be divided among processes also take
+`part` (which, of how many) and `case`. One more process runs than there are cores, because some of them wait for disks
+and for Spark. The last line is computed from the results; any failure ends the run with status 1.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Mode:
     ----------
     name : str
     module : str
-        Has `run`.
+        The module that contains `run`.
     parts : int
-        Into how many jobs the quick profile shares it out; 0: it takes no `part`.
+        The number of jobs into which the quick profile divides it; 0: it takes no `part`.
     share : float
-        Of the seconds of `make crash-deep`.
+        Its share of the seconds of `make crash-deep`.
     what : str
-        What it does, for `--help`.
+        What the mode does, for `--help`.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Mode:
 MODES = (
     Mode(
         "spark", "spark_faults", 0, 0.2, "random histories of a fake Spark, and kills of a real one"
-    ),  # longest: first
+    ),  # longest, so it is first
     Mode("images", "crash.images", 4, 0.35, "a kill or a power cut at every operation of every workload, in memory"),
     Mode("power", "crash.power", 1, 0.05, "power cuts of ext4 and XFS on loop devices (needs root)"),
     Mode("kills", "crash.kills", 1, 0.05, "SIGKILL of writers at any moment, on a real disk"),
@@ -95,7 +95,7 @@ class Job:
             self.process = subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=log, stderr=log)
 
     def result(self) -> Counts:
-        """What it found; a job that did not end as it should is a failure."""
+        """Return what the job found; a job that did not end correctly is a failure."""
         try:
             return Counts.from_dict(json.loads(self.output.read_text()))
         except (OSError, ValueError):
@@ -111,10 +111,10 @@ class Job:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit status."""
+    """Run the command; return its exit status."""
     logger = logging.getLogger("messagestore")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # recovery warns of what it cuts: here that is expected
+    logger.setLevel(logging.ERROR)  # recovery warns of what it cuts, which is expected here
     try:
         return _main(arguments)
     finally:
@@ -158,9 +158,9 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
-    """One mode, or a share of it, in this process."""
+    """Run one mode, or a share of it, in this process."""
     module = importlib.import_module(mode.module)
-    gc.set_threshold(50_000)  # short-lived objects by the million, and next to no cycles
+    gc.set_threshold(50_000)  # millions of short-lived objects, and almost no cycles
     quick, seconds = options.deep is None, options.deep or 0.0
     if mode.parts:
         index, _, count = (options.part or "0/1").partition("/")
@@ -177,7 +177,7 @@ def run_here(mode: Mode, options: argparse.Namespace) -> Counts:
 
 
 def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
-    """All jobs, as many at a time as there are cores; their report."""
+    """Run all jobs, as many at a time as there are cores; return their report."""
     began_s = time.monotonic()
     total = sum(mode.share for mode in modes) or 1.0
     results = {mode.name: Counts() for mode in modes}
@@ -208,7 +208,7 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
 
 
 def is_over(job: Job) -> bool:
-    """Whether a job has ended; one that hangs is killed."""
+    """Whether a job has ended; a job that hangs is killed."""
     assert job.process is not None
     if job.process.poll() is None and time.monotonic() - job.started_s > _JOB_LIMIT_S and "--deep" not in job.arguments:
         job.process.kill()
@@ -217,7 +217,7 @@ def is_over(job: Job) -> bool:
 
 
 def report(results: dict[str, Counts]) -> int:
-    """Counts per mode; failures; what could not be done; and the last line."""
+    """Print counts per mode, failures, what could not be done, and the last line."""
     everything = Counts()
     for name, counts in results.items():
         print(f"{name:12} {counts.words}")

@@ -1,4 +1,4 @@
-"""Reduction of a failing case to a minimal reproducer."""
+"""Reduces a failing case to a minimal reproducer."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ MOST_TRIES = 300
 
 
 def smallest(parts: Sequence[T], wrong: Callable[[Sequence[T]], bool], most_tries: int = MOST_TRIES) -> list[T]:
-    """The parts that are needed: without any one of those left, nothing is wrong any more.
+    """Return the parts that are needed: without any one of them, the failure disappears.
 
     Parts are dropped in blocks, first large ones, then smaller ones, then one by one (Zeller's delta debugging).
 
     Parameters
     ----------
     parts : sequence
-        With all of them it is wrong.
+        All parts, with which the failure occurs.
     wrong : callable
-        Whether it still is, with these.
+        Whether the failure still occurs with these parts.
     most_tries : int
-        After so many calls what is left is given back.
+        After this many calls, the current result is returned.
     """
     left = list(parts)
     size = len(left)

@@ -1,16 +1,16 @@
-"""Disks that kill, fail and record: what is left on them after a kill or a power cut.
+"""Disks that kill, fail and record, to test what is left on them after a kill or a power cut.
 
-Three disks for tests, each the real one with something added. They know nothing of the store: only the seam.
+These are three disks for tests, each the real disk with an addition. They know only `Disk`, and nothing of the store.
 
 `KillDisk`
-    The process dies at operation n: `Killed` instead of it, and for every operation after it, reads too.
+    The process dies at operation n: `Killed` is raised instead of it, and for every later operation, including reads.
 `FailDisk`
-    Operation n fails with an error, once. (It can kill as well.)
+    Operation n fails once with an error. (It can kill as well.)
 `RecordingDisk`
-    Writes down every operation, so that the folder can be built as a power cut at any time may have left it. (It can
-    fail and kill as well; after `revive` the next process goes on with the same page cache.)
+    Records every operation, so that the folder can be built as a power cut at any time may have left it. (It can fail
+    and kill as well; after `revive`, the next process continues with the same page cache.)
 
-What a power cut may leave is said, and worked out, in `crash.power_cut`.
+`crash.power_cut` describes and computes what a power cut may leave.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Killed(BaseException):
 
 
 class Operation(NamedTuple):
-    """One mutating operation of the seam, for messages."""
+    """One mutating operation of `Disk`, for messages."""
 
     name: str
     path: str
@@ -80,21 +80,21 @@ class KillDisk(Disk):
     Parameters
     ----------
     kill_at : int | None
-        How many operations are done before the process dies in the next one. None: never.
+        How many operations are done before the process dies in the next one. None: it never dies.
     half_writes : bool
-        When the operation it dies in is a pwrite: the first half of its bytes is written.
+        If the operation in which it dies is a pwrite, the first half of its bytes is written.
 
     Attributes
     ----------
     operations : list of Operation
-        What was done.
+        The operations that were done.
     killed_in : Operation | None
-        What was not done, or only half.
+        The operation that was not done, or only half.
     before, after : callable
-        Called with each operation, before it is decided what becomes of it, and when it has been done. They look, act as
-        somebody else, set `kill_at`, or raise.
+        Called with each operation before its outcome is decided, and after it has been done. They observe, act as
+        another process, set `kill_at`, or raise.
 
-    Threads: one operation at a time; they all die together.
+    Threads: one operation at a time; all threads die together.
     """
 
     def __init__(self, kill_at: int | None = None, *, half_writes: bool = False) -> None:
@@ -112,12 +112,12 @@ class KillDisk(Disk):
         return self.killed_in is not None
 
     def check_alive(self) -> None:
-        """Raise `Killed` when dead."""
+        """Raise `Killed` if the process is dead."""
         if self.killed_in is not None:
             raise Killed(f"dead since operation {len(self.operations)}: {self.killed_in}")
 
     def revive(self, kill_at: int | None = None) -> None:
-        """Another process takes over: the same disk and page cache; operations are counted on."""
+        """Let another process take over the same disk and page cache; the count of operations continues."""
         self.kill_at = kill_at
         self.killed_in = None
 
@@ -185,7 +185,7 @@ class KillDisk(Disk):
         operation = Operation("punch", file.path, f"{size} bytes at {position}")
         self._run(operation, lambda: self._punch(file, position, size))
 
-    # ---- how each is really done; `RecordingDisk` adds to these
+    # ---- the implementation of each operation, which `RecordingDisk` extends
 
     def _open_new(self, path: str, size: int) -> File:
         return super().open_new(path, size)
@@ -217,7 +217,7 @@ class KillDisk(Disk):
     def _punch(self, file: File, position: int, size: int) -> None:
         super().punch(file, position, size)
 
-    # ---- reads of the dead
+    # ---- reads of a dead process
 
     open = _reading("open")
     pread = _reading("pread")
@@ -239,14 +239,14 @@ class KillDisk(Disk):
 
 
 class FailDisk(KillDisk):
-    """One operation fails; the process lives on.
+    """A disk on which one operation fails while the process survives.
 
     Parameters
     ----------
     fail_at : int | None
-        How many operations are done before the one that fails. It counts as an operation.
+        How many operations are done before the one that fails. The failing one counts as an operation.
     error_number : int
-        `errno.EIO`, `errno.ENOSPC` (a `StoreFullError` where the disk says so), ...
+        `errno.EIO`, `errno.ENOSPC` (a `StoreFullError` if the disk reports it), ...
     kill_at, half_writes
         As for `KillDisk`; `half_writes` also for a pwrite that fails.
     """
@@ -275,16 +275,16 @@ class FailDisk(KillDisk):
         raise self._translated(error, operation.path, size) if operation.name in _NO_ROOM else error
 
     def _sync_failed(self, operation: Operation) -> None:
-        """A sync is about to report an error."""
+        """Called when a sync is about to report an error."""
 
 
 class RecordingDisk(FailDisk):
-    """Writes down what is done to one folder, and makes images of it after a power cut.
+    """Records what is done to one folder, and builds images of it after a power cut.
 
     Parameters
     ----------
     folder : str | Path
-        Must be there; what is in it now is safe. Operations outside of it are an error.
+        Must exist; its current contents are safe. Operations outside of it are an error.
     fail_at, error_number, kill_at, half_writes
         As for `FailDisk`.
     """
@@ -315,7 +315,7 @@ class RecordingDisk(FailDisk):
 
     @property
     def position(self) -> int:
-        """How many operations were done: remember it with each acknowledgement."""
+        """Return how many operations were done; remember it with each acknowledgement."""
         return len(self.operations)
 
     def images(
@@ -328,24 +328,24 @@ class RecordingDisk(FailDisk):
         seed: int = 0,
         names_in_order: bool = False,
     ) -> Iterator[Image]:
-        """Images after a power cut when `cut` operations had been done (0 to `position`), each only once.
+        """Yield the images after a power cut when `cut` operations had been done (0 to `position`), each only once.
 
         Parameters
         ----------
         cut : int
-            Ascending from call to call is fast.
+            Values that ascend from call to call are fast.
         modes : iterable of str
-            "strict": nothing survives that is not safe. "all" (or "kill"): everything does. "names only", "data only":
-            one kind does. "one file missing", "one file present": the bytes and size of a file. "one missing", "one
-            present": a sector, a size or a name. "random": `random_count` random sets.
+            "strict": nothing survives that is not safe. "all" (or "kill"): everything survives. "names only", "data
+            only": one kind survives. "one file missing", "one file present": the bytes and size of a file. "one
+            missing", "one present": a sector, a size or a name. "random": `random_count` random sets.
         limit : int
-            At most so many images of each of the "one ..." modes, chosen at random when there are more.
+            The largest number of images of each of the "one ..." modes, chosen at random if there are more.
         random_count : int
         seed : int
             The same seed and cut give the same images.
         names_in_order : bool
-            True: when a change of a name is lost, all later ones that are not safe are lost as well, in any folder: one
-            journal holds them, as on ext4 and XFS. False: each by itself.
+            True: if a change of a name is lost, all later ones that are not safe are lost as well, in any folder,
+            because one journal holds them, as on ext4 and XFS. False: each change is independent.
         """
         atoms = self._replay_at(cut).atoms()
         seen: set[frozenset[tuple[Atom, int]]] = set()
@@ -360,13 +360,13 @@ class RecordingDisk(FailDisk):
                     yield Image(cut, words, atoms, kept, partial(self._replay_at, cut))
 
     def image(self, cut: int, mode: str = "strict") -> Image:
-        """The one image of a mode that has one ("strict", "all", "kill", "names only", "data only")."""
+        """Return the only image of a mode that has one ("strict", "all", "kill", "names only", "data only")."""
         atoms = self._replay_at(cut).atoms()
         (_, kept), *_ = choices(mode, atoms, random.Random(0), 1, 1)
         return Image(cut, mode, atoms, kept, partial(self._replay_at, cut))
 
     def unsafe(self, cut: int) -> list[str]:
-        """What a power cut at that time may take, in words."""
+        """Return in words what a power cut at that time may remove."""
         replay = self._replay_at(cut)
         return [self._words(replay, atom) for atom in replay.atoms()]
 
@@ -395,7 +395,7 @@ class RecordingDisk(FailDisk):
 
     @property
     def _paths(self) -> dict[int, str]:
-        """The last path of each inode."""
+        """Return the last path of each inode."""
         known_at, found = self._known_paths
         if known_at == len(self._events):
             return found
@@ -415,7 +415,7 @@ class RecordingDisk(FailDisk):
         return found
 
     def _record(self, *events: Event) -> None:
-        # What half a write left when the process died comes at the last cut there is, not behind it.
+        # What half a write left when the process died belongs to the last cut, not after it.
         number = len(self.operations) - self.dead
         self._events += [(number, event) for event in events]
 
@@ -440,7 +440,7 @@ class RecordingDisk(FailDisk):
         return inode
 
     def _path_key(self, path: str) -> tuple[int, int]:
-        """What tells the file or folder at a path from all others."""
+        """Return what distinguishes the file or folder at a path from all others."""
         info = os.stat(path, follow_symlinks=False)
         return info.st_dev, info.st_ino
 
@@ -449,7 +449,7 @@ class RecordingDisk(FailDisk):
         return info.st_dev, info.st_ino
 
     def _new_id(self, path: str) -> int:
-        number = self._ids[self._path_key(path)] = next(self._numbers)  # the kernel gives a number again
+        number = self._ids[self._path_key(path)] = next(self._numbers)  # the kernel may reuse a number
         return number
 
     def _id(self, key: tuple[int, int], path: str) -> int:
@@ -506,7 +506,7 @@ class RecordingDisk(FailDisk):
         gone = self._ids.get(self._path_key(path))
         folder, name = self._place(path)
         super()._unlink(path)
-        if gone is not None:  # else: a file that is not recorded
+        if gone is not None:  # otherwise the file is not recorded
             self._record(Name(folder, name, None, gone=gone, text=f"the unlinking of {path}"))
 
     def _mkdir(self, path: str) -> None:

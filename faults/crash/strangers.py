@@ -1,6 +1,7 @@
 """Stores that other users prepared: links that lead out of a store, owners, modes.
 
-Named cases of the mode `fuzz`. A case fails with an `AssertionError`; an error of the store's own kind is an answer.
+These are named cases of the mode `fuzz`. A case fails with an `AssertionError`; an error of the store's own kind is an
+answer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Tree = dict[str, tuple[int, int, int, bytes]]
 
 
 def a_store(root: Path, *, killed: bool) -> None:
-    """Some of everything: rolled segments, queue files and index files, batches, torn bytes, leftovers, groups."""
+    """Create some of everything: rolled segments, queue and index files, batches, torn bytes, leftovers, groups."""
     root.mkdir(exist_ok=True)
     store = MessageStore.open(root, SMALL)
     work(store)
@@ -57,7 +58,7 @@ def a_store(root: Path, *, killed: bool) -> None:
 
 
 def work(store: MessageStore) -> None:
-    """Enough to make new segments, queue files and index files."""
+    """Write enough to create new segments, queue files and index files."""
     for number in range(40):
         store.put_message(Message("single", b"x" * 500, queue_id=0, keys=[f"k{number}"]))
     store.append_batch(batch_columns("app-1", 0, 60))
@@ -65,12 +66,14 @@ def work(store: MessageStore) -> None:
 
 
 def stage_and_commit(root: Path, store: MessageStore, number: int) -> None:
-    """As Spark does, with the store's own staging folder."""
+    """Stage and commit as Spark does, with the store's own staging folder."""
     commit_staged(store, f"app-{number}", 0, 30, "SYNC_FLUSH", str(root / "spark" / "staging"))
 
 
 def everything(root: Path, number: int) -> None:
-    """All that writers, commits, sweeps and streams do to a store; each goes on where the one before was refused."""
+    """Run all that writers, commits, sweeps and streams do to a store; each continues where the previous one was
+    refused.
+    """
     with contextlib.suppress(*_ANSWERS):
         publish_offsets(str(root), "group", {("single", 0): 1 + number})
     with contextlib.suppress(*_ANSWERS):
@@ -87,7 +90,7 @@ def everything(root: Path, number: int) -> None:
 
 
 def tree_of(path: Path) -> Tree:
-    """Modes, owners, sizes and contents of a file, or of a folder and all that is in it."""
+    """Return modes, owners, sizes and contents of a file, or of a folder and everything in it."""
     found: Tree = {}
     for one in [path, *path.rglob("*")]:
         info = one.lstat()
@@ -97,7 +100,7 @@ def tree_of(path: Path) -> Tree:
 
 
 def names_in(root: Path) -> Iterator[str]:
-    """Every name below a root, the second of two files of one kind left out."""
+    """Yield every name below a root, except the second of two files of one kind."""
     seen = set()
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -110,7 +113,7 @@ def names_in(root: Path) -> Iterator[str]:
 
 
 def _links_to_a_victim(folder: Path) -> None:
-    """Each file and folder of a store is a link to somebody else's: nothing of theirs is made, changed or removed."""
+    """Link each file and folder of a store to a victim's: nothing of the victim's is created, changed or removed."""
     for killed in (False, True):
         sample = folder / f"sample-{killed}"
         a_store(sample, killed=killed)
@@ -122,7 +125,7 @@ def _links_to_a_victim(folder: Path) -> None:
                 for path in [victim, *victim.rglob("*")]:
                     os.chown(path, NOBODY, NOBODY)
             elif name in _FIRST_LEVEL:
-                continue  # of the same owner: such a link is allowed
+                continue  # a link of the same owner is allowed
             (root / name).symlink_to(victim)
             before = tree_of(victim)
             everything(root, number)
@@ -132,7 +135,7 @@ def _links_to_a_victim(folder: Path) -> None:
 
 
 def _folders_elsewhere(folder: Path) -> None:
-    """RocketMQ's folders may be links of the owner to folders of the owner: the store works as if they were here."""
+    """Make RocketMQ's folders the owner's links to the owner's folders: the store works as if they were here."""
     for name in _FIRST_LEVEL:
         root, target = folder / f"linked-{name}", folder / f"elsewhere-{name}"
         a_store(root, killed=True)
@@ -147,7 +150,9 @@ def _folders_elsewhere(folder: Path) -> None:
 
 
 def _root_works_for_the_owner(folder: Path) -> None:
-    """What uid 0 makes belongs to the owner and group of the root folder, with modes as that folder's group has them."""
+    """What uid 0 creates belongs to the owner and group of the root folder, with modes that suit that folder's
+    group.
+    """
     if os.geteuid() != 0:
         return
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
@@ -179,7 +184,7 @@ def _each_root_folder(folder: Path) -> None:
 
 
 def everything_works(root: Path) -> None:
-    """A session and a reader, without a refusal."""
+    """Run a session and a reader without a refusal."""
     with MessageStore.open(root, SMALL) as store:
         work(store)
         stage_and_commit(root, store, 9)
@@ -188,7 +193,7 @@ def everything_works(root: Path) -> None:
 
 
 def _as_nobody(call: Callable[[], None]) -> bool:
-    """Whether a call goes well in a process of another user."""
+    """Whether a call succeeds in a process of another user."""
     pid = os.fork()
     if not pid:
         status = 1
@@ -204,7 +209,7 @@ def _as_nobody(call: Callable[[], None]) -> bool:
 
 
 def _orphans_in_staging(folder: Path) -> None:
-    """Drivers that die, drivers that live, attempts that fail: dead ones leave nothing, live ones can commit."""
+    """Drivers die, drivers live, and attempts fail: dead drivers leave nothing, and live ones can commit."""
     chance, root = random.Random(7), folder / "store"
     with MessageStore.open(root, SMALL) as store:
         staging = str(root / "spark" / "staging")
@@ -239,7 +244,7 @@ def _stage(store: MessageStore, staging: str, write: Write, batch: int) -> Stage
 
 
 def _torn_bytes_of_years(folder: Path) -> None:
-    """Recoveries saved torn bytes, large and old: the newest stays, and so does what is young and small."""
+    """Recoveries saved large and old torn bytes: the newest file stays, and so do young and small ones."""
     day_ms, now_ms = 86_400_000, time.time_ns() // 1_000_000
     for ages, sizes, kept in (
         ((0, 1, 29, 31, 400), (10,) * 5, 3),

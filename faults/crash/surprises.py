@@ -1,13 +1,14 @@
 """The kind `surprises` of the mode `concurrency`: stores that change under the streams that read them.
 
-A history is a random row of events, and a stream asks for the next micro-batch, plans it and reads it between any two of
-them: batches and puts, retention, a backup that is restored (another folder, or file by file), a folder that is renamed
-and comes back, another store at the path, a topic that a broker deletes and makes again, a writer that is killed, and a
-reboot. Two streams look on, one with failOnDataLoss=true and one with false.
+A history is a random sequence of events. Between any two of them, a stream asks for the next micro-batch, plans it and
+reads it. The events are batches and puts, retention, a backup that is restored (as another folder, or file by file), a
+folder that is renamed and comes back, another store at the path, a topic that a broker deletes and creates again, a
+writer that is killed, and a reboot. Two streams watch, one with failOnDataLoss=true and one with false.
 
 Nothing may arrive twice. Whatever is in the store at the end has arrived, unless the stream has raised an error of the
-store's; and a stream with failOnDataLoss=true must have raised one when a message went before it was read, or when
-messages that it had read are gone from the log. What is in the log is told by code that shares nothing with the store.
+store's; and a stream with failOnDataLoss=true must have raised one if a message was deleted before it was read, or if
+messages that it had read are missing from the log. Code that shares nothing with the store determines what is in the
+log.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _STEPS = 14
 
 @dataclass
 class Stream:
-    """A query as Spark runs it: it goes on where its last finished micro-batch ended."""
+    """A query as Spark runs it: it continues where its last finished micro-batch ended."""
 
     root: Path
     lenient: bool
@@ -68,7 +69,7 @@ class Stream:
         self.reader = self._new()
 
     def step(self, surprise: Callable[[], None], chance: random.Random) -> bool:
-        """One micro-batch, with surprises between its parts; whether it brought something."""
+        """Run one micro-batch with surprises between its parts; return whether it brought something."""
         if self.planned is None:
             limit = ReadAllAvailable() if chance.random() < 0.7 else ReadMaxRows(chance.randint(1, 30))
             end = _again(self.reader.latestOffset(self.start, limit))
@@ -97,7 +98,7 @@ class World:
         self.backup: Path | None = None
         self.numbers = iter(range(1 << 30))
         self.ever: set[bytes] = set()
-        self.dropped: set[bytes] = set()  # in the log still, but their queue was made again
+        self.dropped: set[bytes] = set()  # still in the log, but their queue was created again
         self.dropped_in_backup: set[bytes] = set()
         self.boot = 101
         with MessageStore.open(self.root, CONFIG) as store:
@@ -111,7 +112,7 @@ class World:
         return found
 
     def alive(self) -> set[bytes]:
-        """What is in the queues of the log that is at the path."""
+        """Return the contents of the queues of the log at the path."""
         first = segments(self.root)
         records, _ = walk(self.root, int(first[0].name)) if first else ([], 0)
         return {record["body"] for record in records if record["topic"] in ("t", "u")} - self.dropped
@@ -139,7 +140,7 @@ class World:
         self.append(kill=True)
 
     def reboot(self) -> None:
-        """The machine is started again; nothing is lost, but a reader does not know that."""
+        """Pretend that the machine was restarted; nothing is lost, but a reader does not know that."""
         from messagestore.files import state
 
         self.boot += 1
@@ -163,14 +164,15 @@ class World:
         self.dropped_in_backup = set(self.dropped)
 
     def restore(self) -> None:
-        """The backup is put there: as another folder, or file by file as rsync does it.
+        """Restore the backup: as another folder, or file by file as rsync does.
 
-        Not one from before a topic was made again: a query that was restarted meanwhile cannot tell that the queues have
-        their old numbers again, and with failOnDataLoss=false messages may arrive twice (ARCHITECTURE.md, "Not promised").
+        A backup from before a topic was created again is not used: a query that was restarted meanwhile cannot know
+        that the queues have their old numbers again, and with failOnDataLoss=false messages may arrive twice
+        (ARCHITECTURE.md, "Not promised").
         """
         if self.backup is None or self.dropped != self.dropped_in_backup:
             return
-        time.sleep(0.003)  # what comes later has a later store time
+        time.sleep(0.003)  # later records have a later store time
         if self.chance.random() < 0.5:
             shutil.rmtree(self.root)
             shutil.copytree(self.backup, self.root)
@@ -188,14 +190,14 @@ class World:
         time.sleep(0.003)
 
     def remake(self) -> None:
-        """A broker deletes the topic t and makes it again; its queues may become as long as before, or longer."""
+        """Let a broker delete the topic t and create it again; its queues may become as long as before, or longer."""
         broker = self.remade(lambda before: max(0, before + self.chance.choice([-before, -1, 0, 0, 1, 20])))
         for body in self.bodies(self.chance.randint(0, 4)):
             broker.put("u", body, 0)
         broker.close()
 
     def remade(self, length: Callable[[int], int] = lambda before: before) -> Broker:
-        """A broker that has done so, and has put one message into u besides; it lives."""
+        """Return a live broker that has done so, and has also put one message into u."""
         self.recover()
         records, end = walk(self.root, int(segments(self.root)[0].name))
         broker = Broker(self.root, CONFIG, end)
@@ -214,7 +216,7 @@ class World:
 
 
 def next_offset(folder: Path) -> int:
-    """Queue offset behind the last unit of a queue."""
+    """Return the queue offset after the last unit of a queue."""
     files = sorted(folder.iterdir())
     first = int(files[0].name) // 20 if files else 0
     data = b"".join(path.read_bytes() for path in files)
@@ -222,7 +224,7 @@ def next_offset(folder: Path) -> int:
 
 
 def history(folder: Path, chance: random.Random) -> Verdict:
-    """One history; what is wrong with it."""
+    """Run one history; return what is wrong with it."""
     from messagestore.files import state
 
     verdict, boot = Verdict(), state._boot_hash
@@ -242,7 +244,7 @@ def _run(world: World, chance: random.Random, verdict: Verdict) -> None:
     streams = [Stream(world.root, lenient=False), Stream(world.root, lenient=True)]
     events = [world.append] * 5 + [world.killed, world.reboot, world.recover, world.retention, world.save]
     events += [world.restore, world.remake]
-    told = {id(stream): set[bytes]() for stream in streams}  # went before it was read, or after
+    told = {id(stream): set[bytes]() for stream in streams}  # deleted before it was read, or after
 
     def happen() -> None:
         before = world.alive()
@@ -281,7 +283,7 @@ def _step(stream: Stream, surprise: Callable[[], None], chance: random.Random, v
             if not stream.lenient:
                 stream.stopped = f"{type(error).__name__}: {error}"
                 return False
-            stream.restart()  # between planning and reading: Spark starts the query again
+            stream.restart()  # between planning and reading, Spark starts the query again
         except Exception as error:  # noqa: BLE001 - an error that is not the store's tells nobody what to do
             verdict.misread.append(f"{type(error).__name__}: {error}")
             stream.stopped = "misread"
@@ -292,7 +294,7 @@ def _step(stream: Stream, surprise: Callable[[], None], chance: random.Random, v
 
 
 def _elsewhere(world: World, streams: list[Stream], chance: random.Random, verdict: Verdict) -> None:
-    """The folder is renamed, or another store is put there, and the streams look; then it is put back."""
+    """Rename the folder, or put another store there, and let the streams read; then restore it."""
     away, other = world.root.with_name("away"), chance.random() < 0.5
     world.root.rename(away)
     if other:
@@ -333,11 +335,11 @@ def histories(folder: Path, chance: random.Random, count: int) -> Iterator[Verdi
         shutil.rmtree(place)
 
 
-# ---- stories that histories by chance tell seldom
+# ---- stories that random histories seldom produce
 
 
 def made_again_as_long(folder: Path) -> Verdict:
-    """A broker makes a topic again, each queue as long as before, while another topic grows; then all grow."""
+    """A broker recreates a topic, each queue as long as before, while another topic grows; then all grow."""
     verdict = Verdict()
     logging.disable(logging.WARNING)
     try:
@@ -360,7 +362,7 @@ def made_again_as_long(folder: Path) -> Verdict:
 
 
 def ends_over_a_topic_made_again(folder: Path) -> Verdict:
-    """A broker makes a topic again and a writer of ours follows, before anybody looks: the ends are the queues' own."""
+    """A broker recreates a topic and our writer follows, before anybody reads: the ends are the queues' own."""
     verdict = Verdict()
     with mock.patch.object(queue_ends, "FEW_QUEUES", 0):
         world = World(folder, random.Random(7))
@@ -380,7 +382,7 @@ def ends_over_a_topic_made_again(folder: Path) -> Verdict:
 
 
 def a_body_torn_by_a_power_cut(folder: Path) -> Verdict:
-    """A sector within a body of an ASYNC_FLUSH batch is lost: what a reader shows then, recovery keeps."""
+    """A sector within a body of an ASYNC_FLUSH batch is lost: recovery keeps what a reader then shows."""
     verdict, root = Verdict(), folder / "store"
     bodies = [b"m/%d/" % number + b"." * 3000 for number in range(4)]
     store = MessageStore.open(root, ROOMY)
@@ -412,7 +414,9 @@ def a_body_torn_by_a_power_cut(folder: Path) -> Verdict:
 
 
 def a_new_queue_below_retention(folder: Path) -> Verdict:
-    """Retention takes the first messages of a queue that is new to the stream: the stream must not begin behind them."""
+    """Retention deletes the first messages of a queue that is new to the stream: the stream must not begin after
+    them.
+    """
     verdict, root = Verdict(), folder / "store"
     with MessageStore.open(root, CONFIG) as store:
         for topic in ("t", "u"):
@@ -435,7 +439,9 @@ def a_new_queue_below_retention(folder: Path) -> Verdict:
 
 
 def restored_before_the_tasks(folder: Path) -> Verdict:
-    """A backup is restored, and grows, between planning and reading: a task must not take its messages for the planned."""
+    """A backup is restored and grows between planning and reading: a task must not mistake its messages for the
+    planned.
+    """
     verdict = Verdict()
     world = World(folder, random.Random(7))
     stream = Stream(world.root, lenient=False)
@@ -458,7 +464,7 @@ def restored_before_the_tasks(folder: Path) -> Verdict:
 
 
 def copy_in_place(source: Path, target: Path) -> None:
-    """As `rsync --inplace --delete`: the files that are there get the bytes of the others, and keep their inodes."""
+    """Copy as `rsync --inplace --delete` does: existing files get the bytes of the others, and keep their inodes."""
     wanted = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
     for name in sorted(wanted):
         with (target / name).open("r+b") as file:

@@ -1,6 +1,6 @@
-"""The workloads of the harness: scripts of steps, the stores they begin with, and recordings of them.
+"""The workloads of the harness: scripts of steps, the stores with which they begin, and recordings of them.
 
-A `Workload` is what one process does between its open and its close. `record` runs one on a disk that writes down every
+A `Workload` is what one process does between its open and its close. `record` runs one on a disk that records every
 operation, and notes with each promise how many operations had been done when it was made.
 """
 
@@ -58,7 +58,7 @@ class Workload:
     steps : tuple of Step
     config : StoreConfig
     base : str
-        Of `bases`: the store it begins with.
+        One of `bases`: the store with which it begins.
     """
 
     steps: tuple[Step, ...]
@@ -125,7 +125,7 @@ BASIC = (
     *("single puts", "async puts", "batches", "roll-over", "first batch of a topic", "Spark commits", "close and open"),
     *("a new store", "recovery: sealed, not dispatched", "recovery: torn put"),
 )
-"""Those that `make test` takes, too."""
+"""The workloads that `make test` also runs."""
 
 
 def copy_of(promise: Promise) -> Promise:
@@ -140,7 +140,7 @@ def copy_of(promise: Promise) -> Promise:
     )
 
 
-# ---- stores to begin with
+# ---- initial stores
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Base:
     ----------
     content : Folder
     promise : Promise
-        What it had promised.
+        What the process had promised.
     steps : sequence of Step
         What it did, and may have left.
     """
@@ -178,7 +178,7 @@ BASES = ("empty", *_CLOSED, *_TORN)
 
 
 def make_base(name: str, root: Path) -> Base:
-    """One of `BASES`, made in memory; `root` is where it will live."""
+    """Create one of `BASES` in memory; `root` is where it will live."""
     if name == "empty":
         return Base({}, Promise(), [])
     closed, steps, when, nth = _TORN.get(name, (name, [], None, 0))
@@ -198,7 +198,7 @@ def make_base(name: str, root: Path) -> Base:
 
 
 class Bases:
-    """Bases, each made when it is first asked for; they belong to one place."""
+    """Bases, each created on first use; they belong to one place."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -210,7 +210,7 @@ class Bases:
         return self._made[name]
 
 
-# ---- what was done, and when it was promised
+# ---- operations, and when they were promised
 
 
 @dataclass
@@ -219,10 +219,10 @@ class Recorded:
 
     disk: RecordingDisk
     promises: list[tuple[int, Promise]] = field(default_factory=list)
-    """With each promise how many operations had been done when it was made."""
+    """Each promise, with how many operations had been done when it was made."""
 
     def promised(self, cut: int) -> Promise:
-        """What had been promised by then; what may be there is everything."""
+        """Return what had been promised by then; everything may be there."""
         last = copy_of(self.promises[-1][1])
         for position, promise in self.promises:
             if position <= cut:
@@ -231,7 +231,7 @@ class Recorded:
 
 
 def record(disk: RecordingDisk, promise: Promise, steps: Iterable[Step], config: StoreConfig) -> Recorded:
-    """Run steps at the disk's folder; a kill, or a writer that is poisoned, ends them."""
+    """Run steps at the disk's folder; a kill or a poisoned writer ends them."""
     run, own, root = Recorded(disk), copy_of(promise), Path(disk.folder)
 
     def noted() -> Iterator[Step]:
@@ -249,17 +249,17 @@ def record(disk: RecordingDisk, promise: Promise, steps: Iterable[Step], config:
 
 
 def record_in_memory(base: Base, workload: Workload, root: Path) -> Recorded:
-    """A workload on its base, in memory."""
+    """Run and record a workload on its base, in memory."""
     return record(MemRecordingDisk(root, base.content), base.promise, workload.all_steps, workload.config)
 
 
-# ---- what was done, as bodies
+# ---- operations as bodies
 
 
 def in_log_order(steps: Sequence[Step]) -> list[list[bytes]]:
-    """Bodies of each put and batch, in the order of the log: each is there whole, or not at all.
+    """Return the bodies of each put and batch, in the order of the log: each is stored whole, or not at all.
 
-    Puts of several threads at once (`group`) are in no known order: they are left out.
+    Puts of several threads at once (`group`) are left out, because their order is unknown.
     """
     found: list[list[bytes]] = []
     for step in steps:
@@ -277,7 +277,7 @@ def in_log_order(steps: Sequence[Step]) -> list[list[bytes]]:
 
 
 def prefix_faults(bodies: set[bytes], steps: Sequence[Step]) -> tuple[int, list[str]]:
-    """How many puts and batches are there, and why they are no prefix of what was done, each whole."""
+    """Return how many puts and batches exist, and why they are not a prefix of what was done, each whole."""
     faults, present = [], []
     for whole in in_log_order(steps):
         count = len(bodies & set(whole))
@@ -291,7 +291,7 @@ def prefix_faults(bodies: set[bytes], steps: Sequence[Step]) -> tuple[int, list[
 
 
 def check_prefix(bodies: set[bytes], steps: Sequence[Step], who: str) -> int:
-    """What is there is a prefix of what was done, and of each batch everything or nothing; how many are there."""
+    """Check that the bodies are a prefix of what was done, with whole batches; return how many exist."""
     kept, faults = prefix_faults(bodies, steps)
     assert not faults, f"{who}: {faults}"
     return kept

@@ -4,8 +4,7 @@
 
     PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --seconds 60 --seed 1
     PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --only 12345             repeats one history
-    PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --cell write-half:zombie repeats one cell; also `quick`,
-    `all`
+    PYTHONPATH=faults:tests .venv/bin/python -m spark_faults --cell write-half:zombie one cell, `quick` or `all`
 """
 
 from __future__ import annotations

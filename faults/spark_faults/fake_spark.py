@@ -5,10 +5,10 @@ It makes each call of the connector's own classes in the process in which Spark 
 A driver is a generator. It yields the name of each place where it could be killed, or where another driver gets its
 turn.
 
-        started    a new query knows where it begins            task       a task's message has arrived
-        latest     the range of the next batch is planned      commit     all tasks are finished
-        offsets    offsets/N is written                        returned   the commit has returned
-        planned    sink and partitions are created             commits    commits/N is written
+    started    a new query knows where it begins            task       a task's message has arrived
+    latest     the range of the next batch is planned      commit     all tasks are finished
+    offsets    offsets/N is written                        returned   the commit has returned
+    planned    sink and partitions are created             commits    commits/N is written
 """
 
 from __future__ import annotations

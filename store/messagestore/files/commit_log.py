@@ -3,7 +3,7 @@
 The CommitLog is one long file that is divided into segments of equal size. A record of L bytes fits if L + 8 bytes are
 left in its segment; otherwise a BLANK record fills the segment, and the record begins the next one.
 
-        | record | record | ... | BLANK |   | record | ...        (one segment each; zeros after the last record)
+    | record | record | ... | BLANK |   | record | ...        (one segment each; zeros after the last record)
 
 Invariants: bytes after the log's end are zero (what a Java broker left there is zeroed before Python writes).
 Threads: one writer; reads may come from any thread.

@@ -5,7 +5,7 @@ their keys; entries are in log order, so those of a stretch of the log are neigh
 entries with wrong times. `unreachable` finds entries that the chain of their slot does not reach. It reads entries from
 the newest to the oldest, and remembers for each slot where its chain continues:
 
-        slot -> newest entry -> the one before -> ... -> 0          a search does not find an entry that the chain skips
+    slot -> newest entry -> the one before -> ... -> 0          a search does not find an entry that the chain skips
 
 The checks may run while another process puts: they pass through entries that the header does not count yet.
 """

@@ -5,8 +5,8 @@ A name says which process wrote the file, which driver will commit it, and to wh
     <driver>-<write>.<batch>-<writer>-<random>.writing      not finished
                                               .staged       finished: its name is on its way to the driver
 
-        process   <pid>.<start>.<boot>.<pid namespace>; 0: unknown
-        write     SHA-256 of the writer's identity (a streaming run, or one batch write), 16 hex digits
+    process   <pid>.<start>.<boot>.<pid namespace>; 0: unknown
+    write     SHA-256 of the writer's identity (a streaming run, or one batch write), 16 hex digits
 
 A commit reads only finished files of its own write. Therefore these files are deleted without a wait:
 

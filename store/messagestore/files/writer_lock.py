@@ -11,9 +11,8 @@ A Java broker locks only after it has read and cut the files, so the lock alone 
 broker opens `<root>/lock` for writing in its constructor, before it examines any other file, and keeps it open. An
 attached writer therefore also holds a kernel lease on `<root>/lock`, through a read-only descriptor:
 
-        the writer came first    the broker's `open` waits until the writer releases the lease
-        (`Attachment.broker_waits`)
-        the broker came first    the lease is refused, from the broker's constructor on, and so is the writer
+    the writer came first    the broker's `open` waits until the writer releases the lease (`Attachment.broker_waits`)
+    the broker came first    the lease is refused, from the broker's constructor on, and so is the writer
 
 Python writers never open `<root>/lock` for writing, so their leases do not disturb each other. The kernel breaks a
 lease that is not released after `/proc/sys/fs/lease-break-time` (45 s); the lock still keeps that broker from starting.

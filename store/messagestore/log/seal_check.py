@@ -3,7 +3,7 @@
 `spark/ends` holds the seal of each queue (`sealed_ends`). A file that was cut, zeroed, deleted or replaced by an older
 copy does not match its seal. The log still has everything, so the queue is rebuilt from it.
 
-        a writer        compares a queue's last unit when it first asks for the queue's end
+    a writer        compares a queue's last unit when it first asks for the queue's end
     a reader        does the same in a store that was closed, and raises
     `recover`       compares all units of all queues with their CRC
 

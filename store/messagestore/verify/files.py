@@ -4,7 +4,7 @@ At the start of a check, the rules of recovery decide how far the log must be co
 
     abort is ours       up to V (written in another boot: up to C)
     abort absent        up to the last record that a unit points to, and never less than C
-        abort is a broker's up to the last existing record that a unit points to
+    abort is a broker's up to the last existing record that a unit points to
 """
 
 from __future__ import annotations
