@@ -85,8 +85,7 @@ def faults_of(root: Path, records: list[dict]) -> Iterator[str]:
 
 
 def torn_in_a_name(folder: Path) -> None:
-    """A power cut removed the end of the topic's name from the last record, which has no properties, so its lengths add
-    up.
+    """A power cut removed the end of the topic's name from the last record, whose lengths therefore add up.
 
     The record is cut at each byte of the name, and the store opens; where anything follows, nothing is cut.
     """
@@ -126,9 +125,7 @@ def torn_in_a_name(folder: Path) -> None:
 
 
 def light_queues_behind(folder: Path) -> None:
-    """A broker with light queues was killed before it dispatched, so no light queue has a folder. The store is
-    refused.
-    """
+    """A broker was killed before it dispatched, so no light queue has a folder. The store is refused."""
     light = [("INNER_MULTI_DISPATCH", "%LMQ%a"), ("INNER_MULTI_QUEUE_OFFSET", "0")]
     for late in (False, True):
         root = folder / f"light-{late}"

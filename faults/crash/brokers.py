@@ -224,8 +224,9 @@ def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """A writer that let a broker wait for too long writes nothing more: the broker has read the store, and may
-    write.
+    """A writer that let a broker wait for too long writes nothing more.
+
+    The broker has then read the store, and may write.
     """
     verdict = Verdict()
     disk = PatienceDisk()

@@ -134,9 +134,7 @@ class _Check:
 
     @property
     def _recovering(self) -> bool:
-        """Whether a recovery was killed: what is derived from the log is then incomplete until the next recovery
-        ends.
-        """
+        """Whether a recovery was killed, so that what is derived from the log is incomplete until the next one ends."""
         return self.slot is not None and bool(self.slot.flags & _RECOVERING)
 
     # ---- names and small files
@@ -259,9 +257,7 @@ class _Check:
         self._follow()
 
     def _blank_was_needed(self, blank: int, start: int, record: Record) -> None:
-        """Check that a BLANK fills a segment only if the next record, or what is written together with it, does not
-        fit.
-        """
+        """Check that a BLANK fills a segment only if the next record, or what is written with it, does not fit."""
         size, position = 0, start
         first = record
         while record.fault == "" and (record.topic, record.queue_id, record.store_ms) == (
@@ -400,8 +396,9 @@ class _Check:
             found.find(path, 0, f"queues {sorted(queues)}", sorted(listed))
 
     def _ends(self) -> None:
-        """Check that each seal is its queue's last unit at the clean end; a newly written clean end must seal each
-        queue.
+        """Check that each seal is its queue's last unit at the clean end.
+
+        A newly written clean end must have a seal for each queue.
         """
         data, slot, path = self.tree.get("spark/ends"), self.slot, "spark/ends"
         if data is None or slot is None:

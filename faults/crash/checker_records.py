@@ -1,6 +1,4 @@
-"""The checker's own decoders of records, `spark/state` and `spark/journal`: only `struct`, and no code of the
-package.
-"""
+"""The checker's own decoders of records, `spark/state` and `spark/journal`, which use only `struct`."""
 
 from __future__ import annotations
 
@@ -113,8 +111,9 @@ def _row_hash(record: Record, given: tuple[bool, ...]) -> int:
 
 
 def digest_holds(digest: str, rows: list[Record]) -> bool:
-    """Whether the digest is that of the rows; the log does not say which columns the user gave, so each way is
-    tried.
+    """Whether the digest is that of the rows.
+
+    The log does not say which columns the user gave, so each possibility is tried.
     """
     for given in product((True, False), (False, True), (False, True), (False, True)):
         if f"{sum(_row_hash(row, given) for row in rows) % 2**64:016x}" == digest:

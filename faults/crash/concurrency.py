@@ -220,8 +220,9 @@ def _processes(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 
 
 def turns(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """Writers stay attached while others attach, commit and leave: the last one to close knows what each of them
-    wrote.
+    """Writers stay attached while others attach, commit and leave.
+
+    The last one to close knows what each of them wrote.
     """
     for number in range(TURNS):
         folder, promise = root.with_name(f"{root.name}-{number}"), Promise()

@@ -30,8 +30,9 @@ _LATER: tuple[Step, ...] = (("put", 10, "single", 0), ("batch", "app-1", 1, 5, "
 
 
 def turned_read_only(folder: Path) -> Verdict:
-    """Writers get errors and stop; readers, old and new, continue; after a new mount, all that was promised is
-    there.
+    """Writers get errors and stop; readers, old and new, continue.
+
+    After a new mount, all that was promised is there.
     """
     verdict = Verdict()
     with loop_mount("ext4", folder) as disk:

@@ -125,8 +125,9 @@ def _full_disk(base: Base, root: Path, steps: list[Step], at: int, count: int, n
 
 
 def _interrupts(folder: Path, seed: int, quick: bool) -> Iterator[Case]:
-    """Interrupt each line of each long story; the quick profile takes one in `_QUICK_LINES`, others for another
-    seed.
+    """Interrupt each line of each long story.
+
+    The quick profile takes one line in `_QUICK_LINES`, and other lines for another seed.
     """
     root = folder / "store"
     base = Bases(root)["filled"]

@@ -111,8 +111,7 @@ def _killed(name: str, root: Path, base: Sample) -> Sample:
 def look(
     sample: Sample, root: Path, damage: Damage, path: str, ways: str = "vrw", *, derived: bool = False
 ) -> tuple[str, Verdict]:
-    """Damage a copy and examine it in some ways (v: verify, r: a reader, w: a writer); return a word, and what is
-    wrong.
+    """Damage a copy and examine it (v: verify, r: a reader, w: a writer); return a word, and what is wrong.
 
     Parameters
     ----------

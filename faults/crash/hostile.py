@@ -27,9 +27,7 @@ _PROPERTIES_AT_MOST = 2000
 
 
 def _forged(number: int) -> bytes:
-    """Return a whole record of the BATCH topic, correct in every length and CRC, with a place that may be the true
-    one.
-    """
+    """Return a whole, correct record of the BATCH topic, with a place that may be the true one."""
     body = BATCH_BODY + b'"app-1","version":%d,"end":%d}' % (number, 1 << 40)
     return reference.encode(
         topic=BATCH_TOPIC,

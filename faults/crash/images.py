@@ -239,8 +239,9 @@ class Case:
         return number_of(self.key)
 
     def judged(self, root: Path) -> tuple[str, Verdict]:
-        """Return its description and what is wrong; each second one dies again first, one in eight is examined more
-        closely.
+        """Return its description and what is wrong.
+
+        Every second image dies again first, and one in eight is examined more closely.
         """
         death = self.death
         if self.lost is not None and death.image is not None:
@@ -283,8 +284,9 @@ class Case:
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run every operation of each workload, then random images up to `QUICK_COUNT`; or random ones for the given
-    seconds.
+    """Run every operation of each workload, then random images up to `QUICK_COUNT`.
+
+    In deep mode, run random images for the given seconds.
     """
     counts, until_s = Counts(), time.monotonic() + seconds
     key, *words = case.split(";")

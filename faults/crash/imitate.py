@@ -185,8 +185,7 @@ class Broker:
         self.next = {key: number for key, number in self.next.items() if key[0] != topic}
 
     def recover(self) -> None:
-        """Recover as a broker does after a kill: records from the checkpoint's segment on get units by RocketMQ's
-        rules.
+        """Recover after a kill: records from the checkpoint's segment on get units by RocketMQ's rules.
 
         A queue ignores what is not after the record of its last unit. Of the rest, it drops a record whose number it
         has passed, unless that is 0, and puts every other record after its last unit, whatever its number. Therefore

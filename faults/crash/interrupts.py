@@ -52,7 +52,7 @@ class Interrupter:
     line : Line | None
         None: only count.
     hit : int
-        Raise when the line is reached for this time.
+        Raise at this occurrence of the line, counted from 1.
     error : type
     """
 

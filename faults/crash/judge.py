@@ -278,8 +278,9 @@ def note_content(
     *,
     everything: bool = False,
 ) -> int:
-    """Check that nothing promised is lost, nothing is duplicated, and batches and order are intact; return how much
-    exists.
+    """Check that nothing promised is lost or duplicated, and that batches and order are intact.
+
+    The result says how much is there.
     """
     verdict.duplicated += [repr(body) for body, count in Counter(bodies).items() if count > 1]
     there = set(bodies)

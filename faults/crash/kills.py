@@ -43,8 +43,9 @@ _PUT = 99
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Run `QUICK_COUNT` kills, or as many as the seconds allow. The moment of a kill is random; a case is a store's
-    seed.
+    """Run `QUICK_COUNT` kills, or as many as the seconds allow.
+
+    The moment of a kill is random; a case is a store's seed.
     """
     counts, until_s = Counts(), time.monotonic() + seconds
     with scratch_folder() as folder:

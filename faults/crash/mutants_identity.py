@@ -26,8 +26,9 @@ from messagestore.write import transaction
 
 
 def replayed(*parts: str, anew: bool = False) -> Search:
-    """Run the cases of the mode `replays` whose keys have some of these words; `anew`: in stores written with the
-    bug.
+    """Run the cases of the mode `replays` whose keys have some of these words.
+
+    With `anew`, run them in stores that were written with the bug.
     """
 
     def search(ground: Ground) -> Iterator[Verdict]:

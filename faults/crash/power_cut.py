@@ -431,8 +431,9 @@ def choices(
 def with_names_in_order(
     kept: Mapping[Atom, int], atoms: Mapping[Atom, int], label: str | Atom | int
 ) -> dict[Atom, int]:
-    """Return `kept` with only the first changes of names; a change that was to survive alone brings the earlier
-    ones.
+    """Return `kept` with only the first changes of names.
+
+    A change that was to survive alone brings the earlier ones with it.
     """
     names = [atom for atom in atoms if atom.kind == "name"]
     if isinstance(label, Atom) and label in names and len(kept) == 1:

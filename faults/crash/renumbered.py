@@ -88,8 +88,9 @@ class World:
         self.verdict.misread.append(text)
 
     def compare(self, who: str, found: Queues) -> None:
-        """Check that each queue holds what it must; a deleted one, which may come back, holds records of the log in
-        order.
+        """Check that each queue holds what it must.
+
+        A deleted queue, which may come back, must hold records of the log in their order.
         """
         for key in sorted(found.keys() | self.wanted.keys()):
             have = found.get(key, [])

@@ -71,8 +71,9 @@ def stage_and_commit(root: Path, store: MessageStore, number: int) -> None:
 
 
 def everything(root: Path, number: int) -> None:
-    """Run all that writers, commits, sweeps and streams do to a store; each continues where the previous one was
-    refused.
+    """Run all that writers, commits, sweeps and streams do to a store.
+
+    Each continues where the previous one was refused.
     """
     with contextlib.suppress(*_ANSWERS):
         publish_offsets(str(root), "group", {("single", 0): 1 + number})
@@ -150,9 +151,7 @@ def _folders_elsewhere(folder: Path) -> None:
 
 
 def _root_works_for_the_owner(folder: Path) -> None:
-    """What uid 0 creates belongs to the owner and group of the root folder, with modes that suit that folder's
-    group.
-    """
+    """What uid 0 creates belongs to the owner and group of the root folder, with that folder's modes for the group."""
     if os.geteuid() != 0:
         return
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))

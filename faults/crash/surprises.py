@@ -414,8 +414,9 @@ def a_body_torn_by_a_power_cut(folder: Path) -> Verdict:
 
 
 def a_new_queue_below_retention(folder: Path) -> Verdict:
-    """Retention deletes the first messages of a queue that is new to the stream: the stream must not begin after
-    them.
+    """Retention deletes the first messages of a queue that is new to the stream.
+
+    The stream must not begin after them.
     """
     verdict, root = Verdict(), folder / "store"
     with MessageStore.open(root, CONFIG) as store:
@@ -439,8 +440,9 @@ def a_new_queue_below_retention(folder: Path) -> Verdict:
 
 
 def restored_before_the_tasks(folder: Path) -> Verdict:
-    """A backup is restored and grows between planning and reading: a task must not mistake its messages for the
-    planned.
+    """A backup is restored and grows between planning and reading.
+
+    A task must not mistake its messages for the planned ones.
     """
     verdict = Verdict()
     world = World(folder, random.Random(7))

@@ -46,8 +46,9 @@ def main() -> None:
 
 
 def in_one_query(spark: object, folder: Path, cells: list[str], plan: Path) -> None:
-    """Run cells whose victim is the commit's worker, which ends the query: one micro-batch and one new start for
-    each.
+    """Run cells whose victim is the commit's worker, which ends the query.
+
+    Each cell takes one micro-batch and one new start.
     """
     root, checkpoint, count = str(folder / "store"), str(folder / "checkpoint"), (len(cells) + 1) * ROWS_OF_A_BATCH
     fill(root, count)

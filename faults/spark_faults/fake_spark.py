@@ -202,8 +202,9 @@ class Driver:
     # ---- its processes
 
     def _sink_again(self, number: int) -> Any:
-        """Return the sink for commit or abort: a stream recreates it in their own process; a batch uses the
-        planner's.
+        """Return the sink for commit or abort.
+
+        A stream recreates it in their own process; a batch uses the planner's.
         """
         return pickle.loads(self.writer) if self.foreach else self._sink(number)
 

@@ -186,8 +186,9 @@ class History(World):
         self.go_on()
 
     def delete_checkpoint(self) -> None:
-        """Use a new checkpoint: with a new name, all rows come again; under a known app id, they are known or a
-        conflict.
+        """Use a new checkpoint.
+
+        With a new name, all rows come again; under a known app id, they are known or a conflict.
         """
         query = self.any_query()
         if "txnAppId" in query.sink:
@@ -265,8 +266,9 @@ class History(World):
     # ---- the store is missing, or is another one
 
     def aside(self) -> Query | None:
-        """Return a query whose store may be taken away: it has written, does not read from it, and nobody uses the
-        store.
+        """Return a query whose store may be taken away.
+
+        The query has written, does not read from the store, and nobody uses the store.
         """
         if self.input == self.out:
             return None
@@ -313,8 +315,9 @@ class History(World):
         self.go_on()
 
     def older_backup(self) -> None:
-        """Restore a backup under a query that has continued: its next batch is refused; then the newer store comes
-        back.
+        """Restore a backup under a query that has continued.
+
+        Its next batch is refused; then the newer store comes back.
         """
         query = self.aside()
         if query is None:
@@ -374,8 +377,9 @@ class History(World):
         driver.die()
 
     def taken_over(self) -> None:
-        """Run another query with the same app id: it is refused, or it takes the app over and the old one is always
-        refused.
+        """Run another query with the same app id.
+
+        It is refused, or it takes the app over and the old one is refused permanently.
         """
         self.run_out()
         known = [q for q in self.queries if "txnAppId" in q.sink and not q.done_for and not q.copied and not q.tampered]

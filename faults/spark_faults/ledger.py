@@ -33,8 +33,9 @@ class Attempt:
 
 @dataclass
 class Ledger:
-    """Tracks batches that are certainly in the store and others that may be; which query has each app, and whom it
-    replaced.
+    """Tracks which batches are certainly in the store, and which may be.
+
+    It also tracks which query has each app, and whom that query replaced.
     """
 
     sure: dict[tuple[str, str, int], Attempt] = field(default_factory=dict)

@@ -67,8 +67,9 @@ class StoreCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StoreCheckpoint:
-        """Read the first bytes of the file. All numbers are zero if there are too few (a broker killed in its first
-        second).
+        """Read the first bytes of the file.
+
+        All numbers are zero if there are too few (a broker killed in its first second).
         """
         if len(data) < CHECKPOINT.size:
             return cls()

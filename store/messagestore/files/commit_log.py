@@ -140,8 +140,9 @@ class CommitLog:
             self.files.pool.forget(self.files.path(start))
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
-        """Return the bytes of what claims to be a record at an offset, or None. Only the magic and the size are
-        checked.
+        """Return the bytes of what claims to be a record at an offset, or None.
+
+        Only the magic and the size are checked.
 
         No memory is allocated for a size that belongs to no record: there must be a magic, and the record must fit into
         its segment.
@@ -164,8 +165,7 @@ class CommitLog:
         return head if record_scan.is_head(head, physical_offset) else None
 
     def segment_before_time(self, time_ms: int) -> int:
-        """Return the start of the newest segment whose first record was stored at or before a time, else the log's
-        start.
+        """Return where the newest segment begins whose first record was stored by a time, else where the log begins.
 
         With the time of its store checkpoint, this is where a broker's own recovery starts after a crash.
         """
@@ -217,9 +217,7 @@ class CommitLog:
         self.disk.start_writeback(self._open(start), physical_offset - start, size)
 
     def sync_plan(self, start: int, end: int) -> SyncPlan:
-        """Return what must be synced to make `start..end` durable; the plan may run with or without the writer's
-        mutex.
-        """
+        """Return what must be synced to make `start..end` durable; it may run with or without the writer's mutex."""
         folders: list[str] = []
         if self.files.offsets:
             folders = sorted(self.written.folders, reverse=True)
@@ -234,8 +232,9 @@ class CommitLog:
         return self.written.held.get(self.files.path(start)) or self.files.file(start, writable=True)
 
     def note_names(self) -> None:
-        """Sync the names of segments with the next flush: segments were created, or another writer may have created
-        some.
+        """Note that the names of segments must be synced with the next flush.
+
+        Segments were created, or another writer may have created some.
         """
         self.written.folders |= {self.files.directory, os.path.dirname(self.files.directory)}
 
@@ -277,8 +276,9 @@ class CommitLog:
                 self.disk.punch(self.files.file(segment, writable=True), begin - segment, stop - begin)
 
     def zero_behind(self, end: int) -> int:
-        """Zero every byte after `end`, including later segments, and sync; return how many bytes were not zero
-        before.
+        """Zero every byte after `end`, including later segments, and sync.
+
+        The result is the number of bytes that were not zero before.
         """
         count = 0
         for start in self.files.offsets:
@@ -295,8 +295,9 @@ class CommitLog:
         return count
 
     def nonzero_ranges(self, physical_offset: int) -> list[tuple[int, int]]:
-        """Return the physical ranges with data up to the segment's end: for each read, its first to its last non-zero
-        byte.
+        """Return the physical ranges with data up to the segment's end.
+
+        Each range goes from the first to the last byte of one read that is not zero.
         """
         start = self.files.holding(physical_offset)
         if start is None:

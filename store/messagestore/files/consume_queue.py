@@ -186,8 +186,7 @@ class ConsumeQueue:
         return self.search_physical(min_physical_offset)
 
     def search_physical(self, physical_offset: int, hint: int = 0) -> int:
-        """Return the queue offset of the first unit that points to `physical_offset` or above; `end()` if there is
-        none.
+        """Return the queue offset of the first unit that points to `physical_offset` or above, or `end()`.
 
         Filler units count as below every offset.
         """
@@ -368,7 +367,7 @@ class ConsumeQueue:
         self.written.sync_folders()
 
     def note_names(self) -> None:
-        """Note that the names of this queue's files and folders may be unsynced, because a dead writer may have created
+        """Note that the names of this queue's files and folders may be unsynced, because a dead writer may have made
         them.
         """
         folder = self.files.directory

@@ -150,8 +150,7 @@ def _first_at_or_above(table: IndexTable, physical_offset: int, end: int) -> int
 
 
 def unreachable(table: IndexTable) -> NDArray[np.int64]:
-    """Return the numbers of the entries that no search can find because their slot's chain does not lead to them,
-    ascending.
+    """Return the numbers, ascending, of the entries that no search finds because their slot's chain misses them.
 
     Memory: 4 bytes for each slot of the file, and the space of a million entries.
     """
@@ -186,9 +185,7 @@ def _heads(table: IndexTable, count: int) -> NDArray[np.int32]:
 
 
 def _passed_over(table: IndexTable, start: int, end: int, heads: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Return the entries of `start..end` that no chain reaches; move `heads` to where each chain continues below
-    `start`.
-    """
+    """Return the entries of `start..end` that no chain reaches; move `heads` to where the chains continue below."""
     entries = table.entries(start, end - start)[::-1]
     numbers = np.arange(end - 1, start - 1, -1)
     slots = entries["key_hash"] % table.slot_count

@@ -334,8 +334,7 @@ class IndexService:
     # ---- checks
 
     def missing(self, key_hashes: NDArray[np.int32], physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the physical offsets of the records, inside or outside `ranges`, that lack an entry for one of their
-        keys.
+        """Return the physical offsets of records, inside or outside `ranges`, that lack an entry for one of their keys.
 
         Parameters
         ----------

@@ -155,8 +155,9 @@ def _repair_slots(table: IndexTable, count: int) -> int:
 
 
 def _newest(table: IndexTable, slots: NDArray[np.int64], heads: NDArray[np.int32], count: int) -> NDArray[np.int32]:
-    """Return the newest entry up to `count` in each of these slots, 0 for none: back along the chains, else by a
-    scan.
+    """Return the newest entry up to `count` in each of these slots, 0 for none.
+
+    It is found back along the chains, or else by a scan.
     """
     numbers = heads.copy()
     broken: NDArray[np.bool_] = (numbers < 0) | (numbers >= table.max_entry_count)

@@ -316,8 +316,9 @@ def _order(slots: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _seconds(header: IndexHeader, timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return seconds since the file's begin, as RocketMQ does: a new file's first entry counts from the previous
-    file.
+    """Return seconds since the file's begin, as RocketMQ counts them.
+
+    A new file's first entry counts from the previous file.
     """
     begin_ms = np.full(len(timestamps_ms), header.begin_timestamp_ms, np.int64)
     if header.entry_count <= 1:

@@ -172,9 +172,7 @@ class Disk:
         return bytes(buffer[: self.pread_into(file, memoryview(buffer), position)])
 
     def pread_into(self, file: File, buffer: memoryview, position: int) -> int:
-        """Fill `buffer` from `position`; return the number of bytes read, which is smaller only at the end of the
-        file.
-        """
+        """Fill `buffer` from `position`; return the number of bytes read, smaller only at the end of the file."""
         buffer = buffer.cast("B")
         fd = file.fileno()
         done = 0
@@ -235,9 +233,7 @@ class Disk:
             os.unlink(place.name, dir_fd=place.folder)
 
     def mkdir(self, path: str | Path) -> None:
-        """Create a folder, or leave an existing one as it is; refuse a link to one except where `store_root` allows
-        it.
-        """
+        """Create a folder, or leave an existing one as it is; refuse a link unless `store_root` allows it."""
         with _place(path) as place:
             try:
                 os.mkdir(place.name, _DIRECTORY_MODE, dir_fd=place.folder)
@@ -285,9 +281,7 @@ class Disk:
         return os.stat(path, follow_symlinks=False).st_size
 
     def modified_s(self, path: str | Path) -> float:
-        """Return when the file at `path` was last written, in seconds since 1970; the current time if it was
-        deleted.
-        """
+        """Return when the file at `path` was last written, in seconds since 1970; now if it was deleted."""
         try:
             return os.stat(path, follow_symlinks=False).st_mtime
         except FileNotFoundError:

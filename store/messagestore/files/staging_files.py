@@ -132,9 +132,7 @@ def is_dead(token: str) -> bool:
 
 
 def driver_token() -> str:
-    """Return the token of Spark's driver, asked in a Python worker that it started: the nearest JVM above this
-    process.
-    """
+    """Return the token of Spark's driver: in a Python worker that it started, the nearest JVM above this process."""
     pid = os.getpid()
     for _ in range(_MOST_ANCESTORS):
         fields = _stat_of(pid)

@@ -177,8 +177,9 @@ class StateFile:
 
     @property
     def inode(self) -> int:
-        """The inode of the file that was last read; -1 without one. If it changes, the file was recreated or
-        restored.
+        """The inode of the file that was last read; -1 without one.
+
+        If it changes, the file was recreated or restored.
         """
         return self._file.inode if self._file is not None else -1
 

@@ -221,8 +221,6 @@ class Topics:
         return topic
 
     def is_simple_queue(self, name: str) -> bool:
-        """Whether the topic has RocketMQ's simple queues, with one unit per message. An unknown topic counts as
-        simple.
-        """
+        """Whether the topic has RocketMQ's simple queues, with one unit per message; an unknown topic has."""
         topic = self._topics.get(name)
         return topic is None or topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)

@@ -214,8 +214,9 @@ class Attachment(_LockFile):
         return self._file is not None and self.disk.at_path(self._file) and not self.overrun()
 
     def broker_waits(self) -> bool:
-        """Whether somebody waits to open the lock file for writing, as a starting broker does. Takes under a
-        microsecond.
+        """Whether somebody waits to open the lock file for writing, as a starting broker does.
+
+        The call takes less than a microsecond.
 
         This is also True once the kernel has let it through. Without a lease it is always False.
         """
@@ -288,9 +289,7 @@ class Attachment(_LockFile):
         raise self._refused()
 
     def _lease(self) -> bool:
-        """Take the lease; return False while somebody has the file open for writing, or waits to open it for
-        writing.
-        """
+        """Take the lease; return False while somebody has the file open for writing, or waits to open it so."""
         fd = self._open().fileno()
         self.leased = False
         try:

@@ -64,8 +64,7 @@ class WrittenFiles:
         self.held: dict[str, File] = {}
 
     def opened(self, path: str) -> File:
-        """Return the file, open for writing, after checking that the file at its path is the one that was written
-        before.
+        """Return the file, open for writing, if the file at its path is the one that was written before.
 
         Raises
         ------

@@ -54,9 +54,7 @@ _NONE = -1
 _FORMAT_1 = 1
 _FEW = 64
 _SLACK = 10
-"""Up to a tenth more than `journalRetention` is kept before the oldest are dropped, so that not every commit looks for
-them.
-"""
+"""The oldest are dropped once there are a tenth more than `journalRetention`, so that not every commit does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +343,7 @@ class BatchJournal:
         return any(first <= queue_id <= last for first, last in (self.queues or {}).get(topic, ()))
 
     def trim(self, retention: int) -> None:
-        """Keep the last `retention` batches and the last version of each app; keep everything if there are only a few
-        more.
-        """
+        """Keep the last `retention` batches and the last version of each app; keep everything if there are few more."""
         self._tidy()
         if self._count - self._kept <= retention + retention // _SLACK:
             return
@@ -362,8 +358,9 @@ class BatchJournal:
         self._kept = self._count - retention
 
     def _tidy(self) -> None:
-        """Keep one entry for each app and version, in the order of the log. Rows that were already tidy are not
-        examined again.
+        """Keep one entry for each app and version, in the order of the log.
+
+        Rows that were already tidy are not examined again.
         """
         rows, tidy = self._rows[: self._count], min(self._tidied, self._count)
         if self._count - tidy > _FEW or (np.diff(rows["physical_offset"][max(0, tidy - 1) :]) < 0).any():

@@ -146,8 +146,9 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
 
 
 def widest_body_size(batch: BatchRecord, most_data_bytes: int) -> int:
-    """Return the most bytes that the body can have, whatever S and E turn out to be, if the data take at most
-    `most_data_bytes`.
+    """Return the most bytes that the body can have, whatever S and E turn out to be.
+
+    The data take `most_data_bytes` or less.
     """
     widest = replace(
         batch,
@@ -259,8 +260,9 @@ def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
 
 
 def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
-    """Parse an ASYNC_FLUSH batch whose properties a power cut removed and which a broker kept; only its body can be
-    checked.
+    """Parse an ASYNC_FLUSH batch whose properties a power cut removed and which a broker kept.
+
+    Only its body can be checked.
     """
     try:
         record.decode_message(data, physical_offset=physical_offset)

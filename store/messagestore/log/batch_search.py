@@ -99,8 +99,7 @@ def _of_batch_topic(run: Run) -> list[int]:
 
 
 def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
-    """Return every BATCH record of the log below `end`: through their queue, and from the log where the queue is not
-    enough.
+    """Return every BATCH record of the log below `end`: through their queue, else from the log.
 
     The queue is trusted as long as its BATCH records themselves show that none is missing between them: each contains
     its number. The log is searched after the last one.

@@ -198,8 +198,9 @@ def units_of(rows: Rows) -> Units:
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
-    """Yield the consecutive units of one queue and the first one's number: one run, unless a topic was created
-    again.
+    """Yield the consecutive units of one queue, each part with its first number.
+
+    There is one part, unless a topic was created again.
     """
     breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
     for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):

@@ -21,8 +21,9 @@ _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
 
 
 def first_light_message(log: CommitLog, start: int) -> int | None:
-    """Return the physical offset of the first message of a light queue at or after `start`, or None; checks only
-    framing.
+    """Return the physical offset of the first message of a light queue from `start` on, or None.
+
+    Only framing is checked.
     """
     for run in Walk(log, start, depth=Depth.FRAMING):
         row = _first_in(run)

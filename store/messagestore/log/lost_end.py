@@ -108,8 +108,9 @@ def lost_end(
 
 
 def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
-    """Return how many units point to records that end above a physical offset, in how many queues they are, and where
-    the last of these records ends.
+    """Return how many units of how many queues point to records that end above a physical offset.
+
+    The third number is the place where the last of these records ends.
     """
     message_count = queue_count = furthest = 0
     for topic, queue_ids in files.queue_names().items():

@@ -197,8 +197,9 @@ class QueueRuns:
         return self._store_time(key, number) is not None
 
     def _older(self, key: Key, time_ms: int) -> bool:
-        """Whether a record with number 0 was stored before the record of the queue's unit 0. Such a record was left by
-        a crash; it is not the first record of a topic that was created again.
+        """Whether a record with number 0 was stored before the record of the queue's unit 0.
+
+        Such a record was left by a crash; it is not the first record of a topic that was created again.
         """
         known = self._store_time(key, 0)
         return known is not None and time_ms < known

@@ -60,8 +60,9 @@ _MANY_FILES = 64  # from this number on, one syncfs is faster than syncing each 
 
 
 class Paths:
-    """The paths of all files below a root. `store_root` remembers the root and the mode of its new files from now
-    on.
+    """The paths of all files below a root.
+
+    `store_root` remembers the root and the mode of its new files from now on.
     """
 
     def __init__(self, root: str | os.PathLike[str], file_mode: int | None = None) -> None:
@@ -210,8 +211,7 @@ def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfi
 
 
 def with_property_crc(log: CommitLog, position: int, size: int, config: StoreConfig) -> StoreConfig:
-    """Return a configuration that follows the store's own records: if the last one ends in `__CRC32#`, new ones do,
-    too.
+    """Return a configuration that writes `__CRC32#` if the last of the store's own records ends in it.
 
     A broker with forceVerifyPropCRC=true would cut the log at the first record without it. BATCH records always have
     it, so they show nothing.
@@ -293,9 +293,7 @@ class StoreFiles:
         self.searched_whole = True
         """False: the store shows no sign of this project, and its log was too long to be searched for BATCH records."""
         self.others_wrote = False
-        """True: another process wrote queues and index above the clean end, and this one does not know what it left
-        unsynced.
-        """
+        """True: another process wrote queues and index above the clean end, and what it left unsynced is unknown."""
         self.others_named = False
         """True: another process may have made queues, and may have written a journal that contains them."""
 
@@ -310,8 +308,9 @@ class StoreFiles:
         return self.identity.known_ids if self.identity else frozenset()
 
     def load(self, *, index: bool = True) -> None:
-        """Examine the folders; the sizes of existing files take precedence over configured ones. Readers need the index
-        only for keys.
+        """Examine the folders; the sizes of existing files take precedence over configured ones.
+
+        Readers need the index only for keys.
         """
         self.commit_log.load()
         if not self.commit_log.segment_size:

@@ -182,8 +182,7 @@ def _refuse_lost_end(files: StoreFiles) -> None:
 
 
 def _search(files: StoreFiles) -> tuple[set[str], str]:
-    """Return the store ids of the BATCH records in the log of a store that has queues, but not the queue of BATCH
-    records.
+    """Return the store ids of the BATCH records in the log of a store that has queues, but no queue of BATCH records.
 
     Either only a broker wrote it, or it has lost the folder spark/ and that queue; only the log can show which. If the
     log is longer than `SEARCHED_SIZE`, its newest part is searched, and all of it if a BATCH record is found there.

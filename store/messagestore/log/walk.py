@@ -87,8 +87,7 @@ class Run:
 
 
 class Walk:
-    """Yields runs of valid records from a place in the log on, across segments, up to the first place without a valid
-    record.
+    """Yields runs of valid records from a place in the log on, across segments, up to the first invalid place.
 
     Parameters
     ----------

@@ -150,9 +150,7 @@ class QueueCheck:
     def _numbers(
         self, queue: ConsumeQueue, said: NDArray[np.int64], places: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the number of each record's unit (without a unit, that of the record), and which records have a
-        unit.
-        """
+        """Return the number of each record's unit (or of the record, if it has none), and which records have a unit."""
         units = queue.read(int(said[0]), len(said)) if (np.diff(said) == 1).all() else queue.read(0, 0)
         if len(units) == len(said) and (units["physical_offset"] == places).all():
             return said, np.ones(len(said), np.bool_)

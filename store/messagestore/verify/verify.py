@@ -162,9 +162,7 @@ class _Verifier:
     # ---- records
 
     def _walk(self, start: int, limit: int) -> int:
-        """Check every record from `start` to `limit`, continuing after what cannot be read, and return where it
-        ended.
-        """
+        """Check every record from `start` to `limit`, continuing after unreadable parts; return where it ended."""
         log, position = self.log, start
         while position < limit:
             readable = True
@@ -303,8 +301,9 @@ class _Verifier:
     # ---- the end of the log
 
     def _walk_behind(self) -> None:
-        """In a closed store, find a record after the last one with a unit: it was forgotten, or is a broker's stale
-        tail.
+        """In a closed store, find a record after the last one with a unit.
+
+        Such a record was forgotten, or is a broker's stale tail.
         """
         for run in Walk(self.log, self.report.end):
             rows = rows_of(run)
