@@ -286,7 +286,7 @@ class _Check:
             if record.queue_offset != expected:
                 self.found.find(path, at, f"queue offset {expected} of {key}", record.queue_offset)
             following[key] = record.queue_offset + 1
-            # if they go back further, the clock had been far ahead
+            # If they go back further, the clock had been far ahead.
             if last_ms - 3_600_000 <= record.store_ms < last_ms:
                 self.found.find(path, at, f"a store time from {last_ms} on", record.store_ms)
             last_ms = record.store_ms

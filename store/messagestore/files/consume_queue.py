@@ -367,8 +367,9 @@ class ConsumeQueue:
         self.written.sync_folders()
 
     def note_names(self) -> None:
-        """Note that the names of this queue's files and folders may be unsynced, because a dead writer may have made
-        them.
+        """Note that the names of this queue's files and folders may be unsynced.
+
+        A dead writer may have created them.
         """
         folder = self.files.directory
         for _ in range(3):  # the folders of the queue, the topic, and all queues

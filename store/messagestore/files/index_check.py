@@ -102,7 +102,7 @@ def wrong_times(
             if first <= at <= last and physical_offsets[row] == at and timestamps_ms[row] != time_ms:
                 position = INDEX_HEADER.offset(f"{name}_timestamp_ms")
                 found.append((table.path, position, f"{int(timestamps_ms[row])}, the time of {at}", f"{time_ms}"))
-        # the time of the first entry is relative to the previous file
+        # The time of the first entry is relative to the previous file.
         start = max(2, _first_at_or_above(table, first, header.entry_count))
         entries = table.entries(start, max(0, _first_at_or_above(table, last + 1, header.entry_count) - start))
         rows = np.minimum(np.searchsorted(physical_offsets, entries["physical_offset"]), len(physical_offsets) - 1)
@@ -172,7 +172,7 @@ def _heads(table: IndexTable, count: int) -> NDArray[np.int32]:
         for first in range(0, table.slot_count, _SLOT_CHUNK_COUNT)
     ]
     heads = np.concatenate(parts)
-    # one by one, because these are only the entries that are being put at this moment
+    # One by one, because these are only the entries that are being put at this moment.
     for slot in np.flatnonzero(heads >= count).tolist():
         number = int(heads[slot])
         while number >= count:

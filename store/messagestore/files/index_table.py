@@ -158,7 +158,7 @@ class IndexTable:
         """
         file = self.writable()
         first_number = header.entry_count
-        # numpy divides faster than it computes remainders
+        # numpy divides faster than it computes remainders.
         slots = key_hashes - key_hashes // self.slot_count * self.slot_count
         order = _order(slots)
         ordered = slots[order]

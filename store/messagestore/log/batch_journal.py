@@ -235,7 +235,7 @@ class BatchJournal:
                 self._keep(np.flatnonzero(self._rows["app"][: self._count] != self._apps.get(batch.app_id, _NONE)))
                 self._refuse(batch.app_id, batch.replaces)
             self.remember(batch.app_id, entry)
-        # last, because batches below `covered` are not read again
+        # This comes last, because batches below `covered` are not read again.
         self.covered = max(self.covered, batch.queue_offset + 1)
 
     def _refuse(self, app_id: str, query_ids: Iterable[str]) -> None:

@@ -176,7 +176,7 @@ class QueueCheck:
         seen = self.seen.setdefault((topic, queue_id), _Seen())
         seen.last = int(units["physical_offset"][-1])
         if without_unit and seen.first is None and not self.own:
-            # a part of a deleted topic came back: the queue begins with its first record that came back
+            # A part of a deleted topic came back: the queue begins with its first record that came back.
             earlier = min(len(units), self._earlier(queue, first, seen.last))
             first, units = first + earlier, units[earlier:]
             if not len(units):
