@@ -2,5 +2,6 @@
 
 The checker shares no code with the store.
 
-`python -m crash --help` shows the modes; `make crash` runs all of them. `faults/README.md` maps faults to modes and tests.
+`python -m crash --help` shows the modes; `make crash` runs all of them. `faults/README.md` maps faults to modes and
+tests.
 """

@@ -1,7 +1,7 @@
 """Plants bugs in the store, and provides the searches that must find them.
 
-A mutant is a patch of the store's code and a search: kills, power cuts, second deaths, errors, damage, or many processes
-at once. The lists of mutants are in `crash.mutants` and in the `crash.mutants_*` modules, one for each area.
+A mutant is a patch of the store's code and a search: kills, power cuts, second deaths, errors, damage, or many
+processes at once. The lists of mutants are in `crash.mutants` and in the `crash.mutants_*` modules, one for each area.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
 CUT_DAYS = 30
 CUT_SIZE = 1 << 30
-"""How long torn bytes are kept in `spark/cut`, and how many of them."""
+"""How many days, and up to how many bytes in all, torn bytes are kept in `spark/cut`."""
 _CUT_NAME = re.compile(r"\d{20}-(\d+)\.bin")
 _log = logging.getLogger(__name__)
 _MANY_FILES = 64  # from this number on, one syncfs is faster than syncing each file
