@@ -441,7 +441,7 @@ class WriterLock(_LockFile):
         Raises
         ------
         StoreLockedError
-            The time is over; the error names the holder.
+            The time-out has expired; the error names the holder.
         """
         if self._held:
             return

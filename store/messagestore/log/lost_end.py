@@ -37,7 +37,7 @@ class LostEnd:
     proof : str
         The evidence for that.
     message_count, queue_count : int
-        Number of units that point to places after `end`, and the number of queues that hold them.
+        Number of units whose record ends after `end`, and the number of queues that hold them.
     """
 
     end: int

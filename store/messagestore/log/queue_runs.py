@@ -58,7 +58,7 @@ class QueueRuns:
         Queues whose units do not lead up to their first record of the part. They must be rebuilt from the log's
         beginning, which gives the next number.
     restarted : list of (topic, queue id)
-        Queues that start again from 0.
+        Queues that start again.
     remade : set of (topic, queue id)
         The restarted queues whose files hold units of an earlier run.
     left_out : dict of (topic, queue id) -> int
