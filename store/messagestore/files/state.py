@@ -119,9 +119,9 @@ class State:
 
     @property
     def idle(self) -> bool:
-        """Whether this state was written with no append or recovery under way, and nothing has been lost since.
+        """Whether no append and no recovery was under way when this was written, in this boot of the machine.
 
-        The latter means that all that was written since the machine was started is still there.
+        Everything that was written since the machine was started is then still there.
         """
         return (
             self.in_flight == NOTHING_IN_FLIGHT
