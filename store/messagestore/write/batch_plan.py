@@ -1,4 +1,4 @@
-"""The plan of a batch: where everything of it goes in the log.
+"""The plan of a batch: where each part of it goes in the log.
 
 A plan is made before the first byte is written. It contains the topics and queues that the batch touches, the queue
 offsets that its rows get, S, the pieces of rows between BLANK records, E, and the size of the BATCH record. It keeps
@@ -32,7 +32,7 @@ class ChunkSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, *, with_data: bool) -> Rows:
-        """Chunk `index`; `data` may be empty without `with_data`, and is written to with it."""
+        """Chunk `index`. Without `with_data`, `data` may be empty; with it, the caller writes to `data`."""
         ...
 
 
@@ -122,7 +122,7 @@ class BatchRequest:
             version: object = self.version
             if not isinstance(version, int | np.integer) or isinstance(
                 version, bool
-            ):  # 4.2 would be kept as 4, and not be known when it comes again
+            ):  # 4.2 would be stored as 4, and would not be recognised in a replay
                 raise ConfigError(
                     f"txnVersion: found {self.version!r}; allowed is a whole number from 0 to {(1 << 63) - 1}",
                     key="txnVersion",
@@ -153,7 +153,7 @@ class _ChunkSize:
 
 
 class BatchPlan:
-    """Where everything of one batch goes.
+    """Where each part of one batch goes in the log.
 
     Parameters
     ----------
@@ -237,8 +237,9 @@ class BatchPlan:
         return ranges
 
     def _place(self) -> None:
-        """S, the pieces and E. The size of the BATCH record depends on E only by the number of CRCs: widen until it
-        fits.
+        """Set S, the pieces and E.
+
+        The size of the BATCH record depends on E only through the number of CRCs: widen it until the CRCs fit.
         """
         writer, log, config = self.writer, self.writer.log, self.writer.files.config
         log_end = writer.end.physical_offset
@@ -267,7 +268,10 @@ class BatchPlan:
         self.last_record = (start, self.size)
 
     def _pieces(self, position: int) -> tuple[list[Piece], int]:
-        """Rows in order; a unit (one topic and queue, at most maxMessageSize) never crosses a segment's end."""
+        """The pieces in order, and the end of the last one.
+
+        A unit (rows of one topic and queue, at most maxMessageSize) never crosses a segment's end.
+        """
         log = self.writer.log
         pieces: list[Piece] = []
         for index, chunk in enumerate(self.chunk_sizes):
@@ -294,7 +298,7 @@ class BatchPlan:
         return pieces, position
 
     def _unit_ends(self, rows: Rows, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row numbers behind each unit of a chunk, ascending."""
+        """The number of the row after each unit of a chunk, ascending."""
         limit = min(self.writer.files.config.max_message_size, self.writer.log.segment_size - BLANK.size)
         ends: list[int] = []
         for run in rows.runs():
@@ -315,7 +319,7 @@ class BatchPlan:
         return np.array(ends, np.int64)
 
     def rows(self, timestamp_ms: int, *, with_data: bool) -> Iterator[Rows]:
-        """The rows of each piece with their numbers, their place and their store time; the source is read anew."""
+        """The rows of each piece with queue offsets, position and store time; each call reads the source again."""
         next_offsets = dict(self.first_offsets)
         index, chunk = -1, None
         for piece in self.pieces:

@@ -67,12 +67,12 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the rules say of a batch.
+    """What the rules say about a batch.
 
     Parameters
     ----------
     known : BatchResult | None
-        Why nothing is to be written; None: the batch is to be appended.
+        The result if nothing has to be written. None: the batch has to be appended.
     replaces : tuple of str
         Query ids from which the batch takes its app over.
     """
@@ -87,7 +87,7 @@ def decide(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Dec
     Raises
     ------
     QueryConflictError
-        By rule 1 or 2, or when it cannot be told whose batch a known one is.
+        By rule 1 or 2, or if it is not certain which query a known batch belongs to.
     BatchConflictError
         By rule 3.
     VersionRegressionError, LostBatchesError
@@ -113,11 +113,11 @@ def decide(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Dec
     return Decision()
 
 
-# ---- whose batches these are
+# ---- which query the batches belong to
 
 
 def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
-    """Query ids this batch takes its app over from; empty when its query is the app's, or is not known."""
+    """Query ids from which this batch takes its app over; empty if its query is the app's query, or is not known."""
     app_id, query_id, journal = request.app_id, request.query_id, writer.journal
     assert app_id is not None
     if query_id is None:
@@ -161,7 +161,7 @@ def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
 
 
 def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest) -> None:
-    """A known version below the last one, where either query is not known, may be of another query."""
+    """Refuse a known version below the last one if either query is not known: the batch may be another query's."""
     if (entry.query_id is None) == (request.query_id is None) or entry.version == last.version:
         return
     raise QueryConflictError(
@@ -215,11 +215,11 @@ def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request:
 
 
 def _check_topics(writer: LogWriter, entry: JournalEntry, topics: set[str], app_id: str) -> None:
-    """The same rows for another topic are no replay: a second sink must not lose them in silence."""
+    """Refuse the same rows for another topic: they are not a replay, and a second sink must not lose them silently."""
     batch = read_batch(writer.log, entry.physical_offset) if entry.physical_offset >= writer.log.min_offset else None
     found = set(batch.ranges) if batch is not None else None if entry.topics is None else set(entry.topics)
     if found is None or not found or not topics or found == topics:
-        return  # without rows there is no topic; whether rows are missing is for the digest to say
+        return  # a batch without rows has no topic; the digest shows whether rows are missing
     there, came = _listed(found), _listed(topics)
     raise BatchConflictError(
         f"app {app_id!r}: version {entry.version} is in the store with rows for {there}, and came again with rows "
@@ -301,7 +301,7 @@ def _check_first(writer: LogWriter, request: BatchRequest) -> None:
 
 
 def no_history(app_id: str, version: int, root: str) -> str:
-    """What is allowed, and what to do, where a store has no batch of an app; for errors."""
+    """The text for errors that says what is allowed, and what to do, if a store has no batch of an app."""
     return (
         "Allowed is version 0, and nothing of this batch was written (onLostBatches=continue does not help here). "
         "Bring the store with the earlier batches back, or begin with a new checkpoint. If the app is to begin "

@@ -1,8 +1,8 @@
-"""Catching up: takes in what other processes appended while this one stayed attached.
+"""Catching up with what other processes appended while this process stayed attached.
 
-A writer that was attached without a break, and finds a newer counter in `state`, follows the heads of records from its
-cached end to V. At a BATCH record it jumps to the E that the record names. If anything on the way is unexpected,
-recovery decides instead.
+A writer that was attached without interruption, and finds a newer counter in `state`, follows the heads of records from
+its cached end to V. At a BATCH record it jumps to the E that the record names. If it finds anything unexpected on the
+way, recovery decides instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from messagestore.write.states import Health
 
 
 def journal_of(files: StoreFiles, end: int) -> BatchJournal:
-    """What the journal says now, with the batches that the BATCH topic's queue has up to a queue offset. Nothing is
-    written; a journal that cannot be used is made again from that queue.
+    """The journal as it is on the disk now, with the batches that the BATCH topic's queue has up to a queue offset.
+
+    Nothing is written. A journal that cannot be used is rebuilt from that queue in memory.
 
     Raises
     ------
@@ -37,11 +38,11 @@ def journal_of(files: StoreFiles, end: int) -> BatchJournal:
 
 
 def catch_up(writer: LogWriter) -> bool:
-    """Take in what other Python writers appended since `writer` held the lock; False when only recovery will do.
+    """Take in what other Python writers appended since `writer` held the lock; False if recovery is needed.
 
-    Follows record heads from the cached end to V; a BATCH record gives its E: jump.
+    This follows the heads of records from the cached end to V, and jumps from a BATCH record to its E.
     """
-    with writer.mutex:  # the flush thread may be at work
+    with writer.mutex:  # the flush thread may be running
         return _catch_up(writer)
 
 
@@ -68,16 +69,16 @@ def _catch_up(writer: LogWriter) -> bool:
         return False
     if files.ends is not None:
         for key, queue_end in grown.items():
-            files.ends.ask(key, queue_end)  # their files tell the last units when they are needed
+            files.ends.ask(key, queue_end)  # the last units are read from the queues' files when they are needed
     count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
     writer.journal.extend(batches_from(files, writer.journal.covered, count))
     writer.numbers.known.clear()
-    writer.end, writer.state = end, state  # `state` last: with its counter all this counts as done
+    writer.end, writer.state = end, state  # `state` is set last: its counter says that all this is done
     return True
 
 
 def _follow(writer: LogWriter, end: LogEnd, visible_end: int, grown: dict[tuple[str, int], int]) -> LogEnd | None:
-    """Where the log ends; `grown` gets where the queues end that others have appended to."""
+    """Where the log ends, or None. `grown` receives the ends of the queues that others have appended to."""
     walk = Walk(writer.log, end.physical_offset, visible_end, Depth.FRAMING, batches=True)
     for run in walk:
         end = LogEnd(run.end, run.last_offset, run.last_size, run.last_timestamp_ms)
@@ -100,7 +101,7 @@ def _follow(writer: LogWriter, end: LogEnd, visible_end: int, grown: dict[tuple[
 
 
 def _last_record(writer: LogWriter, batch: BatchRecord) -> tuple[int, int] | None:
-    """Position and size of the last record of a batch: the last unit of one of its queues."""
+    """Position and size of the last record of a batch, from the last units of its queues."""
     best: tuple[int, int] | None = None
     for topic, runs in batch.ranges.items():
         for queue_id, first, count in runs:

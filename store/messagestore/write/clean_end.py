@@ -1,7 +1,8 @@
-"""Moving the clean end: below it everything is synced, and the next recovery need not look.
+"""The clean end of the log, and how it moves.
 
-The order is what matters: log, queues and index are synced first, then `state` says so and is synced, then come the
-store checkpoint, the journal, and the ends of the queues.
+Everything below the clean end is synced, and the next recovery does not check it. The order of a move is important:
+the log, the queues and the index are synced first; then `state` is written and synced; then the store checkpoint, the
+journal, and the ends of the queues are written.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from messagestore.write.standing import LogEnd, Standing
 from messagestore.write.states import Turn
 
 CLEAN_SIZE = 1 << 30
-"""The clean end moves at the latest after this many bytes."""
+"""The clean end moves after this many bytes at the latest."""
 _AGAIN_S = 1.0
-"""How long after the disk had no room for the clean end it is tried again."""
+"""The time until the clean end is tried again after the disk had no room for it."""
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +37,7 @@ class CleanEnd:
     ----------
     writer : Standing
     numbers : QueueNumbers
-        Knows where the queues end.
+        The object that knows where the queues end.
     """
 
     def __init__(self, writer: Standing, numbers: QueueNumbers) -> None:
@@ -44,13 +45,13 @@ class CleanEnd:
         self._numbers = numbers
         self.moved_s = time.monotonic()
         self._again_s: float | None = None
-        """When the clean end is tried again, after the disk had no room for it; None: nothing has failed."""
+        """When the clean end is tried again after the disk had no room for it. None: nothing has failed."""
 
     def maybe_move(self) -> None:
-        """Move the clean end when it is time: an interval, 1 GiB, or a new segment.
+        """Move the clean end if it is time: after an interval, after 1 GiB, or at a new segment.
 
-        It saves the next recovery work, and nothing that was acknowledged depends on it. So where the disk has no room
-        for the few bytes that say so, it stays where it is, and is tried again a moment later.
+        The clean end saves the next recovery some work, and nothing that was acknowledged depends on it. So if the disk
+        has no room for these few bytes, the clean end stays where it is, and is tried again a moment later.
         """
         with self._writer.mutex:
             self._maybe_move()
@@ -73,12 +74,14 @@ class CleanEnd:
                 self._again_s = time.monotonic() + _AGAIN_S
 
     def move(self, *, closing: bool = False) -> None:
-        """C := V. CommitLog, ConsumeQueues and index are synced first, then `state`, then the store checkpoint.
+        """Move the clean end C to the visible end V.
+
+        The CommitLog, the ConsumeQueues and the index are synced first, then `state`, then the store checkpoint.
 
         Raises
         ------
         StoreFullError
-            The disk has no room to say so. Log, queues and index are synced, and the store may be gone on with.
+            The disk has no room to record the move. Log, queues and index are synced, and the writer stays usable.
         StorePoisonedError
             A sync failed.
         """
@@ -142,8 +145,8 @@ class CleanEnd:
         files = self._writer.files
         old = store_checkpoint.read(files.disk, files.paths.checkpoint)
         index_ms = old.index_timestamp_ms
-        if files.index is not None:  # below the times to come: a broker keeps an index file that ends at this time
-            last_ms = end.last_store_timestamp_ms  # lower than the index's end when times have gone back
+        if files.index is not None:  # below all future times: a broker keeps an index file that ends at this time
+            last_ms = end.last_store_timestamp_ms  # lower than the index's end if store times have gone back
             index_ms = min(files.index.end_timestamp_ms, last_ms, files.disk.time_ns() // 1_000_000 - 1)
         new = replace(
             old,

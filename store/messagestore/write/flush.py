@@ -1,10 +1,11 @@
 """The flush thread, which makes plain puts durable and visible.
 
-There is one thread per writer, from its first put or ASYNC_FLUSH batch on; opening a store and committing SYNC_FLUSH
-batches need none. SYNC_FLUSH: callers wait, and the thread syncs once for all of them (RocketMQ's GroupCommitService),
-dispatches and publishes. ASYNC_FLUSH: the thread dispatches and publishes within about a millisecond (RocketMQ's reput
-interval; 20 ms under load) and syncs in RocketMQ's rhythm: every `flushIntervalCommitLog` when
-`flushCommitLogLeastPages` are dirty, and everything every `flushCommitLogThoroughInterval`.
+Each writer has one such thread, from its first put or ASYNC_FLUSH batch on; opening a store and committing SYNC_FLUSH
+batches need no thread. With SYNC_FLUSH, callers wait, and the thread syncs once for all of them (RocketMQ's
+GroupCommitService), dispatches and publishes. With ASYNC_FLUSH, the thread dispatches and publishes within about a
+millisecond (RocketMQ's reput interval; 20 ms under load) and syncs at RocketMQ's intervals: every
+`flushIntervalCommitLog` if `flushCommitLogLeastPages` are dirty, and everything every
+`flushCommitLogThoroughInterval`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from messagestore.write.log_writer import LogWriter
 from messagestore.write.states import Health, Turn
 
 _DISPATCH_DELAY_S = 0.001
-_BUSY_DELAY_S = 0.02  # many at once cost hardly more than one: under load fewer, larger dispatches
+_BUSY_DELAY_S = 0.02  # a dispatch of many costs hardly more than one of a single put: fewer and larger ones under load
 _BUSY_COUNT = 32
 _PAGE_SIZE = 4096
 _STOP_TIMEOUT_S = 30.0
@@ -32,9 +33,9 @@ class FlushService:
     ----------
     writer : LogWriter
     remember_poison : callable
-        Called when a flush failed while the writer lock was not held.
+        Called if a flush failed while the writer lock was not held.
 
-    Threads: `wait` and `wake` from any thread, not while holding the writer's mutex.
+    Threads: any thread may call `wait` and `wake`, but not while it holds the writer's mutex.
     """
 
     def __init__(self, writer: LogWriter, remember_poison: Callable[[], None] = lambda: None) -> None:
@@ -50,24 +51,24 @@ class FlushService:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has: before something is appended that the thread is to sync or publish."""
+        """Start the thread, unless it was started. Call this before each append that it has to sync or publish."""
         if self._thread is None:
             self._start_once()
 
     def _start_once(self) -> None:
-        with self._changed:  # the thread waits for it, and ends when it is not the one that was begun
+        with self._changed:  # the thread waits for this, and ends if it is not the thread that was started here
             if self._thread is not None or self._stopped:
                 return
             thread = threading.Thread(target=self._run, name="messagestore-flush", daemon=True)
             try:
                 self._thread = thread
                 thread.start()
-            except BaseException:  # Ctrl-C may have come before or after the thread was made
+            except BaseException:  # Ctrl-C may have come before or after the thread was created
                 self._thread = None
                 raise
 
     def wait(self, end: int, timeout_s: float) -> bool:
-        """Wait until the log is durable and visible up to `end`; False when that takes longer than `timeout_s`.
+        """Wait until the log is durable and visible up to `end`; False if that takes longer than `timeout_s`.
 
         Raises
         ------
@@ -94,14 +95,14 @@ class FlushService:
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """There is something to dispatch."""
+        """Wake the thread because there is something to dispatch."""
         if not self._dispatch_wanted:
             with self._changed:
                 self._dispatch_wanted = True
                 self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the thread; what is pending is the caller's to finish."""
+        """End the thread; the caller finishes what is pending."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -109,18 +110,18 @@ class FlushService:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def finished(self, end: int) -> None:
-        """Somebody else has made the log durable and visible up to `end`: who waits for that need wait no longer."""
+        """Wake the callers that wait for `end`, since another thread has made the log durable and visible up to it."""
         with self._changed:
             self._flushed = max(self._flushed, end)
             self._changed.notify_all()
 
     def forget_threads(self) -> None:
-        """In a forked child: no other thread is there to let go of what it held."""
+        """Replace the lock in a forked child, where the thread that held it does not exist."""
         self._changed = threading.Condition()
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs, or may still be started: not in a child that was forked when it ran."""
+        """Whether the thread runs, or may still be started. It does not run in a child that was forked while it ran."""
         return self._thread is None or self._thread.is_alive()
 
     def _run(self) -> None:
@@ -166,7 +167,7 @@ class FlushService:
             self._dispatch_wanted = False
             self._busy = len(self.writer.pending) >= _BUSY_COUNT
             self._drain()
-        elif self.writer.half_dispatched:  # told already: look whether there is room now
+        elif self.writer.half_dispatched:  # this was logged already: try whether the disk has room now
             with contextlib.suppress(StoreFullError):
                 self.writer.drain()
         config, now_s, writer = self.writer.files.config, time.monotonic(), self.writer
@@ -180,7 +181,7 @@ class FlushService:
                 self._last_thorough_s = now_s
 
     def _drain(self) -> None:
-        """Dispatch; what the disk has no room for is dispatched later, by whoever appends next or closes the store."""
+        """Dispatch; puts for which the disk has no room are dispatched later, by the next append or by closing."""
         try:
             self.writer.drain()
         except StoreFullError as error:
@@ -191,4 +192,4 @@ class FlushService:
         try:
             self.writer.clean_end.maybe_move()
         finally:
-            self.finished(end)  # these puts are synced and visible, and acknowledged: a failure is the next put's
+            self.finished(end)  # these puts are synced, visible and acknowledged: only the next put sees a failure

@@ -1,12 +1,13 @@
-"""The writer of the log: the one place that appends and publishes.
+"""The writer of the log.
 
 `LogWriter` is the only class that appends and publishes. Its parts are modules of their own: `standing` says whether it
-may write, `queue_numbers` which queue offset comes next, and `clean_end` moves the clean end. The order matters:
+may write, `queue_numbers` says which queue offset comes next, and `clean_end` moves the clean end. The writer always
+works in this order:
 
     state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
 
-A record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment (ASYNC_FLUSH).
-A failed sync poisons the writer: it does not append, sync or publish anything any more.
+The record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment
+(ASYNC_FLUSH). A failed sync poisons the writer: it no longer appends, syncs or publishes anything.
 
 Threads: an append holds `mutex` from its first byte to its last; a Spark batch holds it until the batch is visible.
 """
@@ -40,27 +41,29 @@ from messagestore.write.standing import LogEnd, Standing
 from messagestore.write.states import Health, Turn
 
 MOST_AHEAD_MS = 3_600_000
-"""Store times stand still while the clock is behind the last one by no more than this."""
+"""Store times stand still while the clock is behind the last store time by at most this."""
 CLOCK_IS_SET_MS = 1_577_836_800_000
-"""2020: a clock before this is not set, and not believed."""
+"""The start of 2020. A clock that shows an earlier time has not been set, and the writer ignores it."""
 _log = logging.getLogger(__name__)
 
 
 def _columns_of(puts: list[Row | Rows]) -> Iterator[Rows]:
-    """What was put, in the order of the log; single puts that follow one another go together."""
+    """What was put, in the order of the log; consecutive single puts are combined into one `Rows`."""
     for kind, same in itertools.groupby(puts, type):
         found: list[Any] = list(same)
         yield from [Rows.of(found)] if kind is Row else found
 
 
 class LogWriter(Standing):
-    """Appends to one store; made by recovery, used while the writer lock is held.
+    """Appends to one store.
+
+    Recovery makes the writer, and it is used while the writer lock is held.
 
     Parameters
     ----------
     files : StoreFiles
     state : State
-        As recovery published it.
+        The `state` that recovery published.
     end : LogEnd
     journal : BatchJournal
     """
@@ -71,16 +74,19 @@ class LogWriter(Standing):
         self.clean_end = CleanEnd(self, self.numbers)
         self.dispatcher = Dispatcher(files)
         self.half_dispatched = False
-        """Some of what is pending may be in queues and index already: the disk had no room for all of it."""
+        """Whether a part of `pending` may be in the queues and the index already, because the disk had no room for
+        all of it.
+        """
         self.start_flushing: Callable[[], None] = lambda: None
-        """Called before something is appended that the flush thread is to sync or publish."""
+        """Called before each append that the flush thread has to sync or publish."""
 
     # ---- appending
 
     def ensure_abort(self) -> None:
-        """`abort` exists and holds our token, before the first byte of the first write.
+        """Make sure that `abort` exists and holds our token, before the first byte of the first write.
 
-        A broker that finds it rebuilds what is missing; without it, it trusts what it finds.
+        A broker that finds `abort` rebuilds what is missing; a broker that does not find it trusts the files as they
+        are.
         """
         files = self.files
         if files.abort_is_ours:
@@ -89,18 +95,19 @@ class LogWriter(Standing):
             replace_file(
                 files.disk, files.paths.abort, files.abort_token.encode() + b"\n", via=files.paths.temporary("abort")
             )
-        except Exception as error:  # also for want of memory: a second try would take it for synced
-            if files.abort_is_ours:  # it is there, and may not be there after a power cut
+        except Exception as error:  # a MemoryError as well: a second try would assume that the file is synced
+            if files.abort_is_ours:  # the file exists, but may be lost in a power cut
                 raise self.poison(f"a sync failed ({error})") from error
             raise
 
     def begin(self, physical_offset: int, flush_disk_type: str) -> None:
-        """Before the first byte of an append: `abort` is ours, and `state` says that bytes from S on may be
-        unfinished.
+        """Prepare an append before its first byte: `abort` becomes ours, and `state` says that the bytes from S on may
+        be unfinished.
         """
         self.ensure_abort()
         if flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous:
-            # Must be on the disk before the first ASYNC byte: without it a ConsumeQueue unit proves its record synced.
+            # The flag must be on the disk before the first ASYNC byte: without it, a ConsumeQueue unit proves that its
+            # record is synced.
             flags = (self.state.flags | STATE_ASYNC) & ~STATE_CLEAN
             self.state = self.files.state_file.write_both(
                 self.changed_state({"flags": flags, "in_flight": physical_offset})
@@ -113,10 +120,11 @@ class LogWriter(Standing):
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
 
     def now_ms(self) -> int:
-        """The next store time: now; the last one while the clock is a little behind that.
+        """The next store time: the current time, or the last store time while the clock is slightly behind it.
 
-        Asked before the first byte of an append. When the last record's time lies far ahead of a clock that has been
-        set, that record's clock was wrong: times go back to now, instead of standing still until the clock gets there.
+        The writer calls this before the first byte of an append. If the last record's time is far ahead of a clock that
+        has been set, the clock that gave that time was wrong: store times go back to the current time, instead of
+        standing still until the clock reaches the last one.
         """
         now_ms, last_ms = self.files.disk.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
         if now_ms >= last_ms:
@@ -127,10 +135,10 @@ class LogWriter(Standing):
         return now_ms
 
     def _go_back_to(self, now_ms: int, last_ms: int) -> None:
-        """Before the first record with an earlier time: the store checkpoint must not be ahead of it.
+        """Lower the times in the store checkpoint before the first record with an earlier time is written.
 
         A broker that recovers trusts its queues below the newest segment that begins before the checkpoint's times.
-        Segments to come would begin before them although they are not synced.
+        Future segments would begin before these times although they are not synced.
         """
         files, path = self.files, self.files.paths.checkpoint
         old = store_checkpoint.read(files.disk, path)
@@ -164,14 +172,15 @@ class LogWriter(Standing):
         flush_disk_type: str,
         half: bool = False,
     ) -> Row:
-        """Append one encoded record; it is not dispatched, synced or visible yet.
+        """Append one encoded record, which is not dispatched, synced or visible yet.
 
-        `half`: it is PREPARED or ROLLBACK; it gets queue offset 0 and no unit, and its queue does not advance.
+        `half` says that the record is PREPARED or ROLLBACK: it gets queue offset 0 and no unit, and its queue does not
+        advance.
 
         Raises
         ------
         StoreFullError
-            Nothing of it is in the log.
+            The disk is full; nothing of the record is in the log.
         """
         self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
@@ -204,7 +213,7 @@ class LogWriter(Standing):
     def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> Rows:
         """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time.
 
-        The first eight bytes are written last, so a kill leaves all of it or nothing.
+        The first eight bytes are written last, so a kill leaves the whole batch or nothing of it.
         """
         self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
@@ -229,7 +238,7 @@ class LogWriter(Standing):
             return rows
 
     def open_space(self, size: int) -> int:
-        """Where `size` bytes can go: at the end, or behind a BLANK at the start of the next segment."""
+        """The offset where `size` bytes fit: the log's end, or the start of the next segment after a BLANK record."""
         position = self.end.physical_offset
         if not self.log.blank_needed(position, size):
             return position
@@ -239,7 +248,7 @@ class LogWriter(Standing):
         return start
 
     def write_or_undo(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write; when that fails make what was written since the log's end zero again and raise."""
+        """Write `data`; if that fails, zero everything that was written since the log's end, and raise."""
         try:
             self.log.write(physical_offset, data)
         except SyncFailedError as error:
@@ -249,7 +258,7 @@ class LogWriter(Standing):
             raise
 
     def undo(self, end: int) -> None:
-        """Make everything from the log's end to `end` zero; if even that fails, poison."""
+        """Zero everything from the log's end to `end`; if that fails too, poison the writer."""
         try:
             self.log.undo(
                 self.end.physical_offset, max(end, self.end.physical_offset + self.log.left(self.end.physical_offset))
@@ -260,10 +269,10 @@ class LogWriter(Standing):
     # ---- publishing
 
     def group_sync(self) -> int:
-        """Sync everything appended so far for all who wait, without holding up appends; then publish it. The synced
-        end.
+        """Sync everything appended so far for all callers that wait, without blocking appends; then publish it.
 
-        The clean end is not moved: what is published here is acknowledged, whatever becomes of that.
+        Returns the synced end. This does not move the clean end: what is published here is acknowledged, even if
+        moving the clean end fails later.
         """
         self.mutex.acquire()
         with self.sync_mutex:
@@ -284,7 +293,7 @@ class LogWriter(Standing):
             try:
                 self._drain(end)
             except StoreFullError as error:
-                self.tell_undispatched(error)  # durable, so it is acknowledged
+                self.tell_undispatched(error)  # the records are durable, so they are acknowledged
         return end
 
     def drain(self, end: int | None = None) -> None:
@@ -293,16 +302,17 @@ class LogWriter(Standing):
         Raises
         ------
         StoreFullError
-            There is no room for their units: they stay pending, and nothing is appended before they are dispatched.
+            The disk has no room for their units: the puts stay pending, and nothing is appended before they are
+            dispatched.
         """
         with self.mutex:
             if self._drain(end):
                 self.clean_end.maybe_move()
 
     def _drain(self, end: int | None = None) -> bool:
-        """As `drain`, without the clean end; whether there was something. Call under the mutex.
+        """Do what `drain` does, except moving the clean end; whether anything was dispatched. Call under the mutex.
 
-        What had no room when the writer lock was given back waits for who takes it next.
+        Puts that had no room when the writer lock was given back wait until a process takes the lock again.
         """
         self.check_usable()
         if not self.pending or self.turn is Turn.AWAY:
@@ -321,7 +331,7 @@ class LogWriter(Standing):
         return True
 
     def _publish_puts(self, puts: list[Row | Rows], others: list[Row | Rows], visible: int) -> StoreFullError | None:
-        """Dispatch the first of what is pending; the error when there is no room for it, and all is pending still."""
+        """Dispatch the first pending puts; returns an error if the disk has no room, and then all puts stay pending."""
         self.pending = others
         self.check_locks(often=True)
         start = puts[0].physical_offset
@@ -343,22 +353,22 @@ class LogWriter(Standing):
         return None
 
     def tell_undispatched(self, error: StoreFullError) -> None:
-        """Say that puts were acknowledged and are not visible yet."""
+        """Log a warning that puts were acknowledged and are not visible yet."""
         _log.warning("%s", error)
 
     def check_dispatched(self) -> None:
-        """Before an append: what had no room in the queues is dispatched first.
+        """Dispatch, before an append, the puts for which the queues had no room.
 
         Raises
         ------
         StoreFullError
-            There is no room still; nothing was appended.
+            The disk still has no room; nothing was appended.
         """
         if self.half_dispatched:
             self.drain()
 
     def check_segments(self, start: int, end: int) -> None:
-        """Poison when a segment that was written is no longer the file at its path."""
+        """Poison the writer if a segment that was written is no longer the file at its path."""
         try:
             self.log.check_files(start, end)
         except FileReplaced as error:
@@ -367,19 +377,20 @@ class LogWriter(Standing):
             ) from error
 
     def dispatch_or_poison(self, rows: Callable[[], Iterable[Rows]], physical_offset: int) -> None:
-        """Dispatch, after a failure once more; records that are in the log but in no queue must not be built upon.
+        """Dispatch rows, and try once more after a failure. If that fails too, poison the writer, since nothing may be
+        appended after records that are in the log but in no queue.
 
         Parameters
         ----------
         rows : callable
-            Gives the rows, each time from the first one on.
+            Returns the rows, from the first one on in every call.
         physical_offset : int
-            Of the first record.
+            The offset of the first record.
 
         Raises
         ------
         StoreFullError
-            There is no room for all of it; it may be tried again, after `Dispatcher.repair`.
+            The disk has no room for all rows; the caller may try again, after `Dispatcher.repair`.
         """
         failures = (OSError, StoreError)
         try:
@@ -399,13 +410,13 @@ class LogWriter(Standing):
                 raise self.poison(reason) from first_error
 
     def finish(self) -> None:
-        """Publish all that is pending; afterwards nothing is in flight."""
+        """Publish everything that is pending; afterwards nothing is in flight."""
         with self.mutex:
             if self.health is not Health.SOUND:
                 return
             if self.pending:
                 if self.files.config.flush_disk_type != ASYNC_FLUSH:
-                    self.sync_to_end()  # visible only when durable
+                    self.sync_to_end()  # a SYNC_FLUSH record becomes visible only when it is durable
                 self.drain()
             if self.state.in_flight != NOTHING_IN_FLIGHT:
                 self.write_state(in_flight=NOTHING_IN_FLIGHT)

@@ -1,7 +1,7 @@
-"""Which number the next message of a queue gets, and whether the queue's files are as they were.
+"""The queue offset that the next message of a queue gets, and the check of the queue's files.
 
-`QueueNumbers` looks at a queue before its first number is given: what the log says its end is, and what was sealed at
-the last clean end, must be in its files. A queue that is damaged is made again from the log.
+`QueueNumbers` checks a queue before it gives the queue's first number: the files must hold the units up to the end that
+the log proves, and those that were sealed at the last clean end. A damaged queue is rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from messagestore.log.store_files import StoreFiles
 from messagestore.write.standing import Standing
 
 MAX_QUEUE_OFFSET = ((1 << 63) - 1) // UNIT.size - (1 << 31)
-"""Its place in the queue's files, and that of 2^31 messages behind it, is an int64."""
+"""The largest queue offset whose position in the queue's files, and that of 2^31 messages after it, fits an int64."""
 _log = logging.getLogger(__name__)
 
 
@@ -47,12 +47,12 @@ class QueueNumbers:
     def __init__(self, writer: Standing) -> None:
         self._writer = writer
         self.known: dict[tuple[str, int], int] = {}
-        """The next queue offset of each queue that was looked at."""
+        """The next queue offset of each queue that was checked."""
         self.rebuilt: list[str] = []
-        """What was done to queues whose files were damaged, in one line each."""
+        """What was done to queues whose files were damaged, one line for each repair."""
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """Number the next message of a queue gets."""
+        """The queue offset that the next message of a queue gets."""
         key = (topic, queue_id)
         offset = self.known.get(key)
         if offset is None:
@@ -65,7 +65,7 @@ class QueueNumbers:
         return offset
 
     def _checked_end(self, topic: str, queue_id: int) -> int:
-        """End of a queue as the log proves it; units a crashed broker left behind the end are zeroed."""
+        """The end of a queue as the log proves it; units that a crashed broker left after the end are zeroed."""
         key = (topic, queue_id)
         self._writer.files.disk.check_folders(
             f"{queue_directory(self._writer.files.paths.root, topic, queue_id)}/{'0' * 20}"
@@ -94,7 +94,7 @@ class QueueNumbers:
         return offset
 
     def sealed_ends(self) -> SealedEnds:
-        """Where the queues end in what has been dispatched, as far as it is known."""
+        """The ends of the queues in what has been dispatched, as far as they are known."""
         files = self._writer.files
         if files.ends is None:
             files.ends = sealed_at(files, self._writer.state.clean_end, self._writer.state.visible_end)
@@ -103,7 +103,7 @@ class QueueNumbers:
         return files.ends
 
     def _check_unsealed(self) -> None:
-        """Make queues again that were damaged while no seal tells: `spark/ends` is lost, or a broker wrote last."""
+        """Rebuild damaged queues that no seal covers, because `spark/ends` is lost or a broker wrote last."""
         files, faults = self._writer.files, {}
         for key in short_queues(files, self._writer.state.visible_end):
             faults[key] = _no_unit(files, key)
@@ -111,13 +111,12 @@ class QueueNumbers:
             self.make_sound(faults)
 
     def make_sound(self, faults: dict[tuple[str, int], Fault]) -> str:
-        """Make queues again from the log whose files are not as they were, and say so in one line. Call under the
-        mutex.
+        """Rebuild damaged queues from the log, and return one line that says so. Call under the mutex.
 
         Raises
         ------
         CorruptionError
-            The log does not give what the queues had.
+            The log does not contain what the queues had.
         StorePoisonedError
             A sync failed.
         """
@@ -148,7 +147,7 @@ class QueueNumbers:
         return line
 
     def _check_sound(self, key: tuple[str, int]) -> None:
-        """Look at a queue's last unit; when it is not there, look at all queues, and make again what is damaged."""
+        """Check a queue's last unit. If it is missing, check all queues, and rebuild those that are damaged."""
         ends = self.sealed_ends()
         fault = fault_of(self._writer.files, ends, key)
         if fault is None:
@@ -161,15 +160,15 @@ class QueueNumbers:
         self.make_sound(faults)
 
     def check_queues(self) -> str | None:
-        """Look at all units of all queues, and make again those that are not as they were; in one line what was done.
+        """Check all units of all queues, rebuild damaged queues, and return one line that says what was done, or None.
 
-        Queues that `spark/ends` does not know are compared with the log, and are known from then on. Call it when
+        Queues that `spark/ends` does not know are compared with the log, and are known from then on. Call this when
         nothing is in flight.
 
         Raises
         ------
         CorruptionError
-            The log does not give what a queue had.
+            The log does not contain what a queue had.
         """
         with self._writer.mutex:
             self._writer.check_usable()
@@ -199,7 +198,7 @@ class QueueNumbers:
             return line
 
     def seal_asked(self) -> None:
-        """Ask the files of queues that were not written through this object for their last units."""
+        """Seal the queues that were not written through this object, by the last units in their files."""
         files, ends = self._writer.files, self.sealed_ends()
         limit = self._writer.state.visible_end
         for last_try in (False, True):
@@ -216,7 +215,7 @@ class QueueNumbers:
             rebuild(files, missing, limit)
 
     def write_ends(self) -> None:
-        """Say in `spark/ends` where the queues end at the clean end."""
+        """Write to `spark/ends` where the queues end at the clean end."""
         state, files = self._writer.state, self._writer.files
         anchor = Anchor(state.anchor_position, state.anchor_size, state.anchor_crc)
         self.sealed_ends().write(files.disk, files.paths.ends, files.paths.temporary("ends"), state.clean_end, anchor)

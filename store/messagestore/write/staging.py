@@ -1,10 +1,10 @@
-"""Staging: brings encoded records from Spark's tasks to the one writer.
+"""Staging files, which bring encoded records from Spark's tasks to the one writer.
 
 Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
-length and CRC-32. The file has one row per chunk; FORMAT.md names its columns. Nothing is synced: a replay
-writes the files again, and only what the writer copies into the log counts.
+size and CRC-32. The file has one row per chunk; FORMAT.md lists its columns. The files are not synced: a replay
+writes them again, and only what the writer copies into the log counts.
 
-The CRC is checked over the whole file before anything of a batch is written; chunks are then read one at a time.
+The writer checks the CRC of each whole file before it writes anything of a batch, and then reads one chunk at a time.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A finished staging file; plain values only, so it can travel in a commit message.
+    """A finished staging file. All values are plain, so that a commit message can carry them.
 
     Parameters
     ----------
     path : str
     size : int
-        Bytes.
+        The size of the file in bytes.
     crc : int
-        CRC-32 of the whole file.
+        The CRC-32 of the whole file.
     row_count : int
     """
 
@@ -68,7 +68,7 @@ class StagedFile:
 
 
 class _CrcSink:
-    """What Arrow writes to: appends to a file and keeps the CRC."""
+    """The sink that Arrow writes to. It appends to a file and computes the CRC."""
 
     def __init__(self, disk: Disk, file: File) -> None:
         self.disk, self.file = disk, file
@@ -86,7 +86,7 @@ class _CrcSink:
         return self.size
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing, since `write` buffers nothing."""
 
     def close(self) -> None:
         self.closed = True
@@ -102,15 +102,15 @@ class _CrcSink:
 
 
 class StagingWriter:
-    """Writes one staging file. A file that is not finished is removed.
+    """Writes one staging file, and deletes it if it is not finished.
 
     Parameters
     ----------
     folder : str
-        `spark/staging` of the store, or another folder that tasks and driver see; made when it is missing.
+        `spark/staging` of the store, or another folder that tasks and driver can access; created if it is missing.
     disk : Disk | None
     write : Write | None
-        What the file is for: it decides who deletes the file when the attempt, or its driver, dies.
+        The write that the file belongs to: it decides who deletes the file when the attempt, or its driver, dies.
     """
 
     def __init__(self, folder: str, disk: Disk | None = None, *, write: Write | None = None) -> None:
@@ -142,7 +142,7 @@ class StagingWriter:
         self._row_count += chunk.row_count
 
     def finish(self) -> StagedFile:
-        """Close the file; it is complete."""
+        """Complete and close the file."""
         self._writer.close()
         self._file.close()
         path = finished(self.path)
@@ -176,12 +176,12 @@ def _list_of(texts: list[str]) -> pa.Array:
 
 
 class StagedChunks:
-    """The chunks of several staging files, in the order given (by partition), for `transaction.append_batch`.
+    """The chunks of several staging files, in the given order (by partition), for `transaction.append_batch`.
 
     Raises
     ------
     ChecksumError
-        When a file is not what its task wrote.
+        A file is not what its task wrote.
     """
 
     def __init__(self, files: Iterable[StagedFile], disk: Disk | None = None) -> None:
@@ -200,7 +200,7 @@ class StagedChunks:
                         staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry."
                     )
                 self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
-            if data is not None:  # small: not read again
+            if data is not None:  # the file is small: it stays in memory and is not read again
                 room -= staged.size
                 self._kept[staged.path] = pa.ipc.open_file(pa.py_buffer(data))
 
@@ -208,7 +208,7 @@ class StagedChunks:
         return len(self._places)
 
     def read(self, index: int, *, with_data: bool) -> Rows:
-        """Chunk `index`; its data may be written to, and are the caller's until the next chunk is read with data."""
+        """Chunk `index`. The caller may write to its data, until the next chunk is read with data."""
         path, number = self._places[index]
         row = self._reader(path, with_data).get_batch(number)
         data = np.empty(0, np.uint8)
@@ -216,9 +216,9 @@ class StagedChunks:
             _, offsets, values = row.column("data").buffers()
             begin, end = np.frombuffer(offsets, np.int64, 2)
             if len(self._scratch) < end - begin:
-                self._scratch = np.empty(int(end - begin), np.uint8)  # one for all chunks: new memory costs page faults
+                self._scratch = np.empty(int(end - begin), np.uint8)  # reused: new memory costs page faults
             data = self._scratch[: end - begin]
-            data[:] = np.frombuffer(values, np.uint8)[begin:end]  # Arrow's buffer is not ours to stamp
+            data[:] = np.frombuffer(values, np.uint8)[begin:end]  # a copy, since Arrow's buffer must not be changed
         return Rows.unplaced(
             _values(row, "starts"),
             data=data,

@@ -1,7 +1,7 @@
-"""Who may write, and whether what was written can be believed: what all parts of a writer stand on.
+"""The base of a writer: whether it may write, and whether what it wrote can be trusted.
 
-`Standing` knows whether its process holds the writer lock, whether a sync has failed, and what `state` says. It is the
-only one that writes `state`, and it syncs the log. `LogWriter` is a `Standing` that appends and publishes.
+`Standing` knows whether its process holds the writer lock, whether a sync has failed, and what `state` says. Only this
+class writes `state`, and it syncs the log. `LogWriter` is a `Standing` that appends and publishes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOCKS_CHECK_S = 0.02
 
 
 class LogEnd(NamedTuple):
-    """Where the log ends, and the last record before that end (`size` 0: there is none)."""
+    """Where the log ends, and the last record before that end (with `last_size` 0, there is no record)."""
 
     physical_offset: int
     last_position: int
@@ -44,7 +44,7 @@ class LogEnd(NamedTuple):
 
 
 def broker_comes(paths: Paths) -> StoreLockedError:
-    """The error for who wants to write while a broker waits to open the store."""
+    """The error for a caller that wants to write while a broker waits to open the store."""
     holder = "a RocketMQ broker that is starting"
     return StoreLockedError(
         f"{paths.lock}: {holder} waits to open this store, and gets it as soon as what was begun before is finished. "
@@ -56,7 +56,7 @@ def broker_comes(paths: Paths) -> StoreLockedError:
 
 
 class _Unbroken:
-    """`Standing.unbroken`; a class, since a generator costs each put a microsecond more."""
+    """The context manager of `Standing.unbroken`; it is a class, since a generator costs a microsecond more per put."""
 
     __slots__ = ("_failures", "_what", "_writer")
 
@@ -72,7 +72,7 @@ class _Unbroken:
         if error is None or isinstance(error, StorePoisonedError):
             return
         if isinstance(error, MemoryError) or not isinstance(error, Exception):
-            self._writer.poison_untold(f"{self._what} ({error!r})")  # the caller sees the interrupt only
+            self._writer.poison_untold(f"{self._what} ({error!r})")  # the caller only sees the interrupt
         elif self._failures:
             raise self._writer.poison(f"{self._what} ({error})") from error
 
@@ -84,7 +84,7 @@ class Standing:
     ----------
     files : StoreFiles
     state : State
-        As recovery published it.
+        The `state` that recovery published.
     end : LogEnd
     journal : BatchJournal
     """
@@ -93,19 +93,19 @@ class Standing:
         self.files = files
         self.pid = os.getpid()
         self.turn = Turn.HELD
-        """`state`, the journal and the store checkpoint are written while it is HELD only."""
+        """The writer's turn. `state`, the journal and the store checkpoint are written only while it is HELD."""
         self.health = Health.SOUND
         self.poison_reason = ""
-        """What made `health` POISONED."""
+        """Why `health` became POISONED."""
         self._moving = threading.Lock()
         self.locks_intact: Callable[[], bool] = lambda: True
-        """Whether the lock files are still those that were locked."""
+        """Whether the lock files are still the files that were locked."""
         self.broker_waits: Callable[[], bool] = lambda: False
-        """Whether a Java broker waits to open the store: nothing new is begun then."""
+        """Whether a Java broker waits to open the store; the writer begins nothing new while one waits."""
         self._why_retired: Callable[[], StoreError] | None = None
         self._locks_checked_s = 0.0
         self.flush_thread: int | None = None
-        """The thread that shows `StorePoisonedError` to no caller."""
+        """The id of the flush thread. A `StorePoisonedError` that is raised there reaches no caller."""
         self.log = files.commit_log
         self.journal = journal
         self.mutex = threading.RLock()
@@ -114,10 +114,10 @@ class Standing:
         self.end = end
         self.synced_end = end.physical_offset
         self.pending: list[Row | Rows] = []
-        """What is appended and not visible yet."""
+        """What was appended and is not visible yet."""
 
     def forget_threads(self) -> None:
-        """In a forked child: no other thread is there to let go of what it held."""
+        """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
         self.sync_mutex = threading.Lock()
         self._moving = threading.Lock()
@@ -129,29 +129,33 @@ class Standing:
             self.turn = moved(TURNS, self.turn, event)
 
     def take_turn(self) -> None:
-        """The process has taken the writer lock."""
+        """Note that the process has taken the writer lock."""
         self._turn(TurnEvent.TAKE)
 
     def give_turn(self) -> None:
-        """The process is about to give the writer lock back: the flush thread goes on, and writes no `state` any
-        more.
+        """Note that the process is about to release the writer lock: the flush thread continues, but no longer writes
+        `state`.
         """
         with self.mutex:
             self._turn(TurnEvent.GIVE)
 
     def retire(self, why: Callable[[], StoreError]) -> None:
-        """Another writer is the store's now, or none; `why` makes the error for those who still have this one."""
+        """Retire this writer: the store has another writer now, or none.
+
+        `why` makes the error for callers that still use this one.
+        """
         self._why_retired = why
         self._turn(TurnEvent.RETIRE)
 
     def check_usable(self) -> None:
-        """Raise when an earlier sync failed.
+        """Raise an error if this writer must not write any more.
 
         Raises
         ------
         StorePoisonedError
+            An earlier sync failed.
         StoreClosedError
-            In a forked child: the parent has the locks.
+            This process is a forked child; the parent has the locks.
         StoreLockedError
             The store was closed for a broker that starts.
         """
@@ -170,24 +174,25 @@ class Standing:
         )
 
     def check_turn(self) -> None:
-        """Refuse to begin something while a Java broker waits to open the store.
+        """Refuse to begin anything while a Java broker waits to open the store.
 
-        Called under the mutex and before `check_usable`: who lets the broker in takes the mutex after the broker has
-        come, and retires this writer before the broker is gone from here.
+        Call it under the mutex and before `check_usable`: the thread that lets the broker in takes the mutex after the
+        broker has come, and retires this writer before `broker_waits` is False again.
 
         Raises
         ------
         StoreLockedError
-            Nothing was written; what was appended before is finished, and then the broker starts.
+            A broker waits. Nothing was written; what was appended before is finished, and then the broker starts.
         """
         if self.broker_waits():
             raise broker_comes(self.files.paths)
 
     def check_locks(self, *, often: bool = False) -> None:
-        """Poison when a lock file is gone: whoever removed it as "stale" has let another writer in. Also when the disk
-        does not say whether it is there: a writer that cannot know writes nothing.
+        """Poison the writer if a lock file is missing or cannot be checked.
 
-        With `often`, as for single puts, the files are looked at only when the last look is `_LOCKS_CHECK_S` ago.
+        Whoever deleted the file as "stale" may have let another writer in. A writer that cannot find out whether the
+        file exists writes nothing. With `often`, as for single puts, the files are checked only if the last check was
+        at least `_LOCKS_CHECK_S` ago.
         """
         now_s = time.monotonic()
         if often and now_s < self._locks_checked_s + _LOCKS_CHECK_S:
@@ -211,22 +216,23 @@ class Standing:
             self.health = after
 
     def stop(self, reason: str) -> None:
-        """Nothing more is appended, synced or published. Without the mutex, and nothing is written: `poison` follows,
-        where that is possible.
+        """Make sure that nothing more is appended, synced or published.
+
+        This needs no mutex and writes nothing; the caller calls `poison` afterwards, where that is possible.
         """
         self._health(HealthEvent.POISON, reason)
 
     def poison_untold(self, reason: str) -> None:
-        """Stop all writing, and say so in `state` as far as that works; no caller hears of it now."""
+        """Stop all writing, and record it in `state` if possible; no caller sees an error now."""
         self.stop(reason)
         if not self.state.poisoned and self.turn is Turn.HELD:
             with contextlib.suppress(
                 OSError
-            ):  # the disk is failing; what is in flight makes the next writer recover as well
+            ):  # the disk is failing; what is in flight also makes the next writer recover
                 self.write_state(flags=self.state.flags | STATE_POISONED)
 
     def poison(self, reason: str) -> StorePoisonedError:
-        """Stop all writing; say so in `state` as far as that works; the error to raise."""
+        """Stop all writing, record it in `state` if possible, and return the error to raise."""
         self.poison_untold(reason)
         try:
             self.check_usable()
@@ -235,38 +241,40 @@ class Standing:
         raise AssertionError("unreachable")
 
     def unbroken(self, what: str, *, failures: bool = False) -> _Unbroken:
-        """An interrupt or want of memory in here, and with `failures` any error, poisons: only recovery can tell what
-        was done.
+        """A context in which an interrupt or a MemoryError, and with `failures` any error, poisons the writer.
+
+        After such an error, only recovery can find out what was done.
         """
         return _Unbroken(self, what, failures)
 
     def no_room(self, what: str, error: StoreFullError) -> StoreFullError:
-        """An error of a full disk that says what was done and what to do."""
+        """A `StoreFullError` that says what was done and what to do."""
         text = f"{self.files.paths.root}: {what}. Make room"
         full = StoreFullError(text, path=error.path, needed=error.needed, free=error.free)
         full.errno = error.errno
         return full
 
     def write_state(self, **changes: int) -> None:
-        """One change of `state`."""
+        """Write `state` with changes."""
         self.state = self.files.state_file.write(self.changed_state(changes))
 
     def changed_state(self, changes: dict[str, int]) -> State:
-        """`state` with changes, as this writer writes it next."""
+        """`state` with changes, as this writer would write it next."""
         if self.turn is not Turn.HELD:
             self.check_usable()
             raise AssertionError(f"`state` is another process's to write: {self.turn.value}")
-        counter = max(self.state.counter, self.files.state_file.last_counter) + 1  # a change may have failed half-way
+        counter = max(self.state.counter, self.files.state_file.last_counter) + 1  # a change may have failed midway
         return replace(self.state, counter=counter, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes)
 
     def sync_to_end(self) -> None:
-        """Everything up to the log's end is durable when this returns; a failure poisons. Call under the mutex."""
+        """Make everything up to the log's end durable; a failure poisons the writer. Call under the mutex."""
         self.sync_log(self.end.physical_offset)
 
     def sync_log(self, end: int, *, segment: int | None = None) -> None:
-        """Sync what was written below `end`; with `segment`, that one segment only.
+        """Sync what was written below `end`; with `segment`, sync that one segment only.
 
-        One sync at a time: a descriptor reports an error once, so the loser of a race would see success.
+        Only one sync runs at a time: a descriptor reports an error once, so the second of two syncs that run at the
+        same time would see success.
         """
         with self.sync_mutex:
             self.check_usable()

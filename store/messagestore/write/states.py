@@ -4,14 +4,14 @@
 be trusted. The two are independent of each other. `Presence` says what an `AttachedStore` holds.
 
     Turn        HELD <-> AWAY                   a process takes the writer lock and gives it back
-                HELD, AWAY -> LOST              somebody removed the lock file: nobody knows who writes now
+                HELD, AWAY -> LOST              somebody removed the lock file: it is unknown who writes now
                 any -> RETIRED                  the process has closed the store, or made another writer for it
 
     Health      SOUND -> POISONED -> TOLD       a sync failed; a caller has seen the error
 
     Presence    DETACHED -> ATTACHED <-> HOLDING
                 ATTACHED -> DETACHED
-                HOLDING -> LEAVING -> DETACHED  the attachment goes before the writer lock
+                HOLDING -> LEAVING -> DETACHED  the attachment is released before the writer lock
 
 Events that release something are allowed in every state, because Ctrl-C may have come between two of them. Events that
 acquire something are not. A move that is not in its table raises `ForbiddenMove` and changes nothing.
@@ -43,7 +43,7 @@ class TurnEvent(Enum):
 
 
 class Health(Enum):
-    """Whether what a writer has synced can be believed."""
+    """Whether what a writer has synced can be trusted."""
 
     SOUND = "no sync has failed"
     POISONED = "a sync failed, or an append was interrupted, and no caller has seen it yet"
@@ -76,19 +76,19 @@ class PresenceEvent(Enum):
 
 
 TURNS: Mapping[tuple[Turn, TurnEvent], Turn] = {
-    (Turn.HELD, TurnEvent.TAKE): Turn.HELD,  # the giving back was interrupted
+    (Turn.HELD, TurnEvent.TAKE): Turn.HELD,  # the release was interrupted
     (Turn.HELD, TurnEvent.GIVE): Turn.AWAY,
     (Turn.HELD, TurnEvent.LOSE): Turn.LOST,
     (Turn.HELD, TurnEvent.RETIRE): Turn.RETIRED,
     (Turn.AWAY, TurnEvent.TAKE): Turn.HELD,
     (Turn.AWAY, TurnEvent.GIVE): Turn.AWAY,
-    (Turn.AWAY, TurnEvent.LOSE): Turn.LOST,  # an append by who has kept the writer for longer than the turn
+    (Turn.AWAY, TurnEvent.LOSE): Turn.LOST,  # an append by a caller that kept the writer for longer than its turn
     (Turn.AWAY, TurnEvent.RETIRE): Turn.RETIRED,
-    (Turn.LOST, TurnEvent.TAKE): Turn.LOST,  # another writer was there meanwhile: only recovery makes a new one
+    (Turn.LOST, TurnEvent.TAKE): Turn.LOST,  # another writer may have written meanwhile: only recovery makes a new one
     (Turn.LOST, TurnEvent.GIVE): Turn.LOST,
     (Turn.LOST, TurnEvent.LOSE): Turn.LOST,
     (Turn.LOST, TurnEvent.RETIRE): Turn.RETIRED,
-    (Turn.RETIRED, TurnEvent.LOSE): Turn.RETIRED,  # by an append that was at work when the store was closed
+    (Turn.RETIRED, TurnEvent.LOSE): Turn.RETIRED,  # an append was running when the store was closed
     (Turn.RETIRED, TurnEvent.RETIRE): Turn.RETIRED,
 }
 
@@ -107,7 +107,7 @@ PRESENCES: Mapping[tuple[Presence, PresenceEvent], Presence] = {
     (Presence.ATTACHED, PresenceEvent.TAKE): Presence.HOLDING,
     (Presence.ATTACHED, PresenceEvent.DETACH): Presence.DETACHED,
     (Presence.ATTACHED, PresenceEvent.GIVE): Presence.ATTACHED,
-    (Presence.HOLDING, PresenceEvent.TAKE): Presence.HOLDING,  # the giving back was interrupted
+    (Presence.HOLDING, PresenceEvent.TAKE): Presence.HOLDING,  # the release was interrupted
     (Presence.HOLDING, PresenceEvent.DETACH): Presence.LEAVING,
     (Presence.HOLDING, PresenceEvent.GIVE): Presence.ATTACHED,
     (Presence.LEAVING, PresenceEvent.DETACH): Presence.LEAVING,
@@ -119,7 +119,7 @@ _Event = TypeVar("_Event", bound=Enum)
 
 
 class ForbiddenMove(AssertionError):
-    """An event came in a state in which it cannot come: the program is wrong."""
+    """An event came in a state that does not allow it, which is a bug in the program."""
 
 
 def moved(table: Mapping[tuple[_State, _Event], _State], state: _State, event: _Event) -> _State:

@@ -42,7 +42,7 @@ _WRITEBACK_SIZE = 1 << 20
 
 
 class _LogCrc:
-    """CRC-32 of the log in pieces of `CHUNK_SIZE`, fed in order."""
+    """Computes the CRC-32 of each `CHUNK_SIZE` bytes of the log; data must be added in order."""
 
     def __init__(self) -> None:
         self.crcs: list[int] = []
@@ -71,7 +71,7 @@ class _LogCrc:
 
 
 def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> BatchResult:
-    """Append a batch: it is in the log once and whole when this returns, or not at all when it raises.
+    """Append a batch. The log contains all of it once if this returns, and nothing of it if this raises.
 
     Parameters
     ----------
@@ -83,13 +83,13 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
     Raises
     ------
     BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
-        By the rules in `batch_rules`; nothing was written.
+        The rules in `batch_rules` refuse the batch; nothing was written.
     MessageIllegalError
-        A topic, queue or size that cannot be; nothing was written.
+        A topic, queue or size is not allowed; nothing was written.
     StoreFullError
-        Nothing of the batch is in the log.
+        The disk is full; nothing of the batch is in the log.
     StorePoisonedError
-        A sync failed: whether the batch is there is decided when the store is opened next.
+        A sync failed; the next opening of the store decides whether the batch is in the log.
     """
     if request.flush_disk_type == ASYNC_FLUSH:
         writer.start_flushing()
@@ -102,7 +102,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         known = decision.known
         if known is not None:
             if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
-                writer.sync_to_end()  # it was appended in ASYNC_FLUSH, and is acknowledged as synced now
+                writer.sync_to_end()  # it was appended with ASYNC_FLUSH, and is now acknowledged as synced
             return known
         plan = BatchPlan(writer, source, request, decision.replaces)
         _check_space(writer, plan)
@@ -133,7 +133,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
 
 
 def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:
-    """What the rules of `batch_rules` say, once the journal holds nothing that the log has lost."""
+    """Apply the rules of `batch_rules`, after entries that the log has lost were removed from the journal."""
     if request.app_id is None:
         return Decision()
     _drop_vanished(writer, request.app_id, request.version)
@@ -141,7 +141,7 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
 
 
 def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
-    """An entry counts only if its BATCH record is read back, or lies below the first segment."""
+    """Drop journal entries whose BATCH record is neither in the log nor below its first segment."""
     journal = writer.journal
     entry = journal.find(app_id, version)
     if entry is not None and not batch_is_there(writer, app_id, entry):
@@ -153,12 +153,12 @@ def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
 
 
 def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
-    """Whether the log holds the BATCH record an entry names.
+    """Whether the log holds the BATCH record that an entry names; True if it was below the log's first segment.
 
     Raises
     ------
     CorruptionError
-        There is none to be read, and nothing proves that there is none; or it is of another store.
+        The record cannot be read and nothing proves that it is missing, or it belongs to another store.
     """
     log, end = writer.log, writer.end.physical_offset
     if entry.physical_offset < log.min_offset:
@@ -187,7 +187,7 @@ def _check_space(writer: LogWriter, plan: BatchPlan) -> None:
 
 
 def _write(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> tuple[bytes, int]:
-    """Data, then the BATCH record without its first eight bytes; these, and the store time."""
+    """Write the data, then the BATCH record without its first eight bytes; returns these bytes and the store time."""
     log, batch, log_end = writer.log, plan.batch, writer.end.physical_offset
     writer.begin(batch.physical_offset, request.flush_disk_type)
     if batch.physical_offset != log_end:
@@ -226,7 +226,7 @@ def _blank(writer: LogWriter, position: int, crc: _LogCrc) -> int:
 
 
 def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchRequest) -> None:
-    """Sync the data, write the eight bytes, sync them."""
+    """Sync the data, write the first eight bytes of the BATCH record, and sync them."""
     sync = request.flush_disk_type == SYNC_FLUSH
     start = plan.batch.physical_offset
     if sync:
@@ -242,9 +242,7 @@ def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchReque
 
 
 def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
-    """Dispatch, then make the batch visible. The batch is in the log: what fails here is finished by the next
-    recovery.
-    """
+    """Dispatch the batch, then make it visible. It is in the log: if this fails, the next recovery finishes it."""
     batch = plan.batch
     writer.dispatch_or_poison(lambda: _rows(plan, timestamp_ms), batch.physical_offset)
     writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
