@@ -1,19 +1,20 @@
-"""Shares a store among the writers of one process, and lets processes take turns.
+"""The sharing of a store among the writers of one process, and the turns that processes take.
 
 There is one `AttachedStore` per process and store. Before it reads anything that it relies on, it attaches: it takes a
 shared lock and a lease, which keep Java brokers out. It takes the writer lock for a session or for one commit, and
 recovers or catches up. Some time after the last append it detaches: it makes everything durable, moves the clean end,
-and removes `abort` if no other writer is attached. Because `abort` goes last, a detach that is killed does no harm.
+and removes `abort` if no other writer is attached. Because `abort` is removed last, a detach that is killed does no
+harm.
 
-    attached without a break, counter as cached   -> go on
-    attached without a break, counter is newer    -> catch up
-    anything else                                 -> recover, as on open
+    attached without interruption, counter as cached   -> continue
+    attached without interruption, counter is newer    -> catch up
+    anything else                                      -> recover, as on open
 
-A broker that starts meanwhile waits in the kernel. A thread looks for such a broker. The store then finishes what was
-begun and closes as in a detach, even under an open session, and the broker continues. The session's next append raises
-`StoreLockedError`.
+A broker that starts meanwhile waits in the kernel, and a thread watches for such a broker. The store then finishes what
+was begun and closes as in a detach, even under an open session, and the broker continues. The session's next append
+raises `StoreLockedError`.
 
-Threads: safe. A forked child starts from scratch: it closes the locks and never unlocks them.
+Threads: this module is thread-safe. A forked child starts from scratch: it closes the locks and never unlocks them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _warned: set[str] = set()
 _looked_for_links: set[str] = set()
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.2
-"""How often the store looks whether a broker waits."""
+"""The interval at which the store checks whether a broker waits."""
 _LONGEST_PAUSE_S = 3600.0
 _NOT_WRITABLE = "a writer makes files there; make the folder writable for this user, or open the store read-only"
 
@@ -68,12 +69,12 @@ _NOT_WRITABLE = "a writer makes files there; make the folder writable for this u
 def attached_store(
     root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None
 ) -> AttachedStore:
-    """The store of this process at a root; made at the first call. Nothing is locked or read yet."""
+    """The store of this process at a root, created at the first call. This call locks and reads nothing."""
     path = os.path.realpath(os.fspath(root))
     with _stores_mutex:
         store = _stores.get(path)
         if store is not None and store.pid != os.getpid():
-            store = None  # a forked child starts anew
+            store = None  # a forked child starts from scratch
         if store is not None and disk is not store.disk and (disk is not None or type(store.disk) is not Disk):
             if store.attached:
                 raise ConfigError(f"{path}: is already open in this process through another disk", key="disk")
@@ -98,17 +99,19 @@ class AttachedStore:
         self.flush: FlushService | None = None
         self.report: RecoveryReport | None = None
         self.presence = Presence.DETACHED
-        """It moves after something was taken and before something is let go, and never says too much."""
+        """What this process holds. It changes after a lock is taken and before one is released, so it never names a
+        lock that is not held.
+        """
         self._attachment: Attachment | None = None
         self._lock = WriterLock(self.paths.writer_lock)
         self._sessions = 0
-        """How many sessions are open; while there are any, this process is HOLDING."""
+        """The number of open sessions; while one is open, this process is HOLDING."""
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
         self._awake = _held_lock()
 
     def forget_threads(self) -> None:
-        """In a forked child: no other thread is there to let go of what it held."""
+        """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
         self._awake = _held_lock()
         for part in (self.writer, self.flush):
@@ -124,7 +127,7 @@ class AttachedStore:
         self.presence = moved(PRESENCES, self.presence, event)
 
     def use(self, config: StoreConfig) -> None:
-        """Take over another configuration (timeouts, limits); what is fixed in the store stays."""
+        """Take over another configuration (timeouts, limits); settings that are fixed in the store stay."""
         with self.mutex:
             self.config = config
             known_root(self.paths.root, config.file_mode_bits)
@@ -141,7 +144,7 @@ class AttachedStore:
         Raises
         ------
         StoreLockedError
-            Another process holds it for longer than `timeout_s` (default `lockTimeout`); the holder is named.
+            Another process holds the store for longer than `timeout_s` (default `lockTimeout`); the error names it.
         """
         with self.mutex:
             writer = self._enter(description, timeout_s)
@@ -153,7 +156,7 @@ class AttachedStore:
     def open_session(self, description: str, timeout_s: float | None = None, *, accept_loss: bool = False) -> LogWriter:
         """Hold the store until `close_session`.
 
-        `accept_loss`: where the end of the log is proven to be lost, go on without it.
+        With `accept_loss`, the store is opened even if the end of the log is provably lost, and continues without it.
         """
         with self.mutex:
             writer = self._enter(description, timeout_s, accept_loss=accept_loss)
@@ -161,9 +164,9 @@ class AttachedStore:
             return writer
 
     def close_session(self, writer: LogWriter) -> None:
-        """Give the store back; the last session of the process detaches at once.
+        """Release the store; the last session of the process detaches at once.
 
-        A session whose writer is not the store's any more (a broker came) has nothing to give back.
+        A session whose writer is no longer the store's writer (a broker came) has nothing to release.
         """
         with self.mutex:
             if writer is not self.writer:
@@ -176,13 +179,13 @@ class AttachedStore:
         if self.presence is Presence.LEAVING or (
             self._attachment is not None and not (self.attached and self._attachment.intact())
         ):
-            self._drop()  # also what was interrupted while it was let go
+            self._drop()  # this also completes a release that was interrupted
         if self._broker_waits():
-            with contextlib.suppress(StoreError, OSError):  # what is wrong is found when the store is opened next
+            with contextlib.suppress(StoreError, OSError):  # the next opening of the store finds what is wrong
                 self._make_way()
         try:
             if self.presence is Presence.DETACHED:
-                refuse_to_write(self.disk, self.paths, self.config)  # before anything is made
+                refuse_to_write(self.disk, self.paths, self.config)  # before anything is created
                 make_root(self.disk, self.paths)
                 _warn_of_others(self.paths.root)
                 _warn_of_hard_links(self.disk, self.paths)
@@ -202,7 +205,7 @@ class AttachedStore:
                 self.writer.start_flushing = self.flush.start
         except BaseException as error:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            if refused and not isinstance(error, StorePermissionError):  # which says what to do
+            if refused and not isinstance(error, StorePermissionError):  # that error says what to do
                 error.add_note(f"{self.paths.root}: {_NOT_WRITABLE}")
             if not self._sessions:
                 self._release_lock()
@@ -262,9 +265,10 @@ class AttachedStore:
         self._lock.release()
 
     def _remember_poison(self) -> None:
-        """The flush thread failed while the lock was not ours: say so in `state` in turn, through a lock of its own.
+        """Record in `state` that the flush thread failed while this process did not hold the lock.
 
-        Another writer may have synced its own batch behind what was lost here; the next one writes all of it again.
+        This waits for its turn through a lock object of its own. Another writer may have synced its own batch after
+        what was lost here; the next writer writes all of it again.
         """
         lock = WriterLock(self.paths.writer_lock)
         try:
@@ -276,17 +280,18 @@ class AttachedStore:
         finally:
             lock.close()
 
-    # ---- going away
+    # ---- detaching
 
     def _watch(self) -> None:
-        """Have a thread look for brokers that wait, and detach `attachTimeout` after the last append: a Spark worker
-        that idles is killed soon after.
+        """Start a thread that looks for waiting brokers, and detaches `attachTimeout` after the last append.
+
+        Spark kills an idle worker soon after that.
         """
         if self._watcher is not None and self._watcher.is_alive():
             return
         attachment = self._attachment
         if attachment is None or (self._sessions and not attachment.leased):
-            return  # no broker waits without a lease, and a session ends by itself
+            return  # without a lease, no broker waits, and an open session ends by itself
         self._watcher = threading.Thread(target=self._watch_attached, name="messagestore-detach", daemon=True)
         self._watcher.start()
 
@@ -298,11 +303,11 @@ class AttachedStore:
                 continue
             if not self.mutex.acquire(timeout=_LOOK_S):
                 _ending.end_if_late()
-                continue  # an append is at work; meanwhile this looks how long a broker has waited
+                continue  # an append is running; meanwhile this checks how long a broker has waited
             try:
                 if self._attachment is None or self._watcher is not threading.current_thread():
                     return
-                with contextlib.suppress(StoreError, OSError):  # nobody to tell; the next writer recovers
+                with contextlib.suppress(StoreError, OSError):  # no caller sees the error; the next writer recovers
                     if self._attachment.broker_waits():
                         self._make_way()
                     elif self._is_due(self._attachment):
@@ -315,16 +320,16 @@ class AttachedStore:
         watcher, self._watcher = self._watcher, None
         if watcher is not None and watcher is not threading.current_thread():
             self.wake_watcher()
-            if watcher.ident is not None:  # None: an interrupt came before it was started
+            if watcher.ident is not None:  # None: an interrupt came before the thread was started
                 watcher.join(_BRIEFLY_S)
 
     def wake_watcher(self) -> None:
-        """Let the thread look now; may be called from a signal handler."""
-        with contextlib.suppress(RuntimeError):  # it is awake
+        """Make the thread look now; a signal handler may call this."""
+        with contextlib.suppress(RuntimeError):  # the thread is awake
             self._awake.release()
 
     def _pause_s(self, attachment: Attachment) -> float:
-        """How long nothing has to be looked at."""
+        """The time until the thread has to look again."""
         longest_s = _LOOK_S if attachment.leased else _LONGEST_PAUSE_S
         if self._sessions:
             return longest_s
@@ -340,10 +345,10 @@ class AttachedStore:
         )
 
     def _make_way(self) -> None:
-        """A broker waits to open the store: finish what was begun, close the store as in a detach, and let it in.
+        """Let in a broker that waits to open the store: finish what was begun, and close the store as in a detach.
 
-        A broker that waited for longer than the kernel lets it has read the store, and may have cut it: nothing is
-        finished then, the next writer recovers.
+        A broker that waited for longer than the kernel allows has read the store, and may have cut it. Nothing is
+        finished in that case; the next writer recovers.
         """
         with self.mutex:
             paths = self.paths
@@ -353,8 +358,8 @@ class AttachedStore:
                 self._drop(lambda: broker_comes(paths))
 
     def detach(self) -> None:
-        """Make everything durable, move the clean end, remove `abort` when nobody else is attached, let a broker
-        start.
+        """Make everything durable, move the clean end, remove `abort` if nobody else is attached, and allow a broker
+        to start.
         """
         with self.mutex:
             if self._attachment is None:
@@ -377,11 +382,11 @@ class AttachedStore:
             try:
                 self._take_lock(_BRIEFLY_S, "detach")
             except StoreLockedError:
-                return  # whoever holds it is attached, and tidies up after itself
+                return  # the process that holds it is attached, and closes the store itself
             if not catch_up(writer):
                 return
         with writer.mutex:
-            if not attachment.intact():  # it took a while to get here
+            if not attachment.intact():  # it may have changed since the check above
                 return
             writer.finish()
             if flush is not None:
@@ -395,17 +400,17 @@ class AttachedStore:
                 self.disk.fsync_dir(files.paths.root)
 
     def _drop(self, why: Callable[[], StoreError] | None = None) -> None:
-        """Forget everything cached and let go of the locks; who still has the writer gets an error, `why` if given."""
+        """Forget everything cached and release the locks. Callers that still use the writer get the error of `why`."""
         if self.flush is not None:
             self.flush.stop()
             self.flush = None
         if self.writer is not None:
-            self.writer.retire(why or self._closed)  # before the lease goes: see `LogWriter.check_turn`
+            self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
             self.writer.files.close()
             self.writer = None
             self._sessions = 0
         self._move(PresenceEvent.DETACH)
-        if self._attachment is not None:  # before the lock: who gets it next must not find us attached
+        if self._attachment is not None:  # before the lock: its next holder must not find us attached
             self._attachment.detach()
             self._attachment = None
         self._release_lock()
@@ -418,16 +423,16 @@ class AttachedStore:
 
 
 class _Ending:
-    """How a process ends that does not end as a Python program does: it detaches, and then ends as it would have.
+    """Detaches the stores of a process that does not end as a Python program does, and then lets it end.
 
-    A worker of Spark's daemon ends by `os._exit` when the JVM closes its socket: after it idled for a minute, when the
-    application ends, or when the JVM is gone. In the last two cases the daemon also sends SIGHUP to its process group,
-    a millisecond later, and it resets a worker's signal handlers before each task. So a worker that has a store leaves
-    the group: it sees the end of its socket in any case.
+    A worker of Spark's daemon ends by `os._exit` when the JVM closes its socket: after it was idle for a minute, when
+    the application ends, or when the JVM has ended. In the last two cases the daemon also sends SIGHUP to its process
+    group, a millisecond later, and it resets a worker's signal handlers before each task. So a worker that has a store
+    leaves the group: it sees the end of its socket in any case.
 
-    A worker without a daemon gets SIGTERM. The handler of a signal only notes it, and wakes the threads that watch the
-    stores: the thread it interrupts may hold any lock. They detach where no append is at work. A process that appends
-    ends soon in any case: the next writer recovers.
+    A worker without a daemon gets SIGTERM. The signal handler only notes the signal, and wakes the threads that watch
+    the stores, because the thread that it interrupts may hold any lock. These threads detach the stores in which no
+    append is running. A process that is appending ends soon in any case, and the next writer recovers.
     """
 
     def __init__(self) -> None:
@@ -437,8 +442,8 @@ class _Ending:
         self._installed = False
 
     def install(self) -> None:
-        """Take over `os._exit`, SIGTERM and SIGHUP unless somebody else has taken them, and leave the daemon's process
-        group. In the main thread only.
+        """Take over `os._exit`, and SIGTERM and SIGHUP unless they have other handlers; leave the daemon's process
+        group. This works in the main thread only.
         """
         if self._installed or threading.current_thread() is not threading.main_thread():
             return
@@ -459,9 +464,9 @@ class _Ending:
                     finally:
                         store.mutex.release()
         finally:
-            self._exit(status)  # whatever happened: the next writer recovers
+            self._exit(status)  # also after a failure: the next writer recovers
 
-    def _told(self, number: int, frame: object) -> None:  # noqa: ARG002 - what a handler is given
+    def _told(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of a signal handler
         self._told_s = time.monotonic()
         self.number = number
         watched = [store for store in list(_stores.values()) if store.attached and store.pid == os.getpid()]
@@ -472,12 +477,12 @@ class _Ending:
             os.kill(os.getpid(), number)
 
     def end_if_detached(self) -> None:
-        """End, unless another store is still attached."""
+        """End the process if a signal came, unless another store is still attached."""
         if self.number and not any(store.attached and store.pid == os.getpid() for store in list(_stores.values())):
             self._end()
 
     def end_if_late(self) -> None:
-        """End when an append has been at work for a while."""
+        """End the process if a signal came a while ago and an append is still running."""
         if self.number and time.monotonic() - self._told_s > _BRIEFLY_S:
             self._end()
 
@@ -489,21 +494,22 @@ _ending = _Ending()
 
 
 def detach_at_the_end() -> None:
-    """For a process that ends by SIGTERM, SIGHUP or `os._exit` and not as a Python program does (a worker of Spark):
-    the store is closed before. Handlers of the user's are left alone.
+    """Close the stores of this process before it ends by SIGTERM, SIGHUP or `os._exit`, as a worker of Spark does.
+
+    The user's own signal handlers stay.
     """
     _ending.install()
 
 
 def _held_lock() -> LockType:
-    """A lock that is taken: letting it go wakes who waits for it, also from a signal handler."""
+    """A lock that is taken. Releasing it wakes the thread that waits for it, and a signal handler may do that."""
     lock = allocate_lock()
     lock.acquire()
     return lock
 
 
 def _warn_of_others(root: str) -> None:
-    """Once a process: whoever may write in the root folder may put their own files in the place of the store's."""
+    """Warn once per process if every user may write in the root folder, and so replace the store's files."""
     if root not in _warned and writable_by_others(root):
         _warned.add(root)
         _log.warning(
@@ -514,7 +520,7 @@ def _warn_of_others(root: str) -> None:
 
 
 def _warn_of_hard_links(disk: Disk, paths: Paths) -> None:
-    """Once a process: a copy that was made of hard links (`cp -al`) changes whenever the store does."""
+    """Warn once per process about hard links: a copy made with them (`cp -al`) changes whenever the store does."""
     if paths.root in _looked_for_links:
         return
     _looked_for_links.add(paths.root)
@@ -543,4 +549,4 @@ def _forget_threads() -> None:
 
 
 atexit.register(_detach_all)
-os.register_at_fork(after_in_child=_forget_threads)  # a call there must say that it is a child's, not hang
+os.register_at_fork(after_in_child=_forget_threads)  # so that a call in a child raises an error and does not hang

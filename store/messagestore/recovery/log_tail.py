@@ -1,8 +1,8 @@
-"""Examines what lies behind the log's end.
+"""Examines the bytes after the log's end.
 
 Nothing there is trusted, because the sender of a message chose most of its bytes. Every examination takes time in
-proportion to the number of bytes, whatever they are. Heads are found by their magic and must name their own place;
-expensive checks are done only for records that do not overlap.
+proportion to the number of bytes, whatever their values are. Heads are found by their magic and must contain their own
+offset; expensive checks are done only for records that do not overlap.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ _MAGICS = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, 
 
 @dataclass
 class Tail:
-    """What lies behind an offset.
+    """What lies after an offset.
 
     Parameters
     ----------
     byte_count : int
-        From the offset to the last byte that is not zero, of each segment.
+        The number of bytes in each segment from the offset to the last byte that is not zero, added up.
     message_count : int
-        Records with a head of their own place, whole or not; what lies within one is not counted.
+        The number of records whose head contains their own offset, complete or not. Records within another record are
+        not counted.
     queues : set of (topic, queue id)
-        Of these, as far as their topic is there.
+        The queues of these records, as far as their topics can be read.
     """
 
     byte_count: int = 0
@@ -55,7 +56,7 @@ class Tail:
 
 
 def tail_behind(log: CommitLog, physical_offset: int) -> Tail:
-    """What lies behind the log's end."""
+    """What lies after the log's end."""
     tail = Tail()
     for segment in log.files.offsets:
         start = max(segment, physical_offset)
@@ -76,7 +77,7 @@ def tail_behind(log: CommitLog, physical_offset: int) -> Tail:
 
 
 def heads_behind(log: CommitLog, physical_offset: int) -> Iterator[tuple[int, np.void]]:
-    """Places that hold the head of a record of that place, with the head: magic, sizes and PHYSICALOFFSET agree."""
+    """The offsets where the head of a record begins, with the head: its magic, sizes and PHYSICALOFFSET are right."""
     for segment in log.files.offsets:
         start, segment_end = max(segment, physical_offset), segment + log.segment_size
         if segment_end <= start:
@@ -101,7 +102,7 @@ def heads_behind(log: CommitLog, physical_offset: int) -> Iterator[tuple[int, np
 
 
 def _magics_in(data: NDArray[np.uint8], step: int) -> NDArray[np.int64]:
-    """Where records may begin in `data[:step]`, by the magic alone, with a whole head behind."""
+    """Where records may begin in `data[:step]`, judged by the magic alone; each has room for a whole head."""
     magics = unaligned(data, np.int32)
     most = min(len(magics), step + MAGIC_POSITION)
     found = np.flatnonzero(data[:most] == FIRST_MAGIC_BYTE)
@@ -116,7 +117,7 @@ def _head_size(head: np.void) -> int:
 
 
 def _topic_at(log: CommitLog, at: int, head: np.void) -> str:
-    """The topic by the record's own lengths; empty when that is no text."""
+    """The topic that the record's own lengths point to; empty if it is not text."""
     size = TOPIC_LENGTH_SIZES[int(head["magic"])]
     place = at + _head_size(head) + int(head["body_size"])
     length = int.from_bytes(log.read(place, size), "big", signed=True)
@@ -133,11 +134,11 @@ def _topic_at(log: CommitLog, at: int, head: np.void) -> str:
 
 
 def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
-    """A valid SYNC_FLUSH batch behind the end, not older than the last record: it proves that bytes at the end were
-    lost.
+    """A valid SYNC_FLUSH batch after the end that is not older than the last record, or None.
 
-    What lies within the record at the end is the body of a message that was torn, and proves nothing. A BATCH record is
-    text but for its head: a candidate that has another one within itself is none. So what is read is disjoint.
+    Such a batch proves that bytes at the end were lost. Bytes within the record at the end are the body of a torn
+    message and prove nothing. A BATCH record is text except for its head, so a candidate that contains another
+    candidate is not a BATCH record. The ranges that are read are therefore disjoint.
     """
     log = files.commit_log
     start = end.physical_offset

@@ -1,16 +1,16 @@
 """Recovery: decides where the log ends, and repairs everything that depends on it.
 
 Recovery runs under both locks. If it runs twice, or again after a crash within it, it leaves the same bytes. `abort`
-says whose rules hold:
+decides which rules apply:
 
-    absent          no walk: the end is behind the last record that a ConsumeQueue unit points to, plus valid records
-                    behind it; if the queues are gone, the whole log is walked, and nothing in it is torn
+    absent          no walk: the log ends after the last record that a ConsumeQueue unit points to, plus valid records
+                    after it; if the queues are missing, the whole log is walked, and nothing in it is torn
     not ours        a broker crashed: walk from where its own recovery starts, or from C if that is higher
     ours            walk from C, if the log holds the anchor there; otherwise from an earlier segment
 
-If something that is proven to have been synced is missing, that is a `CorruptionError`. Anything else behind the last
-record that counts is the torn end of the log: it is saved (outside batches), zeroed and synced, and reported in one
-line. What is kept above C is rewritten and synced before anything is dispatched or published.
+If bytes are missing that were provably synced, recovery raises `CorruptionError`. Anything else after the last record
+that counts is the torn end of the log: it is saved (unless a replay of a batch contains it), zeroed and synced, and
+reported in one line. What is kept above C is rewritten and synced before anything is dispatched or published.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ from messagestore.write.transaction import batch_is_there
 
 _LOGGER = logging.getLogger(__name__)
 SAVED_SIZE = 64 * 1024 * 1024
-"""At most this many torn bytes are saved to `spark/cut/`."""
+"""Recovery saves at most this many torn bytes to `spark/cut/`."""
 LOOKED_THROUGH_SIZE = 1 << 30
-"""A broker's log of at most so many bytes is searched for the records of topics whose folders are missing."""
+"""Recovery searches a broker's log of at most this many bytes for the records of topics whose folders are missing."""
 _QUEUES, _INDEX = b"queues", b"index"
-"""Words of `spark/rebuild`."""
+"""The words that `spark/rebuild` may contain."""
 _EMPTY = LogEnd(0, 0, 0, 0)
 
 
@@ -82,17 +82,17 @@ class RecoveryReport:
     stop : str
         Why the log ends there.
     zeroed_bytes : int
-        The number of bytes behind the end that were not zero, and were set to zero.
+        The number of bytes after the end that were not zero, and were set to zero.
     cut_messages, cut_queues : int
-        The number of records that began behind the end, complete or not, and of the queues that they belonged to.
+        The number of records that began after the end, complete or not, and of the queues that they belonged to.
     saved : str | None
         The file in `spark/cut/` that keeps the bytes that were cut off.
     lost : str | None
-        What is missing at the end of the log, and that the caller accepted. None when nothing is missing.
+        What is missing at the end of the log, which the caller accepted. None: nothing is missing.
     changed : str | None
-        Set if a broker has changed bytes below the clean end: acknowledged messages are gone, and this says which.
+        Set if a broker has changed bytes below the clean end: acknowledged messages are lost, and this says which.
     rebuilt : str | None
-        Which ConsumeQueues were damaged or missing, and were made again from the log.
+        Which ConsumeQueues were damaged or missing, and were rebuilt from the log.
     notes : list of str
         Everything else that an operator should know.
 
@@ -124,7 +124,7 @@ class RecoveryReport:
 
     @property
     def cut(self) -> str | None:
-        """What was cut off the end of the log, in one line; None if nothing was."""
+        """What was cut off the end of the log, in one line; None if nothing was cut off."""
         if not self.zeroed_bytes:
             return None
         messages = f"{self.cut_messages} message" + ("" if self.cut_messages == 1 else "s")
@@ -139,14 +139,14 @@ def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter,
     Parameters
     ----------
     files : StoreFiles
-        Loaded; the caller is attached and holds the writer lock.
+        The loaded files of the store; the caller is attached and holds the writer lock.
     accept_loss : bool
-        Go on where the end of the log is proven to be lost, without what is missing there; the report says what.
+        True: if the end of the log is provably lost, continue without it; the report says what is missing.
 
     Raises
     ------
     CorruptionError
-        Bytes that were proven to be on the disk are not there; nothing was changed.
+        Bytes that were provably on the disk are missing; nothing was changed.
     """
     while True:
         recovery = _Recovery(files, accept_loss=accept_loss)
@@ -172,30 +172,31 @@ class _Recovery:
         self._before: dict[str, list[int]] | None = None
         self.journal = self._read_journal()
         self.below = QueueRuns(files, units=False)
-        """The numbers of the records below the survey's start, of the queues that are made again from there."""
+        """The queue offsets of the records below the survey's start, for the queues that are rebuilt from there."""
         self.lost: set[tuple[str, int]] = set()
-        """Queues whose folders are gone by accident."""
+        """Queues whose folders were deleted by accident."""
         self.short: set[tuple[str, int]] = set()
-        """Queues that a broker left whole, and that end before their last record now."""
+        """Queues that a broker left complete, and that now end before their last record."""
         self.all_queues = False
-        """Every queue is made again."""
+        """Whether all queues are rebuilt."""
         self.all_index = False
-        """The index is made again."""
+        """Whether the index is rebuilt."""
         self.without_folder = self._topics_without_folder() if self.journal.queues is None else []
-        """Topics of `topics.json` that had no queue when recovery began; where the journal does not list the queues."""
+        """Topics of `topics.json` that had no queue when recovery began; empty if the journal lists the queues."""
         self.settled_end: int | None = None
-        """The clean end, when a writer of this project crashed and the record before it is there."""
+        """The clean end, if a writer of this project crashed and the record before the clean end is in the log."""
         self.to_look_at: dict[str, list[int]] | None = None
 
     def _queues_before(self) -> dict[str, list[int]]:
-        """The queues that had a folder when recovery began; listed once, whatever their number."""
+        """The queues that had a folder when recovery began; the folders are listed only once."""
         if self._before is None:
             self._before = self.files.queue_names()
         return self._before
 
     def take_away(self, error: CorruptionError) -> bool:
-        """Remove the files of a queue that cannot be used because one of them has another size. False when it is not
-        known, from the seals of a store that was closed, that the log has all of that queue.
+        """Remove the files of a queue that cannot be used because one of them has a wrong size; False if they stay.
+
+        The files stay unless the seals of a closed store show that the log contains the whole queue.
         """
         files, state = self.files, self.state
         folder, topic, queue_id = os.path.dirname(os.path.dirname(os.path.dirname(error.path))), "", ""
@@ -228,20 +229,21 @@ class _Recovery:
         self.report.cut_messages, self.report.cut_queues = tail.message_count, len(tail.queues)
         if self.state is None and self.journal.end:
             self.report.notes.append(f"{self.files.paths.state} was missing or damaged: made again")
-        # from here on the store is changed
+        # From here on, recovery changes the store.
         self._begin(survey)
         self.files.sweep_temporary()
         self._save_torn(survey)
         self.report.zeroed_bytes = self.log.zero_behind(survey.end.physical_offset)
         self._make_durable(survey)
         if {topic for topic, _ in survey.queues.next_offsets}.intersection(self.without_folder):
-            # The repair makes a folder for the queues that have new records, and their siblings are lost with no trace:
-            # killed before they are made again, the next recovery makes all queues again.
+            # The repair makes a folder for the queues that have new records. Nothing would then show that the other
+            # queues of their topics are missing. So if recovery is killed before it has rebuilt those, the next one
+            # rebuilds all queues.
             self._begin_rebuild(queues=True, index=False)
         self._repair_derived(survey)
         self._rebuild_named(survey.end.physical_offset)
         journal = self._journal_of(survey)
-        journal.queues = None  # as the folders are now
+        journal.queues = None  # the clean end lists the folders that exist now
         self.files.ends = self._sealed_ends(survey)
         writer = self._publish(survey.end, journal)
         self.report.end = survey.end.physical_offset
@@ -266,7 +268,7 @@ class _Recovery:
     # ---- what was there before
 
     def _clean_end(self) -> LogEnd | None:
-        """The end of a store that a Python writer closed and nobody wrote to since; None when that is not so."""
+        """The end of a store that a Python writer closed and nobody wrote to since then; None for any other store."""
         state = self.state
         if self.abort is not None or state is None or self._rebuild_begun():
             return None
@@ -283,7 +285,7 @@ class _Recovery:
         if end is None or any(self.log.read(state.clean_end, 8)):
             return None
         if self._checkpoint_is_ours() is not True:
-            return None  # a broker wrote: it may have cut the log below C first, and never zeroes
+            return None  # a broker wrote: it may have cut the log below C first, and it never zeroes what it cuts off
         if end.last_size and self._folder_missing():
             return None
         if self.journal.end > state.clean_end or self._checkpoint_is_ahead(state.clean_end):
@@ -294,8 +296,9 @@ class _Recovery:
         return None if any(any(self.log.read(s, 8)) for s in later) else end
 
     def _checkpoint_is_ours(self) -> bool | None:
-        """Whether the store checkpoint is as we wrote it last: a broker that appends writes it, too. None: not
-        known, or there is none.
+        """Whether the store checkpoint is as we last wrote it; a broker that appends writes it, too.
+
+        None: this is not known, or there is no store checkpoint.
         """
         files, written = self.files, self.journal.checkpoint_crc
         if written is None or not files.disk.exists(files.paths.checkpoint):
@@ -304,12 +307,12 @@ class _Recovery:
         return written == record.crc32(found)
 
     def _checkpoint_is_ahead(self, end: int) -> bool:
-        """Whether the store checkpoint names a record at or behind a log's end."""
+        """Whether the store checkpoint names a record at or after a log's end."""
         files = self.files
         return 0 < end <= store_checkpoint.read(files.disk, files.paths.checkpoint).confirm_physical_offset
 
     def _anchored(self, state: State) -> LogEnd | None:
-        """The log's end at C, when the record before it is there as `state` has it."""
+        """The log's end at C if the record before it is the one that `state` names, or None."""
         if not state.anchor_size:
             return LogEnd(state.clean_end, 0, 0, 0) if state.clean_end == self.log.min_offset else None
         data = self.log.read(state.anchor_position, state.anchor_size)
@@ -321,7 +324,7 @@ class _Recovery:
         return LogEnd(state.clean_end, state.anchor_position, state.anchor_size, int(head["store_timestamp_ms"]))
 
     def _check_segments(self) -> None:
-        """Queues without a log, or a log that ends below what was synced: files are missing."""
+        """Refuse a store with units and no log, or with a log that ends below what was synced: files are missing."""
         path = self.files.paths.commit_log
         ours, state = self.abort == self.files.abort_token, self.state
         never_synced = ours and state is not None and state.asynchronous and not state.clean_end
@@ -337,7 +340,7 @@ class _Recovery:
             self._refuse_lost(LostEnd(end, self.state.clean_end, proof, count, queues))
 
     def _refuse_lost(self, lost: LostEnd) -> None:
-        """Refuse a log whose end is lost, unless the caller goes on without it."""
+        """Refuse a log whose end is lost, unless the caller accepts the loss."""
         if not self.accept_loss:
             raise lost.error(self.log)
         self.report.lost = f"{lost.words} ({lost.proof})"
@@ -358,7 +361,7 @@ class _Recovery:
             if not self._queues_gone():
                 before = LogEnd(*end_of_queues(self.files))
                 if anchored is not None and self._leads_to(before.physical_offset, anchored.physical_offset):
-                    before = anchored  # the queues that led there were deleted with their topics
+                    before = anchored  # the queues that pointed there were deleted with their topics
         elif ours:
             idle = state is not None and state.idle
             self.report.reason = "not closed, nothing in flight" if idle else "a writer crashed"
@@ -404,9 +407,9 @@ class _Recovery:
         return Trust.killed_writer(anchored=anchored, only_synced=only_synced, units=units)
 
     def _leads_to(self, start: int, end: int) -> bool:
-        """Whether records follow one another from `start` up to `end`.
+        """Whether records follow one another without a gap from `start` to `end`.
 
-        A broker that cut the log below the clean end, and went on there, leaves old records behind its own; the record
+        A broker that cut the log below the clean end, and continued there, leaves old records after its own; the record
         before the clean end may be one of them.
         """
         if end <= start:
@@ -417,7 +420,7 @@ class _Recovery:
         return walk.position == end
 
     def _look_below(self, start: int, doubtful: set[tuple[str, int]]) -> None:
-        """The numbers of the records below the survey's start, of queues that cannot tell them."""
+        """Collect the queue offsets of records below the survey's start, for queues whose files do not show them."""
         if not doubtful and not self.all_queues:
             return
         self.below = QueueRuns(self.files, self.log.min_offset, units=False)
@@ -426,7 +429,7 @@ class _Recovery:
         self.below.doubtful = doubtful
 
     def _rebuild_begun(self, what: bytes = b"") -> bool:
-        """Whether a recovery that was killed was making queues (`_QUEUES`) or the index (`_INDEX`) again, or either."""
+        """Whether a recovery was killed while it rebuilt queues (`_QUEUES`), the index (`_INDEX`), or either (b"")."""
         try:
             begun = self.files.disk.read(self.files.paths.rebuild)
         except FileNotFoundError:
@@ -434,7 +437,7 @@ class _Recovery:
         return not begun or what in begun.split() or not what
 
     def _begin_rebuild(self, *, queues: bool, index: bool) -> None:
-        """Say what is made again: a recovery that is killed meanwhile leaves a part, and the next one begins anew."""
+        """Record what is rebuilt: a recovery that is killed meanwhile leaves a part, and the next one starts over."""
         disk, paths = self.files.disk, self.files.paths
         parts = [_QUEUES] * (queues or self._rebuild_begun(_QUEUES)) + [_INDEX] * (index or self._rebuild_begun(_INDEX))
         replace_file(disk, paths.rebuild, b" ".join(parts), via=paths.temporary("rebuild"))
@@ -446,29 +449,29 @@ class _Recovery:
             return False
         if self._rebuild_begun(_QUEUES) or not files.disk.is_folder(files.paths.consume_queue):
             return True
-        # An empty folder is a broker's that deleted the only topic.
+        # An empty folder is left by a broker that deleted the only topic.
         return self.abort == files.abort_token and not self._queues_before()
 
     def _index_gone(self) -> bool:
-        """Whether somebody deleted all index files: RocketMQ makes one with the first record that it dispatches."""
+        """Whether somebody deleted all index files; RocketMQ creates one for the first record that it dispatches."""
         index = self.files.index
         return index is not None and bool(self.log.files.offsets) and (not index.files or self._rebuild_begun(_INDEX))
 
     def _folder_missing(self) -> bool:
-        """Whether somebody deleted all queues, or all index files, of a store that was closed: two small reads."""
+        """Whether somebody deleted all queues, or all index files, of a closed store. This takes two small reads."""
         disk, paths, index = self.files.disk, self.files.paths, self.files.index
-        if not disk.is_folder(paths.consume_queue):  # an empty one is a broker's that deleted the only topic
+        if not disk.is_folder(paths.consume_queue):  # an empty one is left by a broker that deleted the only topic
             return True
         had_keys = store_checkpoint.read(disk, paths.checkpoint).index_timestamp_ms > 0
         return index is not None and not index.files and had_keys
 
     def _broker_start(self) -> LogEnd:
-        """Where a broker's own recovery starts: the newest segment not younger than its checkpoint allows."""
+        """Where a broker's own recovery starts: at the newest segment that is not newer than its checkpoint allows."""
         times = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
         return LogEnd(self.log.segment_before_time(times.min_timestamp_ms), 0, 0, 0)
 
     def _newest_chained_segment(self) -> LogEnd:
-        """The newest segment whose first record its queue's unit points to."""
+        """The newest segment with a first record that a unit of its queue points to."""
         self.report.notes.append("the record before the clean end is not there: walked from an earlier segment")
         for segment in reversed(self.log.files.offsets):
             data = self.log.record_bytes(segment)
@@ -484,7 +487,7 @@ class _Recovery:
         return LogEnd(self.log.min_offset, 0, 0, 0)
 
     def _check_proofs(self, survey: Survey) -> None:
-        """Refuse when something behind the end proves that the bytes at the end were on the disk."""
+        """Refuse the log if something after its end proves that the bytes at the end were on the disk."""
         end, state = survey.end.physical_offset, self.state
         path = self.log.files.path(self.log.segment_of(end))
         ours = self.abort == self.files.abort_token
@@ -517,8 +520,9 @@ class _Recovery:
                     self._check_unit_behind(topic, queue_id, survey, path)
 
     def _without_partial_batch(self, survey: Survey) -> Survey:
-        """The walk ending before the last batch, when a part of that batch is behind the log's end, which is lost: a
-        batch is there whole or not at all, and Spark can send it again.
+        """The walk, ended before the last batch if a part of that batch is lost with the log's end.
+
+        The log holds a batch completely or not at all, and Spark can send it again.
         """
         end = survey.end.physical_offset
         batch = max(all_batches(self.files, end), key=lambda batch: batch.physical_offset, default=None)
@@ -535,16 +539,16 @@ class _Recovery:
         return Survey(begin, before, QueueRuns(self.files, begin, units=True))
 
     def _lost_end(self, survey: Survey) -> LostEnd | None:
-        """What proves that records behind the end of the walk are lost."""
+        """The proof that records after the end of the walk are lost, or None."""
         ours = self.abort == self.files.abort_token
         if self.abort is not None and not ours:
-            return None  # a broker crashed: units behind the end are what it leaves
+            return None  # a crashed broker leaves units after the end
         by_us = True if ours else self._checkpoint_is_ours()
         end, time_ms = survey.end.physical_offset, survey.end.last_store_timestamp_ms
         return lost_end(self.files, end, time_ms, self.journal, ours=by_us, closed=self.abort is None)
 
     def _changed_below(self, state: State) -> str | None:
-        """What the record before the clean end proves when it is not there any more, though its segment is."""
+        """What has changed if the record before the clean end is missing, although its segment exists; or None."""
         if not state.anchor_size or state.anchor_position < self.log.min_offset or self._anchored(state) is not None:
             return None
         return (
@@ -554,10 +558,10 @@ class _Recovery:
         )
 
     def _queues_to_look_at(self) -> dict[str, list[int]]:
-        """Queues that may have units above the clean end, by topic.
+        """The queues that may have units above the clean end, by topic.
 
-        A writer of this project that crashed has left nothing there but in queues of records behind the clean end: the
-        others are told by one small look each, whatever their number.
+        A crashed writer of this project has left units there only in the queues of records after the clean end. One
+        small read of each other queue shows that it has none.
         """
         if self.to_look_at is None:
             names, clean_end = self._queues_before(), self.settled_end
@@ -570,8 +574,10 @@ class _Recovery:
         return {topic: queue_ids.copy() for topic, queue_ids in self.to_look_at.items()}
 
     def _check_closed(self, survey: Survey, path: str) -> None:
-        """Nothing is torn in a log that was closed: where a record cannot be read, it was damaged. The queues, which
-        would tell where the log ends, are gone.
+        """Refuse a closed log without queues that has records after an unreadable one.
+
+        Nothing is torn in a log that was closed, so a record that cannot be read was damaged. The queues, which would
+        show where the log ends, are missing.
         """
         end = survey.end.physical_offset
         if survey.stop.reason in ("end", "blank") or not next(heads_behind(self.log, end), None):
@@ -586,7 +592,7 @@ class _Recovery:
         )
 
     def _check_unit_behind(self, topic: str, queue_id: int, survey: Survey, path: str) -> None:
-        """In SYNC_FLUSH a unit is written after its record was synced."""
+        """Refuse a unit for a record after the end: with SYNC_FLUSH, a unit is written after its record was synced."""
         queue, end = self.files.queue(topic, queue_id), survey.end.physical_offset
         count = queue.end()
         if not count:
@@ -609,7 +615,7 @@ class _Recovery:
     # ---- changes
 
     def _begin(self, survey: Survey) -> None:
-        """A recovery that dies half-way is noticed by writers that stayed attached: something is in flight."""
+        """Mark something as in flight in `state`, so that attached writers notice a recovery that dies midway."""
         if self.state is not None:
             own = 0 if self._broker_was_here() else STATE_OWN
             state = replace(
@@ -621,7 +627,7 @@ class _Recovery:
             self.state = self.files.state_file.write(state)
 
     def _save_torn(self, survey: Survey) -> None:
-        """Keep torn bytes that are in no replay."""
+        """Save torn bytes that no replay contains."""
         end = survey.end.physical_offset
         if survey.in_batch or (self.state is not None and self.state.in_flight == end and self._unsealed(end)):
             return
@@ -642,7 +648,7 @@ class _Recovery:
         return not any(self.log.read(end, 8))
 
     def _make_durable(self, survey: Survey) -> None:
-        """What is kept above the clean end is on the disk when this returns."""
+        """Make sure that what is kept above the clean end is on the disk."""
         start, end = survey.start, survey.end.physical_offset
         if self.abort == self.files.abort_token:
             self.log.rewrite(start, end)
@@ -650,7 +656,7 @@ class _Recovery:
             self.log.sync(start, end)
 
     def _repair_derived(self, survey: Survey) -> None:
-        """ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
+        """Make ConsumeQueues and index hold exactly the records of the log from the walk's start on."""
         files, runs = self.files, survey.queues
         dispatcher = Dispatcher(files)
         if self.all_queues or self.all_index or self.short:
@@ -677,7 +683,7 @@ class _Recovery:
         for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
             queue = files.queue(topic, queue_id)
             if not files.disk.is_folder(queue.files.directory):
-                continue  # of records that did not count after all: there is nothing to sync
+                continue  # its records do not count after all: there is nothing to sync
             queue.note_names()
             files.mark_written(topic, queue_id, queue)
             if queue_id not in names.setdefault(topic, []):
@@ -690,7 +696,7 @@ class _Recovery:
             self.report.notes.append(f"{zeroed} queues had units behind the log's end: zeroed")
 
     def _rewind_index(self, survey: Survey, dispatcher: Dispatcher) -> None:
-        """The index as if nothing from the walk's start on, or nothing at all, had been put."""
+        """Take everything from the walk's start on, or everything, out of the index."""
         index = self.files.index
         if index is None:
             return
@@ -713,7 +719,7 @@ class _Recovery:
         return True
 
     def _read_journal(self) -> BatchJournal:
-        """The journal, when it is this store's."""
+        """The journal, or an empty one if it belongs to another store or another log."""
         paths = self.files.paths
         journal = BatchJournal.read(self.files.disk, paths.journal, paths.journal_1)
         other = journal.identity.get("storeId", self.files.store_id)
@@ -727,11 +733,11 @@ class _Recovery:
         return journal
 
     def _fault_of_pair(self, journal: BatchJournal) -> str:
-        """Why the journal is not of this log; empty when it is. The folder spark/ may be that of another copy.
+        """Why the journal does not belong to this log, or an empty text. The folder spark/ may be that of another copy.
 
-        Whoever closed the store, or moved its clean end, synced the record before the clean end and all batches of the
-        journal. When one of them is another record now, the journal says nothing about this log. When it is damaged, or
-        the log ends before it, that is found where it is asked for.
+        The writer that closed the store, or moved its clean end, synced the record before the clean end and all batches
+        of the journal. If one of them is another record now, the journal says nothing about this log. If it is damaged,
+        or the log ends before it, other checks find that.
         """
         log, state = self.log, self.state
         if state is not None and self._changed_below(state) is not None:
@@ -753,11 +759,11 @@ class _Recovery:
         return ""
 
     def _batch_units(self, end: int) -> int:
-        """Where the BATCH topic's queue ends, in the log below `end`."""
+        """The number of units of the BATCH topic's queue, for records below `end`."""
         return self.files.queue(BATCH_TOPIC, 0).end(hint=self.journal.covered, limit=end)
 
     def _journal_up_to(self, end: int) -> BatchJournal:
-        """The journal with every batch below `end` in it; made again from the log when the file does not tell."""
+        """The journal with every batch below `end`; it is rebuilt from the log if the file cannot be used."""
         files, journal = self.files, self.journal
         count = self._batch_units(end)
         if not journal.fault and journal.version == JOURNAL_FORMAT and journal.covered <= count:
@@ -786,20 +792,21 @@ class _Recovery:
         return made
 
     def _own(self, batches: Iterable[BatchRecord]) -> Iterator[BatchRecord]:
-        """The batches, when they are this store's."""
+        """The batches; raises an error for a batch of another store."""
         for batch in batches:
             if batch.store_id not in self.files.known_ids:
                 raise not_ours(self.files, batch)
             yield batch
 
     def _rebuild_unlisted(self, batches: list[BatchRecord], end: int) -> None:
-        """No journal says which queues had messages: `topics.json` and the BATCH records name those that must be
-        there.
+        """Rebuild missing queues if no journal lists the queues that had messages.
+
+        `topics.json` and the BATCH records name the queues that must exist.
         """
         files = self.files
         there = files.queue_names()
         known = {*files.topics.names, BATCH_TOPIC}
-        topics = [topic for topic in self.without_folder if topic not in there]  # the others were made by the repair
+        topics = [topic for topic in self.without_folder if topic not in there]  # the repair made the others
         of_batches = {(t, q) for batch in batches for t, runs in batch.ranges.items() for q, _, _ in runs}
         lost = {(t, q) for t, q in of_batches if t in known and q not in there.get(t, ())}
         if not (lost or topics) or not end:
@@ -809,10 +816,11 @@ class _Recovery:
             self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
 
     def _rebuild_named(self, end: int) -> None:
-        """Make queues again that a broker's store has lost: `topics.json` names their topic, which has no folder.
+        """Rebuild queues that a broker's store has lost: `topics.json` names their topic, which has no folder.
 
-        A broker that deletes a topic takes its name away first. A topic that was never used has no folder either, so
-        only the log can tell: up to `LOOKED_THROUGH_SIZE` it is searched, and where it is longer the topics are named.
+        A broker that deletes a topic first removes its name there. A topic that was never used has no folder either, so
+        only the log shows which topics lost their queues. A log of up to `LOOKED_THROUGH_SIZE` is searched; for a
+        longer one, the report names the topics.
         """
         files = self.files
         topics = [topic for topic in self.without_folder if put_topic_fault(topic) is None]
@@ -826,13 +834,13 @@ class _Recovery:
                 f"tells; to have all queues made again, remove the folder consumequeue and run `messagestore recover`"
             )
             return
-        self._begin_rebuild(queues=True, index=False)  # killed from here on, the next recovery makes all queues again
+        self._begin_rebuild(queues=True, index=False)  # if killed from here on, the next recovery rebuilds all queues
         rebuilt = Dispatcher(files).rebuild_queues((), end, topics)
         if rebuilt:
             self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
 
     def _note_queues(self, note: str) -> None:
-        """Say which queues were missing, and that they were made again."""
+        """Report which queues were missing and rebuilt."""
         self.report.notes.append(note)
         self.report.rebuilt = f"{self.report.rebuilt}; {note}" if self.report.rebuilt else note
 
@@ -860,19 +868,20 @@ class _Recovery:
         return journal
 
     def _is_partial(self, entry: JournalEntry, end: int) -> bool:
-        """Whether data of a batch are missing: an ASYNC one above C, that a broker found torn and appended behind."""
+        """Whether data of a batch are missing: a broker found an ASYNC one above C torn, and appended after it."""
         if not self.log.min_offset <= entry.physical_offset < end:
             return False
         batch = read_batch(self.log, entry.physical_offset)
         if batch is None:
-            return False  # it is gone, or damaged: asked for when the journal is checked
+            return False  # it is missing or damaged, which the check of the journal finds
         return batch.end > end or (batch.flush_disk_type == ASYNC_FLUSH and bad_chunk(self.files, batch) is not None)
 
     def _topics_changed(self) -> bool:
         """Whether a topic that had units at the last clean end has no folder now.
 
-        A broker that deletes a topic takes it out of `topics.json`, too: then the journal forgets it, and when it is
-        made again it begins without messages. A folder alone goes by accident, and its queues are made again.
+        A broker that deletes a topic also removes it from `topics.json`: the journal then forgets the topic, and if it
+        is created again, it begins without messages. If only the folder is missing, that is an accident, and its queues
+        are rebuilt.
         """
         there = set(self.files.disk.names(self.files.paths.consume_queue))
         return any(topic not in there for topic in self.journal.queues or ())
@@ -882,7 +891,7 @@ class _Recovery:
         return [topic for topic in (*self.files.topics.names, BATCH_TOPIC) if topic not in there]
 
     def _lost_queues(self) -> list[tuple[str, int]]:
-        """Queues that had units at the last clean end, of topics that nobody deleted, and that have no folder."""
+        """Queues without a folder that had units at the last clean end, and whose topics nobody deleted."""
         files, queues = self.files, self.journal.queues or {}
         there = self._queues_before()
         known = {*files.topics.names, BATCH_TOPIC}
@@ -895,14 +904,14 @@ class _Recovery:
         ]
 
     def _is_new(self) -> bool:
-        """Whether there is nothing yet that a broker could have written."""
+        """Whether the store contains nothing yet that a broker could have written."""
         return self.abort is None and not self.log.files.offsets and not self.files.queue_names()
 
     def _broker_was_here(self) -> bool:
-        """Whether anything tells that a broker has opened the store since a Python writer was there last.
+        """Whether anything shows that a broker has opened the store since a Python writer last had it open.
 
-        `abort` and the store checkpoint tell of one that wrote, and a topic that is gone of one that deleted it. That
-        is never forgotten (`State.own`): what a broker leaves in a queue stays there.
+        `abort` and the store checkpoint show that a broker wrote; a missing topic shows that a broker deleted it.
+        `State.own` keeps this for good, because what a broker leaves in a queue stays there.
         """
         if self.abort is not None and self.abort != self.files.abort_token:
             return True
@@ -912,14 +921,14 @@ class _Recovery:
         return any(topic not in names and topic not in there for topic in self.journal.queues or ())
 
     def _broker_wrote(self) -> bool:
-        """Whether a broker was at work since a Python writer: it leaves another store checkpoint."""
+        """Whether a broker wrote after the last Python writer; it leaves another store checkpoint."""
         files = self.files
         if self.abort is not None:
             return self.abort != files.abort_token
         return self._checkpoint_is_ours() is False and files.disk.exists(files.paths.checkpoint)
 
     def _lost_by_accident(self) -> set[tuple[str, int]]:
-        """Queues whose folders are gone, and that no broker can have deleted: they are made again from the log."""
+        """Queues whose folders are missing, and that no broker can have deleted; they are rebuilt from the log."""
         lost = self._lost_queues()
         if not lost:
             return set()
@@ -934,7 +943,7 @@ class _Recovery:
         return set(lost)
 
     def _sealed_ends(self, survey: Survey) -> SealedEnds:
-        """Where the queues end. A broker may have deleted topics, so their files tell where it was at work."""
+        """The ends of the queues. They are read from the queues' files if a broker wrote, which may delete topics."""
         files, state = self.files, self.state
         ends = SealedEnds()
         ours = self.abort == files.abort_token or (self.abort is None and self._checkpoint_is_ours() is True)
@@ -963,7 +972,8 @@ class _Recovery:
             anchor_size=0,
             anchor_crc=0,
             boot_hash=boot_hash(),
-            # Units behind the log's end prove nothing until it is on the disk that they were zeroed: `CleanEnd.move`.
+            # Units after the log's end were zeroed, and may prove something again until these zeros are on the disk:
+            # see `CleanEnd.move`.
             flags=old.flags & (STATE_ASYNC | STATE_OWN) if old is not None else STATE_OWN * self._is_new(),
             writer_pid=os.getpid(),
         )
@@ -980,7 +990,7 @@ class _Recovery:
                 )
             files.state_file.write(state)
         writer = LogWriter(files, state, end, journal)
-        # A broker may have cut the log anywhere; else nothing below the walk's start has changed.
+        # A broker may have cut the log anywhere; without a broker, nothing below the walk's start has changed.
         above = min(self.report.start, end.physical_offset) if self.abort == files.abort_token else 0
         journal.check(lambda app_id, entry: batch_is_there(writer, app_id, entry), above=above)
         for app_id, version in journal.dropped:
@@ -996,10 +1006,10 @@ class _Recovery:
         return writer
 
     def _writer(self, end: LogEnd) -> LogWriter:
-        """For a clean store: nothing is read but the journal."""
+        """The writer of a clean store, for which only the journal is read."""
         assert self.state is not None
         files, old = self.files, self.journal
         writer = LogWriter(files, self.state, end, self._journal_up_to(end.physical_offset))
         if old.version != JOURNAL_FORMAT:
-            writer.clean_end.move(closing=True)  # in the newest format from now on
+            writer.clean_end.move(closing=True)  # this writes the journal in the newest format
         return writer

@@ -1,9 +1,9 @@
 """The walk over the records of the log: which of them count, and where the log ends.
 
-The walk goes from a start point to the first thing that does not count. As in RocketMQ's own recovery, a record counts
-if its framing, its position and its CRCs agree (`record_scan.scan`); neither its number in its queue nor its store time
-matters. A BATCH record counts if the CRCs of all its data match. In a part of the log that only this project wrote, two
-more signs reveal a torn record: its last byte, and a topic to which nobody can put messages.
+The walk goes from a start point to the first bytes that do not count. As in RocketMQ's own recovery, a record counts
+if its framing, its position and its CRCs agree (`record_scan.scan`); its queue offset and its store time do not matter.
+A BATCH record counts if the CRCs of all its data match. In a part of the log that only this project wrote, two more
+signs reveal a torn record: its last byte, and a topic to which nobody can put messages.
 """
 
 from __future__ import annotations
@@ -27,31 +27,34 @@ from messagestore.log.walk import Depth, Run, Walk
 from messagestore.recovery.trust import Trust
 from messagestore.write.standing import LogEnd
 
-_KEPT_RECORDS = 1_000_000  # some 50 bytes each
+_KEPT_RECORDS = 1_000_000  # about 50 bytes each
 _DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")
 
 
 @dataclass
 class Survey:
-    """What was found.
+    """What the walk found.
 
     Parameters
     ----------
     start : int
-        Where it began.
+        The physical offset at which the walk began.
     end : LogEnd
-        Where the log ends by what was found.
+        Where the log ends according to the walk.
     queues : QueueRuns
-        Which numbers the records have in their queues.
+        The queue offsets of the records.
     stop : ScanEnd
-        Why it stopped there.
+        Why the walk stopped there.
     in_batch : bool
-        It stopped at a BATCH whose data do not hold (ASYNC_FLUSH): these bytes are in a replay.
+        The walk stopped at a BATCH record whose data do not match their CRCs (ASYNC_FLUSH). A replay contains these
+        bytes.
     record_count : int
+        The number of records that count.
     kept : list of Rows
-        The records from `start` up to `kept_end`, all that were met or the first 1,000,000: what is dispatched after
-        the survey need not be decoded again.
+        The records from `start` to `kept_end`: all that count, or the first 1,000,000. They are not decoded again when
+        they are dispatched after the survey.
     kept_end : int
+        The physical offset at which `kept` ends.
     """
 
     start: int
@@ -74,11 +77,11 @@ class Surveyor:
     ----------
     files : StoreFiles
     before : LogEnd
-        Where to start, and the last record before.
+        Where to start, and the last record before that.
     queues : QueueRuns
-        Takes the records in.
+        The object that collects the records' queue offsets.
     trust : Trust
-        What may be believed of what is found.
+        What may be trusted.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class Surveyor:
         self._batches_end = 0
 
     def run(self) -> Survey:
-        """Look at the records up to the end."""
+        """Walk over the records up to the end."""
         survey, log = self.survey, self.log
         depth = Depth.CHECKSUMS if self.files.config.check_crc_on_recover else Depth.FRAMING
         records = Walk(log, survey.start, depth=depth)
@@ -108,7 +111,7 @@ class Surveyor:
         return survey
 
     def _take(self, run: Run) -> bool:
-        """Take in the records of a run that count; False when one does not."""
+        """Take in the records of a run that count; False if one of them does not count."""
         survey, rows = self.survey, rows_of(run)
         count = self._check_batches(rows, self._whole(run, rows))
         all_count = count == rows.row_count
@@ -132,19 +135,19 @@ class Surveyor:
         return False
 
     def _whole(self, run: Run, rows: Rows) -> int:
-        """How many records of a run are not torn where no CRC covers them: behind the body.
+        """How many records of a run, from its first on, are not torn in the part after the body, which no CRC covers.
 
-        What this project writes has a legal topic, and properties that end with a separator: a record that was not
-        written to its end has another last byte, and no content can change that. A sector that a power cut took out of
-        the middle of long properties is not seen: nothing proves that it ever held something else.
+        A record that this project writes has a legal topic, and properties that end with a separator. A record that was
+        not written to its end has another last byte, whatever its content is. If a power cut lost a sector in the
+        middle of long properties, this check does not find it: nothing proves that the sector ever held other bytes.
 
-        In a broker's part of the log only its very last record may be torn, and only where the name of its topic shows
+        In a broker's part of the log only the very last record may be torn, and only if the name of its topic shows
         that (`_torn_in_topic`).
 
         Raises
         ------
         CorruptionError
-            In a broker's part of the log, for any other topic that cannot have a queue.
+            A record in a broker's part of the log has any other topic that cannot have a queue.
         """
         bad_runs = np.array(
             [
@@ -172,10 +175,10 @@ class Surveyor:
     def _torn_in_topic(self, run: Run, row: int) -> bool:
         """Whether a broker's crash tore a record inside the name of its topic.
 
-        A record without properties ends with its topic's name and two zero bytes. When a power cut takes the end of the
-        name, all lengths still add up. It is a torn record when nothing but zeros follows the name's beginning, up to
-        the end of the log: no folder has such a name, so no queue can have had the record, and RocketMQ cannot go on
-        behind it.
+        A record without properties ends with its topic's name and two zero bytes. If a power cut loses the end of the
+        name, all lengths still add up. The record is torn if only zeros follow the beginning of the name, up to the end
+        of the log: no folder can have such a name, so no queue can have had the record, and RocketMQ cannot continue
+        after it.
         """
         if not self.trust.last_record_may_be_torn or row < len(run.starts) - 1:
             return False
@@ -187,7 +190,7 @@ class Surveyor:
         return not self.log.nonzero_ranges(run.physical_offset + int(where.ends[0]))
 
     def _check_batches(self, rows: Rows, count: int) -> int:
-        """Rows up to the first BATCH whose data do not hold."""
+        """The number of rows before the first BATCH record whose data do not match their CRCs, at most `count`."""
         for row in rows.of_topic(BATCH_TOPIC):
             if row < count and not self._batch_holds(int(rows.physical_offsets[row])):
                 self.survey.in_batch = True
@@ -196,21 +199,21 @@ class Surveyor:
         return count
 
     def _batch_holds(self, physical_offset: int) -> bool:
-        """Whether a BATCH record's data are all there.
+        """Whether all data of a BATCH record are in the log.
 
         Raises
         ------
         CorruptionError
-            When they are not although they were synced before the record was sealed, or it is another store's.
+            Data are missing although they were synced before the record was sealed, or the record is another store's.
         """
         if physical_offset < self._batches_end:
-            return True  # among the data of a batch: what a client sent to this topic, and no BATCH record of ours
+            return True  # within the data of a batch: a client sent it to this topic, and it is no BATCH record of ours
         batch = read_batch(self.log, physical_offset)
         path = self.log.files.path(self.log.segment_of(physical_offset))
         if batch is None and self.trust.seals_prove:
             raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
         if batch is None:
-            return self.trust.partial_batches_stay  # torn, and a broker does not look at its `__CRC32#`
+            return self.trust.partial_batches_stay  # torn, and a broker does not check its `__CRC32#`
         if batch.store_id not in self.files.known_ids:
             raise CorruptionError(
                 path,
@@ -232,8 +235,9 @@ class Surveyor:
         return self.trust.partial_batches_stay
 
     def _check_sealed_batch(self, physical_offset: int) -> None:
-        """A BATCH record that is sealed but does not hold, where only SYNC_FLUSH wrote, is damage and not a torn
-        tail.
+        """Raise `ChecksumError` if the walk stopped at a BATCH record that was sealed and is damaged.
+
+        Where only SYNC_FLUSH wrote, such a record is not a torn tail.
         """
         if (
             self.trust.seals_prove
@@ -247,7 +251,7 @@ class Surveyor:
 
 
 def bad_chunk(files: StoreFiles, batch: BatchRecord) -> int | None:
-    """Physical offset of the first piece of a batch whose CRC does not hold, or None."""
+    """The physical offset of the first piece of a batch that does not match its CRC, or None."""
     position = batch.data_offset
     for crc in batch.crcs:
         end = min(position + CHUNK_SIZE, batch.end)

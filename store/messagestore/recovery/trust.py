@@ -1,4 +1,4 @@
-"""What recovery may trust in the log and the queues that it finds: one value for each way a store can be left.
+"""What recovery may trust in the log and the queues that it finds, for each way in which a store can be left.
 
 | Left by | whose records | a seal proves the data | parts of batches stay | last record may be torn |
 |---|---|---|---|---|
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 class Left(enum.Enum):
-    """Who wrote last, and how that ended."""
+    """Who wrote last, and how that writer ended."""
 
     KILLED = "a writer of ours, killed"
     CRASHED = "a broker, crashed"
@@ -24,17 +24,17 @@ class Left(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What may be believed.
+    """What recovery may trust.
 
     Parameters
     ----------
     left : Left
     anchored : bool
-        The survey begins at the clean end, and the record before it is there as `state` has it.
+        The survey begins at the clean end, and the record before it is the one that `state` names.
     only_synced : bool
-        Since the clean end nobody wrote in ASYNC_FLUSH.
+        Nobody wrote with ASYNC_FLUSH after the clean end.
     units : bool
-        There are queue files that tell something; False when all queues are made again.
+        The queue files can be used. False: all queues are rebuilt.
     """
 
     left: Left
@@ -44,35 +44,35 @@ class Trust:
 
     @classmethod
     def killed_writer(cls, *, anchored: bool, only_synced: bool, units: bool) -> Trust:
-        """A writer of ours died."""
+        """Trust after a writer of ours died."""
         return cls(Left.KILLED, anchored, only_synced, units)
 
     @classmethod
     def crashed_broker(cls, *, units: bool) -> Trust:
-        """A broker died: it does not say what it synced."""
+        """Trust after a broker died, which does not record what it synced."""
         return cls(Left.CRASHED, anchored=False, only_synced=False, units=units)
 
     @classmethod
     def closed_by_a_broker(cls, *, units: bool) -> Trust:
-        """A broker closed the store, or nobody has written to it yet."""
+        """Trust after a broker closed the store, or if nobody has written to it yet."""
         return cls(Left.CLOSED, anchored=False, only_synced=False, units=units)
 
     @property
     def own(self) -> bool:
-        """Whether this project wrote every record from the start of the survey on."""
+        """Whether this project wrote all records from the start of the survey on."""
         return self.left is Left.KILLED and self.anchored
 
     @property
     def seals_prove(self) -> bool:
-        """Whether a BATCH record was sealed after its data were synced, unless it says ASYNC_FLUSH itself."""
+        """Whether each BATCH record was sealed after its data were synced, unless it says ASYNC_FLUSH itself."""
         return self.left is Left.KILLED and self.only_synced
 
     @property
     def partial_batches_stay(self) -> bool:
-        """Whether a broker may have kept a part of an ASYNC_FLUSH batch and appended behind it."""
+        """Whether a broker may have kept a part of an ASYNC_FLUSH batch and appended after it."""
         return self.left is not Left.KILLED
 
     @property
     def last_record_may_be_torn(self) -> bool:
-        """Whether nobody closed the store."""
+        """Whether the last record may be torn, because the store was not closed."""
         return self.left is not Left.CLOSED
