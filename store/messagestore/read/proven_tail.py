@@ -8,8 +8,8 @@ refuses the store. ConsumeQueue units above C were never synced, so they are bui
     C | put | async batch | SYNC batch | put | SYNC batch | put | async batch | torn
       |<------------------ proven ------------------------>|<-- recovery decides -->
 
-Not proven, although they may be there, are single puts and ASYNC_FLUSH batches behind the last SYNC_FLUSH batch, and
-everything that lies above C by more than the limit.
+Single puts and ASYNC_FLUSH batches after the last SYNC_FLUSH batch are not proven, although they may be on the disk.
+The same applies to everything that lies above C by more than the limit.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class ProvenTail:
     start : int
         C.
     end : int
-        Where the last batch ends that proves everything below it; `start` if there is none.
+        The end of the last batch that proves everything below it; `start` if there is none.
     units : dict of (topic, queue id) to (int, Units)
-        For the records in between: the queue offset of the first one, and one unit for each.
+        For the records in between: the queue offset of each queue's first record, and one unit for each record.
     hidden_end : int
-        Where the valid records behind that end. Nothing proves that they are on the disk.
+        The end of the valid records after `end`. Nothing proves that they are on the disk.
     hidden_count : int
         The number of these records.
     limited : bool
@@ -69,7 +69,7 @@ class ProvenTail:
         return units[max(0, start - first) : max(0, end - first)]
 
     def queue_end(self, key: Key) -> int:
-        """The queue offset behind the last message of a queue that is in `units`."""
+        """The queue offset after the last message of a queue that is in `units`."""
         first, units = self.units[key]
         return first + len(units)
 
@@ -84,7 +84,7 @@ class ProvenTail:
         return not self.hidden_count and not self.limited
 
     def words(self, root: str) -> str:
-        """The text that tells a reader what it does not see."""
+        """The text that says what a reader does not see."""
         hidden = f"{self.hidden_count} records between {self.end} and {self.hidden_end} are there"
         if self.limited:
             hidden += ", and the log was not looked at any further (provenTailSize)"
@@ -102,7 +102,7 @@ def find_proven_tail(files: StoreFiles, state: State, limit: int) -> ProvenTail:
     ----------
     files : StoreFiles
     state : State
-        The state as the last writer left it, in another boot.
+        The state that the last writer left, in another boot.
     limit : int
         The largest number of bytes above C to examine.
     """
@@ -110,7 +110,7 @@ def find_proven_tail(files: StoreFiles, state: State, limit: int) -> ProvenTail:
 
 
 class _Chain:
-    """Follows the records from C on."""
+    """A walk over the records from C on."""
 
     def __init__(self, files: StoreFiles, state: State, limit: int) -> None:
         self.files = files
@@ -133,7 +133,7 @@ class _Chain:
         return tail
 
     def _anchored(self) -> bool:
-        """Whether the record before C is there. If it is not, no record begins at C."""
+        """Whether the record before C is in the log. If it is not, no record begins at C."""
         state, log = self.state, self.log
         if not state.anchor_size:
             return state.clean_end == log.min_offset
@@ -156,7 +156,7 @@ class _Chain:
         self.tail.limited = any(self.log.read(after, 8))
 
     def _take_batch(self, batch: BatchRecord) -> int | None:
-        """Count a batch if it is complete. A SYNC_FLUSH batch proves everything below its end."""
+        """The end of a batch if it is complete, or None. A SYNC_FLUSH batch proves everything below its end."""
         if batch.store_id not in self._known_ids or not self._holds(batch):
             return None
         walk = Walk(self.log, batch.physical_offset, batch.end, Depth.FRAMING)
@@ -179,7 +179,7 @@ class _Chain:
         return True
 
     def _take_run(self, run: Run) -> int | None:
-        """Where single records end. A BATCH record among them cannot be read, and ends the log."""
+        """The end of single records, or None. A BATCH record among them cannot be read, and ends the log."""
         rows = rows_of(run)
         unread = next(rows.of_topic(BATCH_TOPIC), None)
         rows = rows.slice(0, unread if unread is not None else rows.row_count)
@@ -215,6 +215,6 @@ class _Chain:
 
 
 def tell(tail: ProvenTail, root: str) -> None:
-    """Log what is not shown."""
+    """Log which records a reader does not see."""
     if not tail.complete:
         _log.warning("%s", tail.words(root))

@@ -195,7 +195,7 @@ def _query_message(
     if topic not in view.topics():
         check_readable_topic(files, topic)
         raise UnknownTopicError(topic, view.topics())
-    # entries hold whole seconds, and hits may be other keys with the same hash: ask for more, and then check
+    # Entries hold whole seconds, and hits may be other keys with the same hash: ask for more, and check them.
     hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     if view.refresh().recovered != visible.recovered:  # a recovery began or ended meanwhile
         visible = view.visible
@@ -229,7 +229,7 @@ def _look_up(
         if not visible.recovered:
             index.forget_unsafe(visible.clean_end)
         hits.update(index.search(topic, key, max_count, begin_ms, end_ms))
-        for begin, end in index.ranges():  # a broker that crashed leaves gaps between files, too
+        for begin, end in index.ranges():  # a crashed broker also leaves gaps between files
             gaps.append((position, begin))
             position = max(position, end)
     return hits, [*gaps, (position, NO_END_MS)]

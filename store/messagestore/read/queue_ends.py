@@ -1,9 +1,9 @@
 """The ends of the queues of some topics, while the store grows.
 
 A stream over thousands of queues needs these ends many times a second, and usually one or two of the queues have grown.
-If a writer of ours says how far the log is visible, the queues that grew are found in the log: from the last record
-that is known, over the records and BATCH records behind it, to the visible end. The queues themselves are read the
-first time, under a broker's rules, and whenever the log does not continue what is known.
+If a writer of ours says how far the log is visible, the queues that grew are found in the log: from the last known
+record, over the records and BATCH records after it, to the visible end. The queues themselves are read the first time,
+under a broker's rules, and whenever the log does not continue what is known.
 
 A queue that was deleted and created again may happen to be as long as the old one. Therefore the place of each queue's
 last message is remembered, and is compared when the queue is read again.
@@ -32,13 +32,13 @@ _FIRST_CHUNK_SIZE = 64 * 1024
 _CHUNK_SIZE = 4 * 1024 * 1024
 _LONG_LOOK_S = 0.05
 _PAUSE = 2.0
-"""If reading all queues of a broker's store took long, the next time comes after this many times as long."""
+"""If reading all queues of a broker's store took long, they are read again after this many times as long."""
 
 
 class _Mark(NamedTuple):
-    """The ends are those of the log up to `end`; the record tells whether the log up to there is still the same.
+    """The end of the log to which the known ends belong, and a record that shows whether the log is still the same.
 
-    It is the last one below `end`, or a BATCH record, whose CRCs cover its batch.
+    The record is the last one below `end`, or a BATCH record, whose CRCs cover its batch.
     """
 
     end: int
@@ -60,7 +60,7 @@ class QueueEnds:
     ends : dict of (topic, queue id) to int
         The number of the first message that is not visible yet. It is the same object until it changes.
     restarted : set of (topic, queue id)
-        Queues that begin again at or below the end that was known before: they were deleted and created again. The
+        The queues that begin again at or below the end that was known before: they were deleted and created again. The
         caller removes those that it has processed.
     waiting : bool
         The last look was skipped, because it would have taken long and the one before was recent.
@@ -117,7 +117,7 @@ class QueueEnds:
         return ends
 
     def _place(self, key: tuple[str, int], end: int) -> tuple[int, int]:
-        """The physical offset and the size of the last message before an end; (-1, 0) if its unit is gone."""
+        """The physical offset and the size of the last message before an end; (-1, 0) if its unit is missing."""
         units = self.view.units(*key, end - 1, end)
         if not len(units) or units["size"][0] == FILLER_UNIT_SIZE:
             return -1, 0
@@ -140,7 +140,7 @@ class QueueEnds:
             return self.ends
         try:
             walk = view.healed(lambda: self._walked(mark.end, limit))
-        except CorruptionError:  # the error comes when the message is read
+        except CorruptionError:  # the error is raised when the message is read
             return None
         if walk is None:
             return None
@@ -156,7 +156,7 @@ class QueueEnds:
 
 
 class _Walk:
-    """Follows the log from one record to its visible end."""
+    """A walk over the log from one record to its visible end."""
 
     def __init__(self, known: QueueEnds, limit: int) -> None:
         self.log = known.view.files.commit_log
@@ -170,7 +170,7 @@ class _Walk:
         self.left = max(_WALK_SIZE, _WALK_SIZE_PER_QUEUE * len(known.ends))
 
     def run(self, position: int) -> bool:
-        """Whether the end was reached, record by record."""
+        """Walk record by record; whether the end was reached."""
         walk = Walk(self.log, position, self.limit, Depth.FRAMING, batches=True)
         for run in walk:
             batch = run.batch
@@ -205,7 +205,7 @@ class _Walk:
     def _take(self, topic: str, queue_id: int, first: int, count: int) -> bool:
         """Add the messages `first` to `first + count - 1` of a queue; False if some before them are not known.
 
-        After a broker was at work, a number that does not follow proves nothing: the unit may have another number.
+        If a broker has written the store, a number out of order proves nothing: the unit may have another number.
         """
         key = (topic, queue_id)
         known = self.ends.get(key)

@@ -1,12 +1,12 @@
 """The view of a reader: what it may see, and how it reads it.
 
-The file `abort` alone decides whose rules hold. If it holds our store id, `state` rules: V is loaded once, and every
+The file `abort` alone decides which rules apply. If it holds our store id, `state` decides: V is loaded once, and every
 queue is limited to units whose record ends at or below V. If it is absent or holds anything else (a broker is running,
 has crashed, or has closed the store), the reader sees what the queues show. It checks each unit against its record, and
-then reads `abort` again; if that is ours now, `state` rules.
+then reads `abort` again; if that is ours now, `state` decides.
 
 Until a writer has recovered the store, a V that was written in another boot counts only up to C, and up to the end of
-the last batch behind C that is proven to be on the disk (`proven_tail`). Readers never write.
+the last batch after C that is proven to be on the disk (`proven_tail`). Readers never write.
 
 A view belongs to the folder that was at its path when it was opened. If that folder is renamed, or another one takes
 its place, the view raises an error and never shows the other store. The view notices files that retention deletes, and
@@ -60,12 +60,12 @@ from messagestore.read.proven_tail import ProvenTail, find_proven_tail, tell
 
 _TRIES = 2
 _HEALING_TRIES = 5
-"""How often a look is repeated because files that it needs were deleted meanwhile."""
+"""How often a read is repeated because files that it needs were deleted meanwhile."""
 READ_ROWS = record_columns.BLOCK_ROWS
 READ_BYTES = 16 * 1024 * 1024
 _READ_AHEAD = 2
 _GAP = 16 * 1024
-"""Records of a queue that lie closer than this are read together: 16 KiB more cost as much as one more call."""
+"""Records of a queue that lie closer than this are read together: 16 KiB more cost as much as another call."""
 _MOST_GAPS = 4
 """How many times the requested bytes may be read in order to read the records of a sparse queue together."""
 
@@ -96,7 +96,7 @@ class Visible:
 
 
 class Block(NamedTuple):
-    """Records as bytes, and what they must say."""
+    """Records as bytes, and the values that they must contain."""
 
     queue_offsets: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
@@ -113,7 +113,8 @@ class StoreView:
     ----------
     root : path
     config : StoreConfig
-        Index slot and entry counts of a store without `spark/store.json`; `proven_tail_size`, `fail_on_unproven`.
+        It gives the index slot and entry counts of a store without `spark/store.json`, and `proven_tail_size` and
+        `fail_on_unproven`.
     disk : Disk
     tail : ProvenTail, optional
         The result of an earlier search in a store that no writer has recovered since the machine was started. It saves
@@ -154,15 +155,16 @@ class StoreView:
         self._given_tail = tail
         self._tail_key: tuple[int, int] | None = None
         self.generation = 0
-        """How often `spark/state` was found to be another file: the store may have been restored file by file."""
+        """How often `spark/state` turned out to be another file: the store may have been restored file by file."""
         self._state_inode = -1
         self._end_checked = False
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
         self.own = False
-        """Whether no broker ever wrote the store, by the last `refresh`: then each record has the number of its
-        unit."""
-        self._seals: tuple[State, SealedEnds] | None = None  # what is known of the queues of a store that was closed
+        """Whether no broker ever wrote the store, according to the last `refresh`: then each record has the number of
+        its unit.
+        """
+        self._seals: tuple[State, SealedEnds] | None = None  # what is known about the queues of a closed store
         self._closed_state: State | None = None
         self.visible = self.refresh()
 
@@ -173,7 +175,7 @@ class StoreView:
 
     @property
     def known_end(self) -> int | None:
-        """Where the log ends for readers, by the last `refresh`; None if only the queues show it (a broker's store)."""
+        """Where the log ended for readers at the last `refresh`; None if only the queues show it (a broker's store)."""
         return self._closed_end if self.visible.end is None else self.visible.end
 
     @property
@@ -182,16 +184,16 @@ class StoreView:
         return self.files.known_ids
 
     def refresh(self) -> Visible:
-        """Look how far the store has grown. It takes microseconds if nothing changed.
+        """Find out how far the store has grown. This takes microseconds if nothing changed.
 
         Raises
         ------
         CorruptionError
-            `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what is there.
+            `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what the store contains.
         NotRecoveredError
-            With `failOnUnproven`: there are records that only recovery can show.
+            With `failOnUnproven`: the log has records that only recovery can show.
         NotAStoreError, StoreWentBackwardsError
-            The folder that was opened is not at the path any more: it was renamed, or another one is there.
+            The folder that was opened is no longer at the path: it was renamed, or another one is there.
         """
         files = self.files
         self.check_place()
@@ -199,7 +201,7 @@ class StoreView:
             files.identity = self._read_identity(files.disk, files.paths)
         self._forget_deleted()
         abort, state = files.read_abort(), files.state_file.read()
-        if files.state_file.inode != self._state_inode:  # files may have been restored one by one: none is known
+        if files.state_file.inode != self._state_inode:  # files may have been restored one by one
             if self._state_inode >= 0:
                 self._begin_anew()
             self._state_inode = files.state_file.inode
@@ -243,18 +245,18 @@ class StoreView:
         return self.visible
 
     def _check_end(self) -> None:
-        """Without `state`, the store checkpoint names the last record of a log that this project has closed.
+        """Check the last record of a log without `state`, which the store checkpoint names if this project closed it.
 
         Raises
         ------
         CorruptionError
-            That record is not there.
+            That record is missing.
         """
         files, log = self.files, self.files.commit_log
         last = store_checkpoint.read(files.disk, files.paths.checkpoint).confirm_physical_offset
         self._end_checked = True
         if last <= log.min_offset or not (files.store_id or BATCH_TOPIC in files.queue_names()):
-            return  # a broker's: there the number may say something else
+            return  # a broker's store, where the number may have another meaning
         log.load()
         found = f"the end of the last segment, {log.files.max_offset}"
         if last < log.files.max_offset:
@@ -267,14 +269,15 @@ class StoreView:
             raise CorruptionError(path, last, "the last record of the log, which the store checkpoint names", found)
 
     def _written_over(self, counter: int) -> bool:
-        """Whether older files were copied over those that were there, under their names (`rsync --inplace`): the
-        counter went back, or segments that went in between were made again.
+        """Whether older files were copied over the store's files, under the same names (`rsync --inplace`).
+
+        In that case the counter went back, or segments that were deleted in between were created again.
         """
         back = self._seen is not None and counter < self._seen.counter
         return back or self.files.log_pool.has_replaced()
 
     def _begin_anew(self) -> None:
-        """Forget everything that was known about the files."""
+        """Forget everything that is known about the files."""
         self.generation += 1
         self._drop_files()
         self.files.commit_log.load()
@@ -282,7 +285,7 @@ class StoreView:
         self._seen, self._closed, self._seals = None, (-1, None), None
 
     def _proven_end_of(self, state: State) -> int:
-        """How far the log of another boot is proven to be on the disk. It is searched for once."""
+        """How far the log of another boot is proven to be on the disk. The search is done once."""
         files, key = self.files, (state.counter, state.clean_end)
         if self.tail is None or self._tail_key != key:
             files.commit_log.load()
@@ -300,7 +303,7 @@ class StoreView:
     # ---- the place
 
     def _pin_folders(self, disk: Disk, paths: Paths) -> None:
-        """Keep the folders open, to compare them later with what is at their paths."""
+        """Keep the folders open, in order to compare them later with what is at their paths."""
         for path in (paths.root, paths.commit_log):
             if path not in self._folders:
                 try:
@@ -309,7 +312,7 @@ class StoreView:
                     continue  # a store without messages has no log folder yet
 
     def _read_identity(self, disk: Disk, paths: Paths) -> Identity | None:
-        """`spark/store.json`, and the file itself, to notice another one."""
+        """Read `spark/store.json`, and keep the file open in order to notice another one."""
         try:
             self._identity_file = disk.open(paths.identity)
         except (FileNotFoundError, NotADirectoryError):
@@ -317,12 +320,14 @@ class StoreView:
         return Identity.read(disk, paths.identity)
 
     def check_place(self) -> None:
-        """Whether the folders at the paths, and the identity in them, are those that were opened: three system calls.
+        """Check that the folders at the paths, and the identity in them, are those that were opened.
+
+        This takes three system calls.
 
         Raises
         ------
         NotAStoreError
-            Nothing, or nothing that is a store, is there now.
+            Nothing, or something that is not a store, is there now.
         StoreWentBackwardsError
             Another store, or a copy of this one, is there.
         """
@@ -340,7 +345,7 @@ class StoreView:
             self._read_identity(disk, paths)  # a new file with the same id: an upgrade of its format
 
     def _moved(self) -> StoreError:
-        """The error for a folder that is not at its path any more."""
+        """The error for a folder that is no longer at its path."""
         disk, paths = self.files.disk, self.files.paths
         self._drop_files()  # some may have been opened at the path since then
         opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
@@ -360,12 +365,12 @@ class StoreView:
         )
 
     def _forget_deleted(self) -> None:
-        """Notice that retention has deleted the first segments. It takes one system call if it has not.
+        """Find out whether retention has deleted the first segments. This takes one system call if it has not.
 
         Raises
         ------
         CorruptionError
-            All segments are gone, although retention leaves the last one.
+            All segments are missing, although retention leaves the last one.
         """
         log = self.files.commit_log
         had = log.files.offsets[-1:]
@@ -405,7 +410,8 @@ class StoreView:
     def _closed_by_us(self, state: State) -> bool:
         """Whether a Python writer closed the store and no broker has written since: then its end is known.
 
-        Units are not doubted then: one that points to damage is to be read, and reported, and does not end its queue.
+        In such a store, units are trusted: a unit that points to damage does not end its queue, and the damage is
+        reported when the message is read.
         """
         if not state.clean or state.visible_end != state.clean_end:
             return False
@@ -413,7 +419,7 @@ class StoreView:
         if self._closed[0] != state.counter:
             self._closed = state.counter, self._checkpoint_crc()
         checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
-        if self._closed[1] is None:  # no journal tells; the last record of the log is named as ours is
+        if self._closed[1] is None:  # no journal shows it; the checkpoint names the log's last record as ours does
             return bool(state.anchor_size) and checkpoint.confirm_physical_offset == state.anchor_position
         return self._closed[1] == record.crc32(checkpoint.to_bytes())
 
@@ -422,10 +428,10 @@ class StoreView:
         return BatchJournal.read_checkpoint_crc(self.files.disk, paths.journal, paths.journal_1)
 
     def quiet(self) -> tuple[int, int] | None:
-        """A token that is another one after any writer was at work; None while one may be.
+        """A token that changes when a writer writes; None while a writer may be writing.
 
-        Every writer makes `abort` before its first byte, which changes the root folder, and one of ours changes
-        `state`. A few system calls; take it before what it stands for is read.
+        Every writer creates `abort` before its first byte, which changes the root folder, and a writer of ours changes
+        `state`. This takes a few system calls. Take the token before reading the data for which it stands.
         """
         files = self.files
         self.check_place()
@@ -437,7 +443,7 @@ class StoreView:
     # ---- queues
 
     def topics(self) -> dict[str, list[int]]:
-        """Topic -> queue ids of the folders that are there."""
+        """The queue ids of each topic, from the existing folders."""
         self.check_place()
         found = self.files.queue_names()
         for topic, queue_id in self.tail.units if self.tail is not None else ():
@@ -449,9 +455,7 @@ class StoreView:
         return found
 
     def _lost_queues(self, topic: str | None = None) -> list[tuple[str, int]]:
-        """Queues of a store that was closed whose folders are gone: they are listed, and whoever asks for their ends is
-        told.
-        """
+        """The queues of a closed store whose folders are missing. They are listed, and their ends raise an error."""
         if self._closed_end is None:
             return []
         files = self.files
@@ -463,12 +467,12 @@ class StoreView:
         return [key for key in lost if not is_deleted(files, key)]
 
     def queue_ids(self, topic: str) -> list[int]:
-        """Queue ids of one topic, from its folders.
+        """The queue ids of one topic, from its folders.
 
         Raises
         ------
         ConfigError
-            The topic's queues are not simple ones.
+            The topic's queues are not simple queues.
         """
         check_readable_topic(self.files, topic)
         found = queue_ids_of(self.files.disk, self.files.paths.root, topic)
@@ -477,7 +481,7 @@ class StoreView:
         return sorted({*found, *(queue_id for _, queue_id in self._lost_queues(topic))})
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue; looked at again when files came or went."""
+        """The queue, loaded again if files were added or deleted."""
         queue = self.files.queue(topic, queue_id)
         known = self._ends.get((topic, queue_id), 0)
         if len(queue.files.offsets) > 1:
@@ -501,7 +505,7 @@ class StoreView:
             return False
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Number of the first message of a queue that cannot be seen (yet)."""
+        """The number of the first message of a queue that is not visible (yet)."""
         return self.healed(lambda: self._max_offset(topic, queue_id))
 
     def _max_offset(self, topic: str, queue_id: int) -> int:
@@ -510,7 +514,7 @@ class StoreView:
             return self._end_in_tail(key)
         queue = self._queue(topic, queue_id)
         end = self._visible_end(topic, queue_id, self._ends.get(key, 0))
-        while end and end == queue.end_file_queue_offset:  # up to the end of the last file we know: there may be more
+        while end and end == queue.end_file_queue_offset:  # the last known file is full: there may be more files
             queue.load()
             if end >= queue.end_file_queue_offset:
                 break
@@ -519,7 +523,7 @@ class StoreView:
         return end
 
     def _end_in_tail(self, key: tuple[str, int]) -> int:
-        """Of what is proven, units above C were built from the records; those in the queue's files were not synced."""
+        """The end of a queue in what is proven. Units above C come from the records; those in files were not synced."""
         assert self.tail is not None
         if key in self.tail.units:
             return self.tail.queue_end(key)
@@ -529,7 +533,7 @@ class StoreView:
         return self._ends[key]
 
     def _visible_end(self, topic: str, queue_id: int, hint: int) -> int:
-        """As `max_offset`, in the files that are known."""
+        """The maximum offset of a queue in the files that are known."""
         queue = self.files.queue(topic, queue_id)
         if self.visible.end is not None:
             return queue.end(hint=hint, limit=self.visible.end)
@@ -543,10 +547,10 @@ class StoreView:
         """The maximum offsets of many queues at one moment. Together they include all of a Spark batch, or nothing of
         it.
 
-        Under a broker's rules the queues are read one after the other. If a writer of ours came meanwhile, or came and
-        went, `abort` or the counter of `state` shows it, and the queues are read again. If writers come and go faster
-        than that, the queues are limited to the V of one of them: everything that was in the store when it came is
-        below V.
+        Under a broker's rules the queues are read one after the other. If a writer of ours opened the store meanwhile,
+        `abort` or the counter of `state` shows it, and the queues are read again. If writers open and close the store
+        faster than that, the queues are limited to the V of one of them: everything that was in the store when it was
+        opened is below V.
         """
         keys = list(queues)
         for tries in itertools.count():
@@ -564,7 +568,7 @@ class StoreView:
         sealed = self._sealed() if self._closed_end is not None else None
         known = sealed is None or sealed.end_of((topic, queue_id)) in (hint, None)
         if known and (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
-            return hint  # nothing was added: one read
+            return hint  # nothing was added; this took one read
         if self._closed_end is not None:
             return self._sealed_end(topic, queue_id, hint)
         log = self.files.commit_log
@@ -576,7 +580,7 @@ class StoreView:
         return end
 
     def _sealed(self) -> SealedEnds:
-        """Where the queues of a store that a Python writer closed end, as far as it is known; read once."""
+        """The ends of the queues of a store that a Python writer closed, as far as they are known; read once."""
         assert self._closed_end is not None
         assert self._closed_state is not None
         if self._seals is None or self._seals[0] != self._closed_state:
@@ -584,12 +588,12 @@ class StoreView:
         return self._seals[1]
 
     def _sealed_end(self, topic: str, queue_id: int, hint: int) -> int:
-        """The end of a queue in a store that was closed.
+        """The end of a queue in a closed store.
 
         Raises
         ------
         CorruptionError
-            The queue lacks units that it had then.
+            The queue lacks units that it had when the store was closed.
         """
         ends, key, state = self._sealed(), (topic, queue_id), self._closed_state
         expected, queue = ends.end_of(key), self.files.queue(topic, queue_id)
@@ -609,7 +613,7 @@ class StoreView:
         self.refresh()
         if self._closed_end is not None and self._closed_state == state:
             raise fault.error()
-        return self._visible_end(topic, queue_id, 0)  # a writer came meanwhile
+        return self._visible_end(topic, queue_id, 0)  # a writer opened the store meanwhile
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The number of the first message of a queue whose record is still in the log; its maximum offset if there is
@@ -659,7 +663,7 @@ class StoreView:
         if self.tail is None or key not in self.tail.units or end <= self.tail.units[key][0]:
             queue = self.files.queue(topic, queue_id)
             if end > queue.end_file_queue_offset:
-                queue.load()  # the next file was made since
+                queue.load()  # the next file was created meanwhile
             return queue.read(start, end - start)
         first = self.tail.units[key][0]
         above = self.tail.read(key, max(start, first), end)
@@ -766,10 +770,10 @@ class StoreView:
                 )
             position += len(block.sizes)
             yield block
-            del block  # its memory is there for the next one
+            del block  # so that the next block can use its memory
 
     def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Block | None:
-        """The next messages of a queue; None if the first of them is not in the queue or in the log any more."""
+        """The next messages of a queue; None if the first of them is no longer in the queue or in the log."""
         units = self.units(topic, queue_id, position, end)
         if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
             return None
@@ -790,10 +794,10 @@ class StoreView:
     def _in_order(
         self, topic: str, queue_id: int, position: int, physical_offsets: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
-        """Which units point to a place behind the record of the unit before.
+        """Which units point to a place after the record of the unit before.
 
-        A broker that brings a topic back that was deleted gives its records the next units, whatever number they say.
-        Its units point to ever later records all the same, so that no record is in its queue twice.
+        A broker that restores a deleted topic gives its records the next units, whatever numbers they contain. Even so,
+        each unit points to a later record than the one before, so no record is in its queue twice.
         """
         before = self.units(topic, queue_id, max(position - 1, 0), position)
         filled = not len(before) or int(before["size"][0]) == FILLER_UNIT_SIZE
@@ -802,14 +806,14 @@ class StoreView:
         return renumbered
 
     def _check_retention(self, topic: str, queue_id: int, position: int, end: int) -> None:
-        """Whether the message at `position` was deleted with the first segments of the log.
+        """Raise an error if the message at `position` was deleted with the first segments of the log.
 
         Raises
         ------
         OffsetOutOfRangeError
-            It was. The error says how many messages up to `end` are gone.
+            The message was deleted. The error says how many messages up to `end` are missing.
         NotAStoreError, StoreWentBackwardsError
-            The whole store is gone.
+            The whole store is missing, or another one is there.
         """
         self._heal()
         begin = self.min_offset(topic, queue_id)

@@ -1,8 +1,8 @@
-"""What the Spark connector and the command line use beside the public API. It makes no promise to users.
+"""What the Spark connector and the command line use besides the public API. It makes no promises to users.
 
 `interface` defines the methods of a store. `local` implements them with the files of this host; a store on another host
 would be a second implementation. The functions here need no store: they turn columns into records and back, and check
-names. `local_operator`, which only the command line imports, looks at the files of a store on this host.
+names. `local_operator`, which only the command line imports, examines the files of a store on this host.
 """
 
 from messagestore.files.staging_files import Write, driver_token

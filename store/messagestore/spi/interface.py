@@ -1,15 +1,15 @@
-"""The interface between the connector and a store: the methods of a store, and the values that travel.
+"""The interface between the connector and a store: the methods of a store, and the values that they exchange.
 
-Every value is made of whole numbers, text, bytes and buffers, so that it can be sent to another host. None of them
-holds an open file. A store on this host is opened by `messagestore.spi.local`; a store on another host would be a
+Every value consists of whole numbers, text, bytes and buffers, so that it can be sent to another host. No value holds
+an open file. A store on this host is opened by `messagestore.spi.local`; a store on another host would be a
 second implementation of `Stores`, `StoreReader` and `StoreWriter`.
 
-    describe                     which store this is, and what tasks must know of it
-    ends                         how far its queues reach
-    gather                       the bytes of the records of some ranges; the caller decodes them
-    stage, commit, abort         write rows to a staged file; append staged files to the log; delete them
+    describe                     says which store this is, and what tasks must know about it
+    ends                         says how far its queues reach
+    gather                       returns the bytes of the records of some ranges; the caller decodes them
+    stage, commit, abort         write rows to a staged file; append staged files to the log; delete staged files
 
-The other methods of a reader answer what the source asks about single messages: `begins`, `places`, `seek`,
+The other methods of a reader answer the source's questions about single messages: `begins`, `places`, `seek`,
 `prove_last`, `mean_sizes`, `proven`. `publish_progress` shows others how far a query has read.
 """
 
@@ -33,13 +33,13 @@ from messagestore.write.staging import StagedFile
 from messagestore.write.transaction import BatchRequest, BatchResult
 
 Queue = tuple[str, int]
-"""Topic and queue id."""
+"""A topic and a queue id."""
 Queues = dict[Queue, int]
-"""Queue -> queue offset."""
+"""A queue offset for each queue."""
 
 GATHERED_ROWS = 65_536
 GATHERED_SIZE = 16 * 1024 * 1024
-"""At most so many messages, and so many bytes of records, come together (one message at least)."""
+"""At most this many messages, and this many bytes of records, come together (but at least one message)."""
 
 
 # ---- values
@@ -52,17 +52,17 @@ class Description:
     Parameters
     ----------
     store_id : str
-        Empty for a store that this project never wrote, and where there is none.
+        The store's id; empty if this project never wrote the store, or if there is no store.
     ancestors : frozenset of str
-        Ids of the stores that this one is a copy of.
+        The ids of the stores that this one is a copy of.
     exists : bool
-        Whether there is a store, of this project or a broker's.
+        Whether there is a store, of this project or of a broker.
     queue_counts : dict of str to int
-        How many queues producers write, for each topic that the store has settings of.
+        The number of queues that producers write, for each topic that has settings in the store.
     queue_ids : dict of str to list of int
-        The queues that are there, by topic; empty unless they were asked for.
+        The existing queues, by topic; empty unless the caller asked for them.
     config : StoreConfig
-        The settings that records are encoded with.
+        The settings with which records are encoded.
     """
 
     store_id: str = ""
@@ -81,16 +81,17 @@ class Ends:
     ----------
     store_id : str
     queues : dict of (str, int) to int
-        Number of the first message of each queue that cannot be seen yet. The same object until one of them changes.
+        The number of the first message of each queue that is not visible yet. It is the same object until one of them
+        changes.
     restarted : frozenset of (str, int)
-        Queues that this look found to begin again below the end that was known: they were deleted and made again. Each
-        restart is reported once.
+        Queues that this call found to begin again below the end that was known: they were deleted and created again.
+        Each restart is reported once.
     recovered : bool
         False: the store was written before the machine was started, and no writer has recovered it since. A message
-        that was there may be missing, and come back.
+        that was visible before may be missing, and may come back.
     generation : int
-        Another number says that other files, or another folder, are at the path than at the look before: whatever was
-        proven about the store must be proven again.
+        A number that changes if other files, or another folder, are at the path than at the call before. Everything
+        that was proven about the store must then be proven again.
     """
 
     store_id: str
@@ -102,7 +103,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages `start..end` of one queue."""
+    """The messages `start..end` of one queue."""
 
     topic: str
     queue_id: int
@@ -111,7 +112,7 @@ class Range:
 
     @property
     def count(self) -> int:
-        """Messages."""
+        """The number of messages."""
         return self.end - self.start
 
 
@@ -123,7 +124,8 @@ class Place:
     ----------
     physical_offset : int
     size : int
-        0: the queue has only a placeholder there, which a broker made for a message that is gone or never was.
+        The size of the record. 0: the queue has only a placeholder there, which a broker made for a message that was
+        deleted or never existed.
     """
 
     physical_offset: int
@@ -131,23 +133,23 @@ class Place:
 
     @property
     def end(self) -> int:
-        """The physical offset behind the record."""
+        """The physical offset after the record."""
         return self.physical_offset + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class LastRecord:
-    """The last record that a stream has covered, to know the log again by.
+    """The last record that a stream has covered, by which the stream recognises the log.
 
     Parameters
     ----------
     position, size : int
-        Its place in the log.
+        The place of the record in the log.
     crc : int
-        CRC-32 of its bytes. In an answer of `prove_last`, -1 where the log does not reach so far.
+        The CRC-32 of its bytes. In a result of `prove_last`, -1 means that the log does not reach that far.
     store_timestamp_ms : int | None
-        It tells what is newer in a log that was restored or made again. None in offsets of earlier releases, where no
-        record begins at the place, and where nobody asked for it.
+        The store time, which shows what is newer in a log that was restored or created again. None in offsets of
+        earlier releases, if no record begins at the place, and if the caller did not ask for it.
     """
 
     position: int
@@ -160,14 +162,14 @@ class LastRecord:
 class Proven:
     """What is proven to be on the disk of a store that no writer has recovered since the machine was started.
 
-    The driver finds it once, and tasks read by it. Only the store that made it looks inside.
+    The driver finds it once, and tasks use it when they read. Only the store that made it uses its contents.
 
     Parameters
     ----------
     start, end : int
         Physical offsets.
     units : dict of (str, int) to (int, bytes)
-        For each queue the number of the first message that the bytes tell of, and its units.
+        For each queue, the number of the first message that has a unit here, and the bytes of the units.
     """
 
     start: int
@@ -184,18 +186,18 @@ class Gathered:
     topic : str
     queue_id : int
     start : int
-        Number of the first message.
+        The number of the first message.
     physical_offsets, sizes : int64[n], int32[n]
         The units.
     data : uint8[m]
-        The records, perhaps with bytes of others in between.
+        The records, possibly with bytes of other records in between.
     positions : int64[n]
         Where each record begins in `data`.
     path : str
-        Names the log in errors.
+        The path of the log, for errors.
     renumbered : bool[n] or None
-        Messages whose record may say another number than its unit has: a broker brought back a topic that had been
-        deleted. None: no record may.
+        The messages whose record may contain another number than the number of its unit, because a broker restored a
+        topic that had been deleted. None: no record may contain another number.
     """
 
     topic: str
@@ -210,33 +212,33 @@ class Gathered:
 
     @property
     def end(self) -> int:
-        """The number behind the last message."""
+        """The number after that of the last message."""
         return self.start + len(self.sizes)
 
     def decoded(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Columns of the messages; nothing else is decoded. Every record is compared with its unit and its CRCs.
+        """Some columns of the messages; nothing else is decoded. Every record is checked against its unit and CRCs.
 
         Parameters
         ----------
         columns : sequence of str
-            Names of `messagestore.spi.COLUMNS`.
+            Names in `messagestore.spi.COLUMNS`.
 
         Raises
         ------
         CorruptionError
-            A record is not the one that its unit promised, or a CRC does not hold.
+            A record is not the one that its unit describes, or a CRC does not match.
         """
         queue_offsets = np.arange(self.start, self.end, dtype=np.int64)
         expected = Expected(self.topic, self.queue_id, queue_offsets, self.physical_offsets, self.renumbered)
         return decode(self.data, self.positions, self.sizes, columns, expected=expected, path=self.path)
 
     def messages(self) -> Iterator[MessageExt]:
-        """The messages one by one, for a person to read; the CRCs of each are checked.
+        """The messages one by one, in a readable form; the CRCs of each message are checked.
 
         Raises
         ------
         CorruptionError
-            A record is damaged, or it is the record of another place.
+            A record is damaged, or belongs to another place.
         """
         columns = (self.physical_offsets, self.positions, self.sizes)
         for place, position, size in zip(*(column.tolist() for column in columns), strict=True):
@@ -251,7 +253,7 @@ class Committed:
     Parameters
     ----------
     store_id : str
-        The store that it is in: the commit of a first batch may have made it.
+        The id of the store that it is in; the commit of a first batch may have created that store.
     result : BatchResult
     """
 
@@ -265,89 +267,90 @@ class Committed:
 class StoreReader(Protocol):
     """One store, opened for reading. It belongs to the folder that was at the path when it was opened.
 
-    Any method may raise `NotAStoreError` or `StoreWentBackwardsError` when that folder is not there any more; only
-    `ends` opens another folder with the same store, and says so by `Ends.generation`.
+    Any method may raise `NotAStoreError` or `StoreWentBackwardsError` if that folder is no longer there. Only `ends`
+    opens another folder with the same store, and shows this by `Ends.generation`.
 
-    Threads: one at a time.
+    Threads: one thread at a time.
     """
 
     def describe(self, *, queues: bool = False) -> Description:
-        """Which store this is; with `queues` also which queues are there, which takes a look at all folders."""
+        """Which store this is; with `queues` also which queues exist, which requires a look at all folders."""
         ...
 
     def ends(self, topics: Sequence[str]) -> Ends:
-        """How far the queues of some topics reach. Microseconds when nothing has changed.
+        """How far the queues of some topics reach. The call takes microseconds if nothing has changed.
 
         Raises
         ------
         NotAStoreError
-            The store is gone.
+            The store is missing.
         StoreWentBackwardsError
             Another store is at the path.
         NotRecoveredError
-            With `fail_on_unproven`: some records are there, and only a recovery can show them.
+            With `fail_on_unproven`: the log has records that only a recovery can show.
         """
         ...
 
     def begins(self, queues: Iterable[Queue]) -> Queues:
-        """Number of the first message of each queue whose record is still in the log (its end when there is none)."""
+        """The number of each queue's first message whose record is in the log (the queue's end if there is none)."""
         ...
 
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
-        """Where the message before each offset lies. A queue that has nothing there is left out."""
+        """Where the message before each offset lies. A queue that has no message there is left out."""
         ...
 
     def seek(self, queue: Queue, *, physical_offset: int | None = None, after_ms: int | None = None) -> int:
-        """Number of the first message of a queue that lies at a physical offset or above, or was stored after a time,
-        whichever comes first; the queue's end when there is none.
+        """The number of the first message of a queue that lies at a physical offset or above, or was stored after a
+        time, whichever comes first; the queue's end if there is none.
         """
         ...
 
     def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
-        """The bytes that lie at a place of the log now, as the record that a caller knows must lie there; None below
-        the first segment. Only `with_time` it has a store time.
+        """The bytes that are now at a place in the log where the caller expects a record, as a `LastRecord`.
+
+        None: the place is below the first segment. The result has a store time only if `with_time` is set.
         """
         ...
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
-        """About how large a record of each range is, by some of its units. No record is read."""
+        """The approximate size of a record of each range, from some of its units. No record is read."""
         ...
 
     def proven(self, ranges: Iterable[Range]) -> Proven | None:
-        """What a task must be given to read these ranges as they were planned; None when it needs nothing."""
+        """What a task needs in order to read these ranges as they were planned; None if it needs nothing."""
         ...
 
     def gather(
         self, ranges: Sequence[Range], *, max_rows: int = GATHERED_ROWS, max_size: int = GATHERED_SIZE
     ) -> Iterator[Gathered]:
-        """The messages of some ranges, in order, each once. `end` of a range is at most the queue's end.
+        """The messages of some ranges, in order, each message once. `end` of a range is at most the queue's end.
 
         Raises
         ------
         OffsetOutOfRangeError
-            Retention has taken the next message, at `queue_offset`; `min` is the first one that is left. All before it
-            were given.
+            Retention has deleted the next message, at `queue_offset`; `min` is the first one that is left. All messages
+            before it were returned.
         StoreWentBackwardsError
-            A message that was there is gone: the queue was deleted, or the store restored.
+            A message that was visible is missing: the queue was deleted, or the store was restored.
         CorruptionError
-            A unit can be no record's, or a file is missing.
+            A unit cannot belong to a record, or a file is missing.
         """
         ...
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """Write down how far a query has read, as the offsets of a RocketMQ consumer group. Nothing depends on it.
+        """Write how far a query has read, as the offsets of a RocketMQ consumer group. Nothing depends on it.
 
         Raises
         ------
         StoreLockedError
             A broker holds the store, and keeps all consumer offsets itself.
         CorruptionError, ConfigError, OSError
-            The file cannot be read or written, or the group is not allowed; it is as it was.
+            The file cannot be read or written, or the group is not allowed; the file is unchanged.
         """
         ...
 
     def close(self) -> None:
-        """Let go of everything; a second time does nothing."""
+        """Release everything. A second call does nothing."""
         ...
 
 
@@ -355,14 +358,14 @@ class StoreReader(Protocol):
 
 
 class Staging(Protocol):
-    """One staged file while a task writes it. A file that is not finished goes when the block ends."""
+    """One staged file while a task writes it. A file that is not finished is deleted when the block ends."""
 
     def write(self, chunk: Rows) -> None:
         """Append encoded records."""
         ...
 
     def finish(self) -> StagedFile:
-        """The file is complete: what the commit needs to find it and to know it again."""
+        """Complete the file; returns what the commit needs to find and to recognise it."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -373,51 +376,50 @@ class Staging(Protocol):
 
 
 class StoreWriter(Protocol):
-    """The way into the store at a path. It holds nothing between two calls, and any process may make one.
+    """Writes to the store at a path. It holds nothing between two calls, and any process may create one.
 
-    `store_id` in its methods is what `prepare` said: empty where there was no store. When another store, or none, is
-    there later, `NotAStoreError` is raised and nothing is made.
+    `store_id` in its methods is the id that `prepare` returned, which is empty if there was no store. If another store,
+    or none, is at the path later, `NotAStoreError` is raised and nothing is created.
     """
 
     def describe(self) -> Description:
-        """What is at the path now. Nothing is made."""
+        """What is at the path now. Nothing is created."""
         ...
 
     def prepare(self) -> Description:
-        """As `describe`, before a batch is written; the configuration is the one its rows must be encoded with. The
-        queue counts are left out: each task asks for those of its own moment.
+        """What is at the path, before a batch is written; the batch's rows must be encoded with its configuration.
 
-        A store that only a broker has written gets its id. Where there is no store nothing is made. Files that dead
-        writers left are deleted.
+        The queue counts are left out: each task reads the current ones. A store that only a broker has written gets
+        its id. If there is no store, nothing is created. Files that dead writers left are deleted.
 
         Raises
         ------
         StoreLockedError
             A broker holds the store.
         NotAStoreError
-            The path holds something else, or a store of a form that cannot be written.
+            The path holds something else, or a store in a form that cannot be written.
         ConfigError
             A setting of the store's broker forbids writing.
         """
         ...
 
     def stage(self, write: Write, store_id: str) -> Staging:
-        """In a task: a new staged file for a write."""
+        """A new staged file for a write; tasks call this."""
         ...
 
     def commit(
         self, files: Sequence[StagedFile], request: BatchRequest, store_id: str, *, closing: bool = False
     ) -> Committed:
-        """Append the rows of staged files as one batch, in their order; it is there once and whole when this returns.
-        The files of the batch, and what failed attempts left of it, are deleted.
+        """Append the rows of staged files as one batch, in their order; the log contains all of it once afterwards.
 
-        A batch that is already there is recognised by its app id and version. So a caller that never got an answer
-        stages the rows again and commits them again.
+        The files of the batch, and those that failed attempts left, are deleted. A batch that is already in the log is
+        recognised by its app id and version. So a caller that never got an answer stages the rows again and commits
+        them again.
 
         Parameters
         ----------
         closing : bool
-            The caller's process may end without notice: leave the store as if it had been closed.
+            The caller's process may end without notice: leave the store in the state of a closed store.
 
         Raises
         ------
@@ -430,13 +432,14 @@ class StoreWriter(Protocol):
         ...
 
     def abort(self, names: Sequence[str], store_id: str) -> None:
-        """Delete staged files of a batch that was given up, by their names, while no commit can read them. What is in
-        the log stays there.
+        """Delete staged files of a batch that was given up, by their names, while no commit can read them.
+
+        What is in the log stays there.
 
         Raises
         ------
         StoreLockedError
-            A commit is at work. The files are left for the next `prepare`.
+            A commit is running. The files are left for the next `prepare`.
         """
         ...
 
@@ -450,26 +453,26 @@ class Stores(Protocol):
         Parameters
         ----------
         proven : Proven | None
-            What the driver's reader said of the ranges that are to be read.
+            What the driver's reader returned for the ranges that are read.
 
         Raises
         ------
         NotAStoreError
-            There is no store, or one whose queues cannot be read.
+            There is no store, or its queues cannot be read.
         """
         ...
 
     def writer(
         self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
     ) -> StoreWriter:
-        """The way into the store at a path; nothing is opened yet.
+        """A writer for the store at a path; nothing is opened yet.
 
         Parameters
         ----------
         staging_ttl_s : float
-            A staged file that nobody has written to for so long is deleted.
+            A staged file that nobody has written to for this many seconds is deleted.
         ends_abruptly : bool
-            This process does not end as a Python program does (a worker of Spark): what it holds of the store is given
-            back before it ends.
+            True: this process does not end as a Python program does (a worker of Spark), so it releases the store
+            before it ends.
         """
         ...

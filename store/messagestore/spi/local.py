@@ -9,7 +9,7 @@ from messagestore.spi.local_writer import LocalWriter
 
 
 class LocalStores:
-    """The stores in folders of this host. It holds nothing, so a task gets only its name."""
+    """The stores in folders of this host. It has no state, so a task receives only its name."""
 
     def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> LocalReader:
         """Open a store for reading."""
@@ -18,7 +18,7 @@ class LocalStores:
     def writer(
         self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
     ) -> LocalWriter:
-        """The way into a store."""
+        """A writer for a store; nothing is opened yet."""
         return LocalWriter(path, config, staging_ttl_s=staging_ttl_s, ends_abruptly=ends_abruptly)
 
 

@@ -22,9 +22,10 @@ def dump(
     Parameters
     ----------
     start : int | None
-        The physical offset of the first record; None: the first one that is there.
+        The physical offset of the first record; None: the first record in the log.
     tell : function
-        Gets one line for each gap that retention makes meanwhile, and where a broker's log ends with a torn record.
+        It receives one line for each gap that retention makes meanwhile, and one if a broker's log ends with a torn
+        record.
 
     Raises
     ------
@@ -90,11 +91,12 @@ def _behind_deleted(view: StoreView, position: int, error: FileNotFoundError, te
 
 
 def _check_end(view: StoreView, walk: Walk, tell: Callable[[str], None]) -> None:
-    """Whether the records ended where the log ends.
+    """Check that the records ended where the log ends.
 
     Raises
     ------
     CorruptionError
+        They ended before it.
     """
     at, stop, end = walk.position, walk.stop, walk.end
     state = view.files.state_file.read() if view.store_id else None

@@ -1,7 +1,7 @@
 """What an operator asks about a store on this host. These functions open the store's files themselves.
 
 The command line uses them for `status`, `groups`, `batches`, `dump`, `verify` and `recover`, which make sense only
-where the files are. They are no part of the interface to a store: a store on another host does not have them.
+where the files are. They are not a part of the interface to a store: a store on another host does not have them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def is_open(path: str) -> bool:
 
 
 def status(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
-    """Who holds a store, how it was left and what is in it. `faults` lists what could not be read, in words.
+    """Who holds a store, how it was left and what it contains. `faults` lists what could not be read, in words.
 
     Raises
     ------
     NotAStoreError
+        There is no store.
     """
     with _view(path, config) as view:
         return local_status.status_of(view)

@@ -1,7 +1,7 @@
 """Reads a store on this host: a `StoreReader` over a `StoreView`.
 
-An idle stream calls `ends` ninety times a second, so `ends` first checks whether any writer was at work. If another
-folder with the same store is at the path, the reader opens that one.
+An idle stream calls `ends` ninety times a second, so `ends` first checks whether a writer has changed anything. If
+another folder with the same store is at the path, the reader opens that one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from messagestore.spi.interface import (
 )
 
 _LOOK_INTERVAL_S = 1.0
-"""How often new queues are looked for in a store whose writer does not tell when it changed (a Java broker)."""
+"""How often the reader looks for new queues in a store whose writer does not show changes (a Java broker)."""
 _SAMPLED_UNITS = 256
 
 
@@ -54,7 +54,7 @@ class LocalReader:
     Raises
     ------
     NotAStoreError
-        There is no store, or one whose queues cannot be read.
+        There is no store, or its queues cannot be read.
     """
 
     def __init__(
@@ -124,13 +124,13 @@ class LocalReader:
         return self._found
 
     def _again(self) -> Ends:
-        """The ends that were found last; what they said of restarts has been said."""
+        """The ends that were found last, without their restarts, which have been reported."""
         if self._found.restarted:
             self._found = replace(self._found, restarted=frozenset())
         return self._found
 
     def _reopen(self) -> None:
-        """Another folder is at the path: open what is there, which must be this store."""
+        """Open the other folder that is at the path now, which must contain the same store."""
         view = StoreView(self._path, self._config, self._disk)
         if self._view.store_id and view.store_id != self._view.store_id:
             view.close()
@@ -146,7 +146,7 @@ class LocalReader:
     # ---- single messages
 
     def begins(self, queues: Iterable[Queue]) -> Queues:
-        """Number of the first message of each queue that is still there."""
+        """The number of the first message of each queue that is still in the log."""
         return {queue: self._view.min_offset(*queue) for queue in queues}
 
     def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
@@ -160,7 +160,7 @@ class LocalReader:
         return found
 
     def seek(self, queue: Queue, *, physical_offset: int | None = None, after_ms: int | None = None) -> int:
-        """Number of the first message at a physical offset, or stored after a time."""
+        """The number of the first message at or above a physical offset, or stored after a time."""
         view = self._view
         first = view.max_offset(*queue) if physical_offset is None else view.search_physical(*queue, physical_offset)
         return first if after_ms is None else min(first, view.offset_behind_time(*queue, after_ms))
@@ -177,7 +177,7 @@ class LocalReader:
     # ---- ranges
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
-        """By the units at the beginning, in the middle and at the end."""
+        """The mean record size of each range, from units at its beginning, in its middle and at its end."""
         return [self._mean_size(each) for each in ranges]
 
     def _mean_size(self, each: Range) -> float:
@@ -190,7 +190,7 @@ class LocalReader:
         return sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
 
     def proven(self, ranges: Iterable[Range]) -> Proven | None:
-        """Of a store that nobody has recovered since the machine was started: what is proven of these ranges."""
+        """What is proven of these ranges, in a store that nobody has recovered since the machine was started."""
         tail = self._view.tail
         if tail is None:
             return None
@@ -208,7 +208,7 @@ class LocalReader:
         """The bytes of the records of some ranges."""
         for each in ranges:
             blocks = self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size)
-            yield from map(partial(self._gathered, each), blocks)  # which keeps none of them
+            yield from map(partial(self._gathered, each), blocks)  # `map` keeps no block
 
     def _gathered(self, of: Range, block: Block) -> Gathered:
         return Gathered(
@@ -226,11 +226,11 @@ class LocalReader:
     # ---- others
 
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
-        """As the offsets of a consumer group, in `config/consumerOffset.json`."""
+        """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`."""
         publish_offsets(self._path, group, offsets, disk=self._disk)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self._view.close()
 
 

@@ -1,6 +1,6 @@
-"""Finds out who holds a store on this host, how it was left and what is in it, without a lock and without a write.
+"""Finds out who holds a store on this host, how it was left and what it contains, without a lock and without a write.
 
-The results are made of numbers, text, lists and dicts: `messagestore status --json` writes them as they are.
+The results consist of numbers, text, lists and dicts, and `messagestore status --json` writes them unchanged.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _state(state: State | None) -> dict[str, Any] | None:
 
 
 def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
-    """(topic, queue id) -> minimum offset, maximum offset, and the physical offset behind the last message."""
+    """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue."""
     found: dict[tuple[str, int], tuple[int, int, int]] = {}
     for topic, ids in sorted(view.topics().items()):
         for queue_id in ids:
@@ -154,7 +154,7 @@ def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] 
     try:
         if view.tail is None:
             batches = list(batches_from(view.files, end - 1, end)) if end else []
-        else:  # the queue's own units were never synced
+        else:  # the units in the queue's files were never synced
             units = view.units(BATCH_TOPIC, 0, max(0, end - 1), end)
             found = read_batch(view.files.commit_log, int(units["physical_offset"][0])) if len(units) else None
             batches = [] if found is None else [found]
@@ -199,8 +199,8 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
     """One row for each queue of the topics that groups have read, and what could not be read, in words.
 
     If a queue has no committed offset, the group never read it, and all of its messages are lag. As in mqadmin
-    consumerProgress, the lag is below 0 if the group was further than the queue is now, because the queue was created
-    anew or the log was cut.
+    consumerProgress, the lag is below 0 if the group had read further than the queue's end is now, because the queue
+    was created again or the log was cut.
     """
     offsets = ConsumerOffsets(view.files.disk, view.files.paths.root)
     offsets.load()

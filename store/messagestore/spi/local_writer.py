@@ -38,11 +38,11 @@ SWEEP_INTERVAL_S = 600.0
 _ABORT_TIMEOUT_S = 5.0
 
 _last_sweep_s: dict[str, float] = {}
-"""Staging folder -> when this process swept it; it only saves work."""
+"""When this process last swept each staging folder. It only saves work."""
 
 
 class LocalWriter:
-    """The way into a store on this host.
+    """Writes to a store on this host.
 
     Parameters
     ----------
@@ -53,12 +53,12 @@ class LocalWriter:
         See `Stores.writer`.
     disk : Disk | None
     attached : function, optional
-        Gives this process's `AttachedStore` of a path.
+        Returns this process's `AttachedStore` for a path.
 
     Attributes
     ----------
     file_type : type of StagingWriter
-        What `stage` makes. The fault harness puts another one here.
+        The type that `stage` creates. The fault harness puts another one here.
     """
 
     file_type = StagingWriter
@@ -91,7 +91,7 @@ class LocalWriter:
         return replace(found, queue_counts=counts)
 
     def _described(self) -> Description:
-        """As `describe`, without the queue counts."""
+        """The result of `describe` without the queue counts."""
         identity = Identity.read(self.disk, self.paths.identity)
         exists = identity is not None or looks_like_store(self.disk, self.paths)
         if identity is None:
@@ -99,7 +99,7 @@ class LocalWriter:
         return Description(identity.store_id, identity.known_ids - {identity.store_id}, exists, config=self.config)
 
     def prepare(self) -> Description:
-        """What is at the path, once it is known that it may be written to."""
+        """What is at the path, after a check that it may be written."""
         holder = probe_java(self.paths.root)
         if holder is not None:
             raise StoreLockedError(
@@ -111,21 +111,21 @@ class LocalWriter:
         check_root(self.disk, self.paths)
         refuse_to_write(self.disk, self.paths, self.config)
         found = self._described()
-        if found.exists and not found.store_id:  # a broker's
+        if found.exists and not found.store_id:  # a broker's store
             with self._attached().writing("making the store"):
                 found = self._described()
         if found.store_id:
             self.config = config_of_records(self.disk, self.paths, self.config)
-        self._sweep()  # before tasks need the room: a driver that was killed again and again left its files each time
+        self._sweep()  # before tasks need the room: a driver that was killed repeatedly left its files each time
         return replace(found, config=self.config)
 
     def _check_place(self, store_id: str) -> bool:
-        """Whether the store that a write was planned for is there; False where none was, and none is.
+        """Whether the store that a write was planned for is there; False if there was no store, and there is none.
 
         Raises
         ------
         NotAStoreError
-            Another one is there, or none any more.
+            Another store is there, or the store is missing.
         """
         identity = Identity.read(self.disk, self.paths.identity)
         if not store_id:
@@ -143,7 +143,7 @@ class LocalWriter:
     # ---- tasks
 
     def stage(self, write: Write, store_id: str) -> StagingWriter:
-        """A new file in the staging folder of the store, or of the place where one is to be."""
+        """A new file in the staging folder of the store, or of the path where the store will be created."""
         if not self._check_place(store_id):
             make_staging(self.disk, self.paths)
         return self.file_type(self.paths.staging, self.disk, write=write)
@@ -158,10 +158,10 @@ class LocalWriter:
         chunks = StagedChunks(files, self.disk)
         store = self._attached()
         with store.writing(_description(request)) as writer:
-            self._check_place(store_id)  # again, now that nobody else can make a store here
+            self._check_place(store_id)  # again, now that nobody else can create a store here
             committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
         if closing:
-            with contextlib.suppress(StoreError, OSError):  # the batch is there; the next writer recovers
+            with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
                 store.detach()
         self._remove([file.path for file in files])
         self._sweep()
@@ -172,21 +172,21 @@ class LocalWriter:
         return append_batch(writer, chunks, request)
 
     def abort(self, names: Sequence[str], store_id: str) -> None:
-        """Delete staged files, under the writer lock where there is a store."""
+        """Delete staged files, under the writer lock if there is a store."""
         if not self._check_place(store_id):
-            self._remove(names)  # there was no store to commit to, and none is made here
+            self._remove(names)  # there was no store to commit to, and none is created here
             return
         with self._attached().writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
             self._remove(names)
         self._sweep()
 
     def _remove(self, names: Sequence[str]) -> None:
-        """Delete files of a write that is over, and what its failed attempts left."""
+        """Delete the files of a write that has ended, and those that its failed attempts left."""
         remove(names, self.disk)
         sweep_write(names, self.disk)
 
     def _sweep(self) -> None:
-        """Delete files of dead writers, now and then."""
+        """Delete files of dead writers if the last sweep was at least `SWEEP_INTERVAL_S` ago."""
         folder, now_s = self.paths.staging, time.monotonic()
         if now_s - _last_sweep_s.get(folder, -SWEEP_INTERVAL_S) >= SWEEP_INTERVAL_S:
             _last_sweep_s[folder] = now_s
@@ -199,7 +199,7 @@ class LocalWriter:
 
 
 def _description(request: BatchRequest) -> str:
-    """What others are told of who holds the writer lock."""
+    """The text by which other processes learn who holds the writer lock."""
     if request.app_id is None:
         return "a batch write of Spark"
     return f"batch {request.version} of app {request.app_id}"
