@@ -1,29 +1,29 @@
-"""What a Spark driver and its workers import first: nothing heavy happens here, and nothing here can raise.
+"""The package that a Spark driver and its workers import first. The import does no heavy work and cannot fail.
 
 Spark imports every installed package whose name starts with ``pyspark_`` when a session starts, in each of its
-processes. A slow import would be paid by jobs that never use the store, and an error would be reported far from its
-cause. So the data source is imported when it is first asked for. The store itself is in the package ``messagestore``;
-the command line is in ``pyspark_messagestore.cli``.
+processes. A slow import would delay jobs that never use the store, and an error would be reported far from its cause.
+So the data source is imported when it is first used. The store itself is in the package ``messagestore``; the command
+line is in ``pyspark_messagestore.cli``.
 
-``DefaultSource`` is what Spark's discovery looks for. It is ``MessageStoreDataSource``, or ``UnavailableSource`` where
-that cannot be imported: a stub that says why. ``MessageStoreSink`` is for ``foreachBatch``.
+``DefaultSource`` is the name that Spark's discovery looks for. It is ``MessageStoreDataSource``, or
+``UnavailableSource`` if that cannot be imported: a stub that says why. ``MessageStoreSink`` is for ``foreachBatch``.
 """
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DefaultSource", "MessageStoreDataSource", "MessageStoreSink", "__version__"]  # given by __getattr__
+__all__ = ["DefaultSource", "MessageStoreDataSource", "MessageStoreSink", "__version__"]  # provided by __getattr__
 
 _HOMES = {"DefaultSource": "datasource", "MessageStoreDataSource": "datasource", "MessageStoreSink": "sink"}
 
 
 def __getattr__(name: str) -> object:
-    """The classes of `__all__`, imported when they are first asked for.
+    """The classes of `__all__`, which are imported when they are first used.
 
     Raises
     ------
     AttributeError
-        There is no such name; or it is `DefaultSource`, and this Python has no PySpark that looks for it. An error of
-        another kind would hide everybody's data sources from Spark.
+        There is no such name, or it is `DefaultSource`, and this Python has no PySpark that looks for it. An error of
+        another kind would hide the data sources of all packages from Spark.
     ImportError
         `MessageStoreDataSource` or `MessageStoreSink` cannot be imported; the error says what is missing.
     """

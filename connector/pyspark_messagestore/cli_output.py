@@ -82,7 +82,7 @@ def count_words(count: int, one: str) -> str:
 
 
 def time_words(timestamp_ms: int) -> str:
-    """A time in UTC; a number that is no time, unchanged."""
+    """A time in UTC; a number that is not a valid time is returned unchanged."""
     if not 0 <= timestamp_ms <= _LATEST_MS:
         return str(timestamp_ms)
     moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
@@ -146,11 +146,11 @@ def hex_lines(data: bytes) -> Iterable[str]:
         yield f"    {start:>4}  {data[start : start + _HEX_LENGTH].hex(' ', 4)}"
 
 
-# ---- out
+# ---- output
 
 
 def line(text: str = "") -> None:
-    """Print one line that is escaped already: text for a person, or JSON. It is flushed at once."""
+    """Print one line that is already escaped: text for a person, or JSON. The output is flushed at once."""
     typer.echo(text)
 
 

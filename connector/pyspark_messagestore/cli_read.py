@@ -60,7 +60,8 @@ class Cursor:
     """A place in each queue of some topics (None: all topics except the store's own).
 
     In a store that this project writes, messages come in the order of the log, whatever queue they are in. In a live
-    broker's store this holds for the messages of one look; what another queue got meanwhile comes with the next look.
+    broker's store this is true of the messages of one call of `once`; messages that another queue received meanwhile
+    come with the next call.
     """
 
     def __init__(self, store: StoreReader, topics: list[str] | None) -> None:
@@ -119,14 +120,14 @@ class Cursor:
         self._seen = found
 
     def _ends(self) -> Ends:
-        """How far the topics reach at one moment; queues that are new are taken in from their first message on."""
+        """How far the topics reach at one moment; new queues are read from their first message on."""
         found = self.store.ends(self._found_topics)
         if found is not self._seen:
             self.places |= self.store.begins(queue for queue in found.queues if queue not in self.places)
         return found
 
     def _places_in(self, found: Ends) -> Queues:
-        """The ends of the queues that are known; one that is gone ends at 0."""
+        """The ends of the known queues; a queue that was deleted ends at 0."""
         return {queue: found.queues.get(queue, 0) for queue in self.places}
 
     def _part(self, queue: Queue, end: int) -> Iterator[tuple[Queue, MessageExt]]:
@@ -134,7 +135,7 @@ class Cursor:
             yield queue, message
 
     def follow(self, interrupted: Callable[[], bool]) -> Iterator[MessageExt]:
-        """The messages that are there and those that arrive, until `interrupted` returns True."""
+        """The existing messages and those that arrive, until `interrupted` returns True."""
         while not interrupted():
             begin_s = time.monotonic()
             try:

@@ -4,7 +4,7 @@
 `MessageColumns`: it accepts the store's and Kafka's names and types, leaves out the columns that the store assigns
 itself (a queue offset, a store time), and gives each row a queue.
 
-    queueSelector=auto:   column queueId, else hash of shardingKey, else of the first key, else in turn
+    queueSelector=auto:   column queueId, else hash of shardingKey, else hash of the first key, else queues in turn
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ ACCEPTED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "borntimestamp": ("bornTimestamp", _TIMES, "timestamp, or bigint of ms"),
     "flag": ("flag", _WHOLE, "int"),
 }
-"""The name of a column in lower case -> the store's name, the types that it may have as Spark writes them, and these in
-words. If two columns are given for one field, RocketMQ's name, which comes first, takes precedence."""
+"""For each name of a column in lower case: the store's name, the types that it may have as Spark writes them, and these
+types in words. If two columns are given for one field, RocketMQ's name, which comes first, takes precedence."""
 
 _KNOWN = (
     "body (value), topic, tags, keys (key), properties (headers), queueId (partition), shardingKey, bornTimestamp, flag"
@@ -91,9 +91,9 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
     Parameters
     ----------
     columns : pairs of str
-        Name and Spark's type (`simpleString`) of each.
+        The name and Spark's type (`simpleString`) of each column.
     topic : str | None
-        The option.
+        The option `topic`.
 
     Raises
     ------
@@ -134,13 +134,13 @@ class Mapper:
     ----------
     mapping : Mapping
     topic : str | None
-        The option, which takes precedence over the column.
+        The option `topic`, which takes precedence over the column.
     selector : str
-        auto, keys or roundRobin.
+        "auto", "keys" or "roundRobin".
     queue_count : function of str to int
-        Queues of a topic.
+        Returns the number of queues of a topic.
     seed : str
-        Where turns begin: the same for the same batch and partition.
+        It determines the queue with which the turns begin: the same one for the same batch and partition.
     """
 
     mapping: Mapping
@@ -154,7 +154,7 @@ class Mapper:
         self._turn = zlib.crc32(self.seed.encode())
 
     def messages(self, batch: pa.RecordBatch, first_row: int) -> ColumnTexts:
-        """The messages of a batch, queues chosen; `first_row` is its number in the task, for errors."""
+        """The messages of a batch, with queues; `first_row` is the number of its first row in the task, for errors."""
         columns = [_plain_headers(batch.column(index)) for index in self.mapping.indices]
         named = pa.RecordBatch.from_arrays(columns, names=list(self.mapping.names))
         texts = ColumnTexts(MessageColumns.from_arrow(named, topic=self.topic))
@@ -212,7 +212,7 @@ def _check_given(
 
 
 def _plain_headers(column: pa.Array) -> pa.Array:
-    """Kafka's headers as a map; other columns as they are."""
+    """Kafka's headers as a map; other columns unchanged."""
     if not pa.types.is_list(column.type) or not pa.types.is_struct(column.type.value_type):
         return column
     values = column.values

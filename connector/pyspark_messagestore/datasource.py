@@ -37,9 +37,9 @@ class MessageStoreDataSource(DataSource):
 
     **Writing.** The sink takes the columns body (or value), topic, tags, keys (or key), properties (or headers),
     queueId (or partition), shardingKey, bornTimestamp and flag. It appends only. A micro-batch is in the store once and
-    completely, or not at all, whatever is killed and when. A batch write is so, too, with the options `txnAppId` and
-    `txnVersion`; without them it is written again if it is run again. Rows of one Spark partition that go to the same
-    queue keep their order.
+    completely, or not at all, even if any process is killed at any time. The same is true of a batch write with the
+    options `txnAppId` and `txnVersion`; without them, a batch write that runs again writes its rows again. Rows of one
+    Spark partition that go to the same queue keep their order.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class MessageStoreDataSource(DataSource):
     """
 
     stores: Stores = LOCAL_STORES
-    """Opens the stores that are read and written. Replace it for stores that are elsewhere."""
+    """Opens the stores that are read and written. Replace it in order to use stores on other hosts."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)

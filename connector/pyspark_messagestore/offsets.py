@@ -44,7 +44,7 @@ class StreamOffset:
     Parameters
     ----------
     store_id : str
-        Empty for a store without one.
+        The store's id; empty for a store without one.
     topics : tuple of str
         The subscribed topics; some may have no queue yet.
     queues : dict
@@ -62,7 +62,7 @@ class StreamOffset:
     last: LastRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The form that Spark gets: always the same text for the same offset."""
+        """The form that Spark receives: always the same text for the same offset."""
         queues: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
         for (topic, queue_id), offset in self.queues.items():
             queues.setdefault(topic, {})[str(queue_id)] = offset
@@ -76,7 +76,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> StreamOffset:
-        """Read what Spark kept.
+        """Read an offset that Spark has kept.
 
         Raises
         ------
@@ -114,9 +114,9 @@ class StreamOffset:
 def limited(starts: Queues, ends: Queues, most: int) -> Queues:
     """The ends of a step that takes exactly `most` messages (or all, if there are fewer).
 
-    The shares of the queues are in proportion to what they hold, and at least one message each. If there are more
-    queues with messages than `most`, the queues take turns. The turn begins at another queue each time, as the start
-    offsets move, so that none starves.
+    The share of each queue is in proportion to the messages that it holds, and at least one message. If there are more
+    queues with messages than `most`, the queues take turns. The turns begin at another queue each time, as the start
+    offsets move, so that every queue is read.
     """
     waiting = {queue: end - starts.get(queue, 0) for queue, end in sorted(ends.items()) if end > starts.get(queue, 0)}
     if sum(waiting.values()) <= most:
@@ -142,7 +142,7 @@ def limited(starts: Queues, ends: Queues, most: int) -> Queues:
 
 
 def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | None = None) -> list[list[Range]]:
-    """Divide and combine ranges into pieces of about the weight `most`, in order; none is much heavier.
+    """Divide and combine ranges into pieces of about the weight `most`, in order; no piece is much heavier.
 
     A queue that is heavier than `most` is divided into equal parts; light queues are combined.
 

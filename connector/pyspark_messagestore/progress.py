@@ -1,11 +1,11 @@
 """Publishes how far a query has read as a consumer group's offsets.
 
 With the option `consumerGroup`, each finished micro-batch is published as the offsets of a RocketMQ consumer group. The
-offsets are information only, and nothing is recovered from them. If they cannot be published, a warning says so once,
+offsets are only information, and nothing is recovered from them. If they cannot be published, a warning says so once,
 and the query continues and tries again.
 
-What is published is the `start` that Spark passes to `latestOffset`. Spark does so as soon as a micro-batch is done,
-also for the last one and while idle; it calls `commit` only with the next batch.
+The published offset is the `start` that Spark passes to `latestOffset`. Spark passes it as soon as a micro-batch is
+done, also for the last one and while idle; it calls `commit` only with the next batch.
 """
 
 from __future__ import annotations

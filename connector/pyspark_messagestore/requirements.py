@@ -1,4 +1,4 @@
-"""What the data source needs of the Python that Spark runs, and one sentence that says which part is missing.
+"""What the data source requires of the Python that Spark runs, and one sentence that says which part is missing.
 
 This module imports neither PySpark nor the store, so that it can say what is wrong wherever Python runs.
 """
@@ -16,7 +16,7 @@ OLDEST_PYSPARK = (4, 2)
 def missing() -> str:
     """Why the data source cannot be imported in this process, and what to do about it.
 
-    Python comes first, then PySpark, then our own modules and the packages that they need.
+    Python is checked first, then PySpark, then our own modules and the packages that they need.
     """
     return "format messagestore: " + next(_faults(), "it has been installed since this process began; start it again")
 

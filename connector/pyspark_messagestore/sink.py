@@ -1,10 +1,10 @@
 """The sink: brings each micro-batch of Spark into the store, once and completely.
 
-    tasks    Arrow batches -> messages with queues -> records -> one staging file per attempt; its name travels to the
+    tasks    Arrow batches -> messages with queues -> records -> one staging file per attempt; its name goes to the
     driver   commit: files in the order of the partitions -> one append to the store -> files deleted
-             abort:  files deleted, once the writer lock is held; the log is never touched
+             abort:  files deleted, once the writer lock is held; the log is never changed
 
-The store itself recognises a batch that it holds already, by its journal; the sink remembers nothing between batches.
+The store itself recognises a batch that it holds already, by its journal; the sink keeps nothing between batches.
 Files that a killed task left in staging are deleted after `stagingTtl`.
 
 The commit of the first batch creates the store. Until then only the staging folder is created, and only for a batch
@@ -62,27 +62,27 @@ CHUNK_ROWS = 65_536
 CHUNK_SIZE = 16 * 1024 * 1024
 
 _written_to: dict[tuple[str, str], str] = {}
-"""(path, app id) -> the store that this process wrote a batch to. It only serves the text of an error."""
+"""The store to which this process wrote a batch, by path and app id. It is used only for the text of an error."""
 
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """What one task leaves for the commit: plain values only.
+    """The commit message of one task. All values are plain.
 
     Parameters
     ----------
     partition_id : int
     path : str
-        The staging file; empty when the task had no rows.
+        The staging file; empty if the task had no rows.
     size, crc : int
-        Of the whole file.
+        The size and the CRC-32 of the whole file.
     row_count : int
     query_id, batch_id : str | None
-        Of the streaming query, as Spark told the task.
+        The ids of the streaming query and of its batch, which the task received from Spark.
     store_id : str
-        Of the store at the path when the write was planned; empty when there was none.
+        The id of the store at the path when the write was planned; empty if there was no store.
     host : str
-        Where the task ran, for errors.
+        The host on which the task ran, for errors.
     """
 
     partition_id: int
@@ -98,18 +98,18 @@ class StagedMessage(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Sink:
-    """What tasks, commit and abort share; small, since it is pickled into every task.
+    """The part that tasks, commit and abort share. It is small, since it is pickled into every task.
 
     Parameters
     ----------
     options : SinkOptions
     config : StoreConfig
-        Read on the driver: tasks do not need the file.
+        The settings, which the driver has read, so that tasks do not need the file.
     mapping : Mapping
     store_id : str
-        Of the store at the path when the write was planned; empty when there was none.
+        The id of the store at the path when the write was planned; empty if there was no store.
     driver, write_id : str
-        For the names of staging files: the driver's process, and what no other planned write has.
+        Parts of the names of staging files: the driver's process, and an id that no other planned write has.
     stores : Stores
         Opens the store.
     """
@@ -124,16 +124,16 @@ class Sink:
 
     @classmethod
     def plan(cls, options: SinkOptions, mapping: Mapping, stores: Stores = LOCAL_STORES) -> Sink:
-        """On the driver. Nothing is made where there is no store: whether the batch is accepted is not known yet.
+        """Plan a write, on the driver. If there is no store, nothing is created, since the batch may be refused.
 
         Raises
         ------
         StoreLockedError
             A broker holds the store.
         NotAStoreError
-            The path holds something else, or a store of a form that cannot be written.
+            The path holds something else, or a store in a form that cannot be written.
         ConfigError
-            A setting of the store's broker forbids to write.
+            A setting of the store's broker forbids writing.
         LostBatchesError
             There is no store, and the batch is not the first one of its app.
         """
@@ -145,7 +145,7 @@ class Sink:
         return sink
 
     def _store(self) -> StoreWriter:
-        """The way into the store, in whichever process this is."""
+        """A writer for the store, on the driver or in a task."""
         return self.stores.writer(
             self.options.path, self.config, staging_ttl_s=self.options.staging_ttl, ends_abruptly=in_worker()
         )
@@ -153,7 +153,7 @@ class Sink:
     # ---- tasks
 
     def stage(self, batches: Iterator[pa.RecordBatch], *, streaming: bool = False) -> StagedMessage:
-        """In a task: encode all rows into one staging file."""
+        """Encode all rows into one staging file, in a task."""
         context = TaskContext.get()
         assert context is not None
         query_id = context.getLocalProperty("sql.streaming.queryId")
@@ -185,7 +185,7 @@ class Sink:
             raise _named(error, partition_id) from None
         finally:
             if writer is not None:
-                writer.__exit__(None, None, None)  # removes a file that was not finished
+                writer.__exit__(None, None, None)  # deletes a file that was not finished
         return StagedMessage(
             partition_id=partition_id,
             path=staged.path,
@@ -210,7 +210,7 @@ class Sink:
         return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed)
 
     def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:
-        """In a task: refuse a batch that no empty store accepts before anything is made for it."""
+        """Refuse, in a task, a batch that no empty store accepts, before anything is created for it."""
         options = self.options
         if self.store_id or self._store().describe().exists:
             return
@@ -220,7 +220,7 @@ class Sink:
             self._check_first(options.txn_app_id or query_id, version)
 
     def _check_first(self, app_id: str | None, version: int | None) -> None:
-        """Where there is no store: refuse all but the first batch of an app."""
+        """Refuse all but the first batch of an app, if there is no store."""
         if app_id is None or not version:
             return
         root = os.path.abspath(self.options.path)
@@ -237,20 +237,20 @@ class Sink:
     # ---- the driver
 
     def commit(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> BatchResult:
-        """Append the batch; it is in the store, once and whole, when this returns.
+        """Append the batch. The store contains all of it, once, when this returns.
 
         Parameters
         ----------
         messages : list of StagedMessage
         batch_id : int | None
-            Of the stream; None: a batch write.
+            The stream's batch id; None: a batch write.
         """
         staged = self._checked(messages, batch_id)
         files = [StagedFile(m.path, m.size, m.crc, m.row_count) for m in staged if m.path]
         request = self._request(staged, batch_id)
         sink = self._planned(staged)
         sink._check_store(request)
-        alone = batch_id is None and request.query_id is None  # the one commit of its job: its worker may be killed
+        alone = batch_id is None and request.query_id is None  # the only commit of its job: its worker may be killed
         return sink._commit(files, request, closing=alone and in_worker())
 
     def _planned(self, staged: list[StagedMessage]) -> Sink:
@@ -258,7 +258,7 @@ class Sink:
         return replace(self, store_id=next((m.store_id for m in staged if m.store_id), ""))
 
     def _check_store(self, request: BatchRequest) -> None:
-        """Before anything is locked: where there was no store only a first batch makes one."""
+        """Check, before anything is locked, that only the first batch of an app creates a store."""
         first_only = request.version_source == SOURCE_SPARK or request.stream_batch_id
         if not self.store_id and first_only and not self._store().describe().exists:
             self._check_first(request.app_id, request.version)
@@ -280,7 +280,7 @@ class Sink:
         return committed.result
 
     def _checked(self, messages: list[WriterCommitMessage | None], batch_id: int | None) -> list[StagedMessage]:
-        """The messages in the order of the partitions; each partition once, all of this batch and store."""
+        """The messages in the order of the partitions, after a check that they are those of this batch and store."""
         staged = sorted((m for m in messages if isinstance(m, StagedMessage)), key=lambda m: m.partition_id)
         wrong = ""
         if len(staged) != len(messages):
@@ -331,11 +331,11 @@ class Sink:
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete the staging files of a batch that Spark gave up, under the writer lock.
 
-        While the lock is held no commit reads them. The commit may have gone through before: its bytes are in the log
-        then, and stay there. Where the lock cannot be had the files are left for the sweep.
+        While the lock is held, no commit reads them. If the commit succeeded before, its bytes are in the log and stay
+        there. If the lock cannot be acquired, the files are left for the sweep.
         """
         names = [m.path for m in messages if isinstance(m, StagedMessage) and m.path]
-        with contextlib.suppress(StoreError, OSError):  # the error that led here is the one to report
+        with contextlib.suppress(StoreError, OSError):  # only the error that led here is reported
             self._store().abort(names, self.store_id)
 
 
@@ -346,7 +346,7 @@ def in_worker() -> bool:
 
 
 def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches put together to about `CHUNK_ROWS` rows or `CHUNK_SIZE` bytes; Spark's have 10 000 rows at most."""
+    """Batches combined to about `CHUNK_ROWS` rows or `CHUNK_SIZE` bytes; Spark's have at most 10 000 rows."""
     kept: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -367,7 +367,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError:
-    """The same error, with the partition beside the row."""
+    """The same error, which names the partition in addition to the row."""
     place = f"partition {partition_id}" + (f", row {error.row}" if error.row is not None else "")
     named = MessageIllegalError(
         f"{place}: {error.reason}; nothing of this batch was written",
@@ -386,15 +386,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        """In a task."""
+        """Stage the rows of one partition, in a task."""
         return self.sink.stage(iterator, streaming=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 # Spark's name
-        """On the driver, when all tasks are done."""
+        """Append the batch, on the driver, after all tasks are done."""
         self.sink.commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """On the driver, when a task or the commit failed; in another process than the commit."""
+        """Delete the staging files, on the driver, after a task or the commit failed.
+
+        This runs in another process than the commit.
+        """
         self.sink.abort(messages)
 
 
@@ -405,7 +408,7 @@ class BatchWriter(DataSourceArrowWriter):
         self.sink = sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
-        """In a task."""
+        """Stage the rows of one partition, in a task."""
         context = TaskContext.get()
         in_stream = context is not None and context.getLocalProperty("sql.streaming.queryId") is not None
         if in_stream and self.sink.options.txn_app_id is None:
@@ -418,11 +421,11 @@ class BatchWriter(DataSourceArrowWriter):
         return self.sink.stage(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when all tasks are done."""
+        """Append the batch, on the driver, after all tasks are done."""
         self.sink.commit(messages, None)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when a task or the commit failed."""
+        """Delete the staging files, on the driver, after a task or the commit failed."""
         self.sink.abort(messages)
 
 
@@ -451,8 +454,8 @@ class MessageStoreSink:
     ConfigError
         `app_id` is empty.
     BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
-        When it is called: the store holds this batch with other rows, the app belongs to another query, or batches are
-        missing. Nothing was written. Spark wraps the error in its own.
+        When the sink is called: the store holds this batch with other rows, the app belongs to another query, or
+        batches are missing. Nothing was written. Spark wraps the error in an error of its own.
 
     Examples
     --------

@@ -33,16 +33,16 @@ PARTITION_ROWS = 262_144
 PARTITION_SIZE = 128 * 1024 * 1024
 """The largest number of bytes of records in a Spark partition."""
 ROW_WEIGHT = 256
-"""What one more message costs a task, expressed in bytes of records."""
+"""The cost of one more message for a task, expressed in bytes of records."""
 SMALL_WEIGHT = 16 * 1024 * 1024
-"""A range with less than this is not divided: another task would cost more than it saves."""
+"""A range with a weight below this is not divided: another task would cost more than it saves."""
 _SLACK = 1.05
-"""A task may get this much more than its share before a queue is divided or another task is begun."""
+"""A task may get this many times its share before a queue is divided or another task is begun."""
 _KEPT_PLACES = 3
-"""The number of steps for which the driver remembers where the messages before their ends are: the last step may be
-planned again."""
+"""The number of steps for which the driver remembers where the messages before their ends are, since the last step may
+be planned again."""
 _SAMPLED_QUEUES = 64
-"""Of so many queues the sizes of some records are looked at."""
+"""The number of queues from which the sizes of some records are read."""
 BATCH_ROWS = 65_536
 
 _SYSTEM_PREFIX = "rmq_sys_"
@@ -60,11 +60,11 @@ class RangesPartition(InputPartition):
         The store in which these ranges were planned.
     ranges : list of (topic, queue id, start, end)
     physical_offset : int
-        No record of the ranges ends behind this offset; 0: not known.
+        No record of the ranges ends after this offset. 0: the offset is not known.
     last : LastRecord | None
         The last record that was planned; by it, a task recognises the log.
     proven : Proven | None
-        What the driver has proven of a store that no writer has recovered since the machine was started, as far as
+        What the driver has proven about a store that no writer has recovered since the machine was started, as far as
         these ranges need it.
     """
 
@@ -119,7 +119,7 @@ def read_ranges(
 
 
 def _check_planned(store: StoreReader, path: str, partition: RangesPartition) -> None:
-    """Whether log and queues are those that were planned (below the log's first segment nothing can be told)."""
+    """Check that log and queues are those that were planned. Nothing is known below the log's first segment."""
     fault = ""
     last = partition.last
     if last is not None and not _is_there(store, last):
@@ -137,13 +137,13 @@ def _check_planned(store: StoreReader, path: str, partition: RangesPartition) ->
 
 
 def _is_there(store: StoreReader, last: LastRecord) -> bool:
-    """Whether a record that was read is still there, or retention has taken its segment."""
+    """Whether a record that was read is still in the log, or retention has deleted its segment."""
     found = store.prove_last(last.position, last.size)
     return found is None or found.crc == last.crc
 
 
 def _ends_behind(place: Place | None, physical_offset: int) -> bool:
-    """Whether a message ends behind a place in the log; not when retention has taken it."""
+    """Whether a message ends after a physical offset; False if retention has deleted the message."""
     return place is not None and place.size > 0 and place.end > physical_offset
 
 
@@ -153,11 +153,11 @@ def _read_ranges(
     left = list(reversed(ranges))  # the next one is last
     while left:
         try:
-            for part in store.gather(left[::-1], max_rows=BATCH_ROWS):  # again from where a gap ended it
+            for part in store.gather(left[::-1], max_rows=BATCH_ROWS):  # called again after each gap
                 _drop_before(left, (part.topic, part.queue_id), part.start)
                 batch = part.decoded(projection.stored)
                 left[-1] = replace(left[-1], start=part.end)
-                del part  # its memory is there for the next one
+                del part  # so that the next part can use its memory
                 yield projection.converted(batch)
             return
         except OffsetOutOfRangeError as error:
@@ -217,7 +217,7 @@ class Follower:
         self.store = stores.reader(options.path, options.config())
         self.checked = False
         self.restarted: set[Queue] = set()
-        """Queues that were deleted and made again since the last step."""
+        """Queues that were deleted and created again since the last step."""
         self._ends = Ends("", {})
         self._examined: StreamOffset | None = None
         self._moved: Queues = {}
@@ -227,13 +227,13 @@ class Follower:
     # ---- ends
 
     def ends(self) -> Queues:
-        """Queue -> the queue offset of its first message that is not visible yet. It takes microseconds if nothing
+        """The queue offset of each queue's first message that is not visible yet. This takes microseconds if nothing
         changed.
 
         Raises
         ------
         NotAStoreError
-            The store's folder is gone.
+            The store's folder is missing.
         StoreWentBackwardsError
             Another store is at the path.
         """
@@ -252,7 +252,7 @@ class Follower:
         Raises
         ------
         UnknownTopicError
-            It lists the topics that the store has.
+            A topic is unknown. The error lists the topics that the store has.
         """
         found = self.store.describe(queues=True)
         known = found.queue_ids.keys() | found.queue_counts.keys()
@@ -302,7 +302,7 @@ class Follower:
                 raise _starting(f'queue {min(there - listed)} of {topic} is not listed; list it, or give "*"')
 
     def _resolved(self, wanted: Queues) -> Queues:
-        """Offsets from offsets, EARLIEST and LATEST."""
+        """The offsets for wanted offsets, EARLIEST and LATEST."""
         begins = self.store.begins(queue for queue, offset in wanted.items() if offset != LATEST)
         found: Queues = {}
         for queue, offset in wanted.items():
@@ -332,13 +332,13 @@ class Follower:
             max=end,
         )
 
-    # ---- whether a start is good
+    # ---- whether a start is valid
 
     def check_start(self, start: StreamOffset) -> None:
         """Check that this is still the log that `start` was read from. It runs whenever there is something new.
 
-        The last record that was read is read again. A queue must reach the start, and the message before the start must
-        lie within what was read: of all queues the first time, then of those that have changed.
+        The last record that was read is read again. Each queue must reach the start, and the message before the start
+        must lie within what was read. The first time, all queues are checked, then those that have changed.
 
         Raises
         ------
@@ -362,7 +362,7 @@ class Follower:
         self._go_on(start, ends, faults)
 
     def _check_copy(self, start: StreamOffset) -> None:
-        """The checkpoint belongs to another store. This one may be a copy of it: then the last record is the same."""
+        """Refuse the checkpoint of another store, unless this one is a copy of it that has the same last record."""
         here, last = self.store.describe(), start.last
         known = not here.store_id or start.store_id in here.ancestors
         found = None if last is None else self.store.prove_last(last.position, last.size)
@@ -393,7 +393,7 @@ class Follower:
                 faults[queue] = f"{queue[0]}/{queue[1]} was created again: it began again below message {offset}"
             elif end is None or end < offset:
                 if not self._ends.recovered:
-                    unknown = True  # what was read may be there, but a writer must recover the store first
+                    unknown = True  # what was read may be in the log, but a writer must recover the store first
                 elif queue[0] in self.options.subscribe:
                     faults[queue] = (
                         f"{queue[0]}/{queue[1]} ends at {end}, but this query has read up to {offset}"
@@ -440,7 +440,7 @@ class Follower:
         for queue in queues:
             if queue in self._moved or queue not in ends:
                 continue
-            # In a log that is otherwise the same, all messages of a queue that was created again are newer.
+            # If the log is otherwise the same, all messages of a queue that was created again are newer.
             made_again = queue in restarted and None not in faults
             self._moved[queue] = 0 if made_again else self.first_newer(queue, start)
             if self._moved[queue] != start.queues[queue]:
@@ -456,7 +456,7 @@ class Follower:
             _log.warning("%s: %s", self.options.path, text)
 
     def first_newer(self, queue: Queue, start: StreamOffset) -> int:
-        """The first message of a queue that was stored behind, or later than, everything this query has read."""
+        """The first message of a queue that was stored after everything this query has read, by place or by time."""
         time_ms = None if start.last is None else start.last.store_timestamp_ms
         first = self.store.seek(queue, physical_offset=start.physical_offset, after_ms=time_ms)
         offset = start.queues[queue]
@@ -468,12 +468,12 @@ class Follower:
         return min(first, offset)  # a limit may have left older messages unread
 
     def firsts_of(self, queues: Iterable[Queue], start: StreamOffset, ends: Queues, *, tell: bool = False) -> Queues:
-        """Where the ranges of some queues really begin, up to their ends: behind what retention has taken."""
+        """Where the ranges of some queues begin, after the messages that retention has deleted."""
         begins = self.store.begins(queues)
         return {queue: self.first_of(queue, start, begin, ends[queue], tell=tell) for queue, begin in begins.items()}
 
     def first_of(self, queue: Queue, start: StreamOffset, begin: int, end: int, *, tell: bool = False) -> int:
-        """As `firsts_of`, for a queue whose first message that is still there is `begin`.
+        """Where the range of one queue begins; `begin` is the queue's first message that is still in the log.
 
         A queue that is new to the stream begins at 0, unless its topic was not subscribed before.
         """
@@ -498,7 +498,7 @@ class Follower:
     # ---- the end of a step
 
     def next_offset(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
-        """The same as `offset_at`, for a step that Spark hears of: it includes queues that were created again
+        """The result of `offset_at` for a step that is reported to Spark. It covers the queues that were created again
         before.
         """
         ends = {queue: end for queue, end in reached.items() if queue in firsts and end}
@@ -518,11 +518,11 @@ class Follower:
         Parameters
         ----------
         firsts : dict
-            Where the queues that were looked at begin; a queue is read when it reaches further.
+            Where the examined queues begin. A queue is read if it reaches further.
         reached : dict
-            Of all queues.
+            The ends of all queues.
         """
-        again = bool(self._moved)  # a log that was cut or made again is known by what is in it now
+        again = bool(self._moved)  # a log that was cut or created again is recognised by what it contains now
         physical_offset, last = (0, None) if again else (start.physical_offset, start.last)
         ends = {queue: end for queue, end in reached.items() if end > (0 if again else firsts.get(queue, end))}
         places = [place for place in self.store.places(ends).values() if place.size]
@@ -535,7 +535,7 @@ class Follower:
         return StreamOffset(self._ends.store_id, self.options.subscribe, reached, physical_offset, last)
 
     def plan(self, firsts: Queues, ends: Queues, finish: StreamOffset) -> list[InputPartition]:
-        """The pieces that tasks read: as many as there are processors, unless they would be too small or too large."""
+        """The pieces that tasks read: as many as there are processors, unless these would be too small or too large."""
         ranges = [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
         if not ranges:
             return []
@@ -550,7 +550,7 @@ class Follower:
         return [RangesPartition(self._ends.store_id, part, finish, self.store.proven(part)) for part in parts]
 
     def _weights(self, ranges: list[Range]) -> dict[Queue, float]:
-        """What one message of each range costs, estimated from the sizes in some units; no record is read."""
+        """The cost of one message of each range, estimated from the sizes in some units; no record is read."""
         longest = sorted(ranges, key=lambda r: -r.count)[:_SAMPLED_QUEUES]
         sizes = zip(longest, self.store.mean_sizes(longest), strict=True)
         weights = {(each.topic, each.queue_id): ROW_WEIGHT + max(0.0, size) for each, size in sizes}
@@ -582,12 +582,12 @@ class BatchReader(DataSourceReader):
             follower.store.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task."""
+        """Read a partition, in a task."""
         return read_ranges(self.options, partition, self.projection, self.stores)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of `readStream`. On the driver, one lives as long as the query; copies of it read in tasks."""
+    """The reader of `readStream`. The driver keeps one as long as the query runs; copies of it read in tasks."""
 
     def __init__(self, options: SourceOptions, projection: Projection, stores: Stores = LOCAL_STORES) -> None:
         self.options = options
@@ -622,7 +622,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return follower.next_offset(StreamOffset(), dict.fromkeys(firsts, 0), firsts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """`maxOffsetsPerTrigger`."""
+        """The limit that `maxOffsetsPerTrigger` sets."""
         most = self.options.max_offsets_per_trigger
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
@@ -646,7 +646,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = StreamOffset.from_json(start)
         self._check(begin)
         self._publish(start)
-        if self._target is not None:  # a queue that was made again ends where it does now
+        if self._target is not None:  # a queue that was created again ends at its current end
             ends = {
                 **ends,
                 **{queue: min(ends[queue], current.get(queue, 0)) for queue in follower.moved & ends.keys()},
@@ -666,13 +666,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.follower.check_start(start)
 
     def _publish(self, start: dict[str, Any]) -> None:
-        if self._progress is not None and self.follower.checked:  # offsets in another log are no progress
+        if self._progress is not None and self.follower.checked:  # offsets in another log are not progress
             self._progress.publish(self.follower.store, start)
 
     # ---- ranges
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of one micro-batch; the same rows for each call."""
+        """The pieces of one micro-batch; each call returns the same rows."""
         follower = self.follower
         begin, finish = StreamOffset.from_json(start), StreamOffset.from_json(end)
         visible = follower.ends()
@@ -709,7 +709,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return follower.plan(firsts, ends, finish)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task."""
+        """Read a partition, in a task."""
         return read_ranges(self.options, partition, self.projection, self.stores)
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The data source that Spark finds where the real one cannot be imported: it raises one sentence that says why.
+"""The data source that Spark finds if the real one cannot be imported. It raises one sentence that says why.
 
 Spark finds data sources by importing every package named ``pyspark_*`` and looking for ``DefaultSource``. On a PySpark
 that is too old, or in an environment that lacks a package, importing the real one fails. Without this class Spark would
@@ -15,20 +15,20 @@ from pyspark_messagestore.requirements import missing
 
 
 class UnavailableSource(DataSource):
-    """Stands in for `MessageStoreDataSource`, and cannot be made.
+    """Stands in for `MessageStoreDataSource`. No instance of it can be created.
 
     Raises
     ------
     ImportError
-        Always; it says what is missing and what to do.
+        Always; the error says what is missing and what to do.
     """
 
-    def __init__(self, options: object) -> None:  # noqa: ARG002 # Spark gives them by name
-        # Spark sends the traceback along unless it is told not to, and this process ends with the error.
+    def __init__(self, options: object) -> None:  # noqa: ARG002 # Spark passes them by name
+        # By default, Spark adds the traceback to the error. The variable turns that off; this process ends anyway.
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise ImportError(missing())
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """The name of the format."""
         return "messagestore"
