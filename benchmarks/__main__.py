@@ -47,7 +47,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
 
 
 def group(name: str) -> Callable[[Settings], None]:
-    """A group of figures; Spark is imported when it is asked for."""
+    """The function that measures a group of figures. Spark is imported only for a group that needs it."""
     if name in STORE:
         return STORE[name]
     if name == "queues":

@@ -1,4 +1,4 @@
-"""A writer that dies: `python -m benchmarks.killed_writer ROOT ROWS BATCHES INDEX_ON`."""
+"""A writer that appends batches and kills itself: `python -m benchmarks.killed_writer ROOT ROWS BATCHES INDEX_ON`."""
 
 from __future__ import annotations
 

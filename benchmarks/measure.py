@@ -1,13 +1,13 @@
-"""What is a figure, and what is it compared with?
+"""Measures figures, compares them with floors, and prints them.
 
-One JSON line for each on stdout:
+Each figure is printed as one JSON line on stdout:
 
     {"name": ..., "value": ..., "unit": ..., "floor": ..., "ratio": ...}
 
-`value` and `floor` are medians over the rounds, in the same unit; `ratio` is the median of value / floor of each round:
-at most about 1 for a rate, at least about 1 for a time. A floor has a line of its own, with null for both. The table on
-stderr also has the best round, and the least CPU time (all threads, kernel included) for one message: where others use
-the machine, these say more about the code.
+`value` and `floor` are medians over the rounds, in the same unit. `ratio` is the median of value / floor of each round:
+at most about 1 for a rate, at least about 1 for a time. A floor has a line of its own, with null for `floor` and
+`ratio`. The table on stderr also has the best round, and the least CPU time (all threads, kernel included) for one
+message. If other programs use the machine, these two say more about the code.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Settings:
     Parameters
     ----------
     folder : Path
-        For data roots; removed afterwards.
+        The folder for data roots; it is deleted afterwards.
     rows : int
-        Messages in a batch.
+        The number of messages in a batch.
     rounds : int
     quick : bool
-        A look whether everything runs; the numbers mean less.
+        True: only check that everything runs; the numbers mean less.
     """
 
     folder: Path
@@ -65,17 +65,17 @@ class Taken:
 
 @dataclass
 class Rounds:
-    """Values by name, one for each round."""
+    """The values of all figures by name, one value for each round."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, name: str, value: float) -> None:
-        """The value of one round."""
+        """Add the value of one round."""
         self.values.setdefault(name, []).append(value)
 
     def add_rate(self, name: str, count: int, taken: Taken) -> None:
-        """One round of a rate: `count` items in the time taken."""
+        """Add one round of a rate: `count` items in the time taken."""
         self.add(name, count / taken.wall_s)
         self.cpu_s.setdefault(name, []).append(taken.cpu_s / count)
 
@@ -95,13 +95,13 @@ class Rounds:
         ----------
         name, unit : str
         floor : str | None
-            Name of another series in the same unit.
+            The name of another series in the same unit.
         goal : float | None
-            What was promised; only in the table.
+            The value that the project aims at; it is shown only in the table.
         goal_ratio : float | None
-            The same, of the ratio to the floor.
+            The ratio to the floor that the project aims at; it is shown only in the table.
         lower_is_better : bool
-            For times and counts.
+            True for times and counts.
         """
         values = self.values[name]
         value, best = statistics.median(values), (min if lower_is_better else max)(values)
@@ -140,12 +140,12 @@ def _plain(value: float) -> str:
 
 
 def title(text: str) -> None:
-    """A heading in the table."""
+    """Print a heading of the table."""
     print(f"\n{text}", file=sys.stderr, flush=True)
 
 
 def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[Taken, T]:
-    """How long a call takes, and what it gives; the collector is not part of it."""
+    """How long a call takes, and its result. Python's garbage collector is off meanwhile."""
     gc.collect()
     gc.disable()
     try:
@@ -157,10 +157,11 @@ def timed(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[Take
 
 
 def settle(folder: Path, size: int = 0) -> None:
-    """Before a figure: what earlier ones left dirty is written, and `size` bytes of memory are at hand.
+    """Prepare the machine for a figure: write the dirty pages of earlier figures, and claim `size` bytes of memory.
 
-    A virtual machine hands back free memory to its host and gets it again page by page, at some 10 us for 4 KiB: ten
-    times what the bytes cost. Whatever is measured first would pay for it, so it is paid here, by a file of that size.
+    A virtual machine returns free memory to its host and gets it back page by page, at about 10 us for 4 KiB: ten times
+    the cost of the bytes themselves. The first figure would include that time. Writing a file of that size here avoids
+    this.
     """
     os.sync()
     path, piece = folder / "settle", bytes(min(size, _PIECE))
@@ -173,14 +174,14 @@ def settle(folder: Path, size: int = 0) -> None:
 
 
 class Floors:
-    """What the machine needs for the bytes alone, in one process.
+    """The times that the machine needs for the bytes alone, in one process.
 
     Parameters
     ----------
     folder : Path
-        On the file system the stores are on.
+        A folder on the file system of the stores.
     size : int
-        Bytes.
+        The number of bytes.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -189,19 +190,19 @@ class Floors:
         self._target = np.ones(size, np.uint8)
 
     def memcpy(self) -> Taken:
-        """Copy them in memory that is there already."""
+        """Copy the bytes within memory that is already allocated."""
         return timed(np.copyto, self._target, self.data)[0]
 
     def pwrite(self) -> Taken:
-        """Write them into the page cache, into a new sparse file."""
+        """Write the bytes into the page cache, to a new sparse file."""
         return self._write(sync=False)
 
     def fdatasync(self) -> Taken:
-        """As `pwrite`, and sync them once."""
+        """Write the bytes as `pwrite` does, and sync them once."""
         return self._write(sync=True)
 
     def pread(self) -> Taken:
-        """Read them from the page cache."""
+        """Read the bytes from the page cache."""
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._pwrite(fd)
@@ -233,7 +234,7 @@ class Floors:
             os.pwrite(fd, view[at : at + _PIECE], at)
 
     def add_rates(self, rounds: Rounds, prefix: str, count: int) -> None:
-        """One round of the three floors of writing, as items per second."""
+        """Add one round of the three floors of writing, as items per second."""
         settle(self.path.parent, len(self.data))
         rounds.add_rate(f"{prefix}.floor.memcpy", count, self.memcpy())
         rounds.add_rate(f"{prefix}.floor.pwrite", count, self.pwrite())

@@ -1,7 +1,8 @@
-"""Which messages are measured with?
+"""The messages that the benchmarks use.
 
-100-byte bodies, one key of 5 to 16 characters out of 1 000 000, one of 5 tags, 8 queues in turn; the columns are as
-Spark gives them: nothing is dictionary-encoded, `keys` is a list. Random, and the same in every run.
+Each message has a body of 100 bytes, one key of 5 to 16 characters out of 1 000 000, and one of 5 tags; the messages go
+to 8 queues in turn. The columns have the form that Spark gives them: nothing is dictionary-encoded, and `keys` is a
+list. The messages are random, and the same in every run.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ KEY_COUNT = 1_000_000
 TAGS = ("created", "paid", "shipped", "returned", "lost")
 QUEUE_COUNT = 8
 SPARK_ROWS = 10_000
-"""Rows of an Arrow batch as Spark hands them to a sink."""
+"""The number of rows of an Arrow batch that Spark passes to a sink."""
 
 
 @lru_cache(maxsize=1)
 def _keys() -> pa.Array:
     numbers = np.random.default_rng(2).choice(10_000_000, KEY_COUNT, replace=False)
-    numbers[::3] = numbers[::3].astype(np.int64) * 99_991 + 10_000_000  # 12 digits at most; still all different
+    numbers[::3] = numbers[::3].astype(np.int64) * 99_991 + 10_000_000  # at most 12 digits, and still all different
     return pc.binary_join_element_wise(pa.scalar("ord-"), pa.array(numbers).cast(pa.string()), "")
 
 
@@ -46,5 +47,5 @@ def table(rows: int, queue_count: int = QUEUE_COUNT) -> pa.RecordBatch:
 
 
 def sliced(batch: pa.RecordBatch, rows: int) -> list[pa.RecordBatch]:
-    """The batch in parts of so many rows."""
+    """The batch in parts of `rows` rows."""
     return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]

@@ -1,6 +1,6 @@
-"""What can Spark itself do? A sink that drops, and a source that yields batches made beforehand.
+"""The floors of Spark itself: a sink that drops all rows, and a source that yields one batch again and again.
 
-Registered by name in the sessions of `spark_sink` and `spark_source`; workers import this module.
+`spark_streams.session` registers both by name; workers import this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READY_ROWS = 65_536
 
 
 class DroppingWriter(DataSourceStreamArrowWriter):
-    """Counts and drops."""
+    """Counts the rows and drops them."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         self.count = sum(batch.num_rows for batch in iterator)
@@ -38,7 +38,7 @@ class DroppingWriter(DataSourceStreamArrowWriter):
 
 
 class DroppingSink(DataSource):
-    """Format `dropping`."""
+    """The sink of the format `dropping`."""
 
     @classmethod
     def name(cls) -> str:
@@ -49,7 +49,7 @@ class DroppingSink(DataSource):
 
 
 class ReadyReader(DataSourceStreamReader):
-    """`rows` messages a micro-batch in `parts` partitions: one batch, made once, over and over."""
+    """Reads `rows` messages per micro-batch in `parts` partitions. Each task yields slices of one batch repeatedly."""
 
     def __init__(self, rows: int, parts: int) -> None:
         self.rows, self.parts = rows, parts
@@ -79,7 +79,7 @@ class ReadyReader(DataSourceStreamReader):
 
 
 class ReadySource(DataSource):
-    """Format `ready`."""
+    """The source of the format `ready`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,8 +1,8 @@
-"""How much memory does the largest Python process need while Spark writes and reads 4 GiB?
+"""The memory of the largest Python process while Spark writes and reads 4 GiB.
 
-Three queries: a stream into the store, in micro-batches of `--rows`; the same rows back out of it; and all of them once
-more as one batch, in one commit. Meanwhile the peaks (VmHWM) of all Python processes below this one, itself included,
-are looked at twenty times a second. 4 GiB are the bytes of the log; `--quick`: 128 MiB.
+There are three queries: a stream into the store, in micro-batches of `--rows`; a stream that reads the same rows back;
+and a batch write of all rows again, in one commit. Meanwhile the peaks (VmHWM) of this process and all Python processes
+below it are read twenty times a second. The log has 4 GiB, or 128 MiB with `--quick`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from benchmarks.spark_streams import _MESSAGES, session
 
 LOG_SIZE, QUICK_SIZE = 4 << 30, 128 << 20
 RECORD_SIZE = 224
-"""Of one of these messages, roughly."""
+"""The approximate size of the record of one of these messages, in bytes."""
 LIMIT_MB = 500
 _INTERVAL_S = 0.05
 
 
 def python_peaks_mb(root: int) -> dict[int, float]:
-    """Process id -> peak of its resident memory, of the Python processes that come from `root`."""
+    """The peak of the resident memory of each Python process that descends from `root`, by process id."""
     parents, peaks = {}, {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError, KeyError, ValueError):
@@ -44,7 +44,7 @@ def python_peaks_mb(root: int) -> dict[int, float]:
 
 @contextmanager
 def watched(peaks: dict[int, float]) -> Iterator[None]:
-    """While the block runs `peaks` is kept up to date."""
+    """Keep `peaks` up to date while the block runs."""
     stop = threading.Event()
 
     def watch() -> None:
@@ -61,7 +61,7 @@ def watched(peaks: dict[int, float]) -> Iterator[None]:
 
 
 def run(settings: Settings) -> None:
-    """The three queries, each in a session of its own: workers are new."""
+    """Run the three queries, each in a session of its own, so that its workers are new."""
     size = QUICK_SIZE if settings.quick else LOG_SIZE
     rows, rounds = size // RECORD_SIZE, Rounds()
     root, checkpoint = settings.folder / "store", settings.folder / "checkpoint"
@@ -88,7 +88,7 @@ def _stream_in(spark: Any, root: str, checkpoint: str, rows: int, batch_rows: in
     writer = df.load().selectExpr(*_MESSAGES).writeStream.format("messagestore").option("topic", "flights")
     query = writer.option("checkpointLocation", checkpoint).start(root)
     while sum(progress["numInputRows"] for progress in query.recentProgress) < rows:
-        query.awaitTermination(0.5)  # raises what ended the query
+        query.awaitTermination(0.5)  # raises the error that ended the query
     query.stop()
 
 

@@ -1,7 +1,7 @@
-"""How fast do sink and source stream, beside what Spark itself can do in the same run?
+"""The speed of sink and source in streams, compared with what Spark itself can do in the same run.
 
-Each round starts a query, lets it run some micro-batches and stops it; the figure is rows over the time of a trigger,
-median of the micro-batches but the first. Floors and subjects take turns.
+Each round starts a query, lets it run some micro-batches and stops it. The figure is the number of rows divided by the
+time of a trigger, as the median of all micro-batches except the first. Floors and figures take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MESSAGES = (
 
 
 def session() -> Any:
-    """`local[2]`, workers that find the benchmarks."""
+    """A session with `local[2]` whose workers can import the benchmarks."""
     root = str(Path(__file__).resolve().parent.parent)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -44,7 +44,7 @@ def session() -> Any:
 
 
 def rate(writer: Any, rows: int, path: str | None = None) -> float:
-    """Rows per second of a query: the median micro-batch, the first one left out."""
+    """The rows per second of a query in the median micro-batch, without the first one."""
     query = writer.start(path) if path else writer.start()
     try:
         while True:
@@ -61,7 +61,7 @@ def rate(writer: Any, rows: int, path: str | None = None) -> float:
 
 
 def run_sink(settings: Settings) -> None:
-    """Rows written: SYNC_FLUSH, index on and off, beside a Python Arrow writer that drops."""
+    """Measure writing with SYNC_FLUSH, index on and off, and a Python Arrow writer that drops all rows."""
     spark = session()
     rounds, folder = Rounds(), settings.folder
     off = folder / "off.properties"
@@ -97,7 +97,7 @@ def run_sink(settings: Settings) -> None:
 
 
 def run_source(settings: Settings) -> None:
-    """Rows read: four columns and all ten, beside a source that yields batches made beforehand."""
+    """Measure reading four columns and all ten, and a source that yields one batch repeatedly."""
     from benchmarks import messages
     from messagestore import MessageColumns, MessageStore
     from pyspark_messagestore.schema import core_schema

@@ -1,7 +1,8 @@
-"""How fast do Arrow batches become visible messages?
+"""How fast Arrow batches become visible messages.
 
-Two ways: `MessageStore.append_batch`, and staging files as Spark's tasks write them, then the driver's commit. Both
-SYNC_FLUSH. The time ends when the messages can be seen; a reader of its own checks after each round that they can.
+Two ways are measured, both with SYNC_FLUSH: `MessageStore.append_batch`, and staging files like those of Spark's tasks
+followed by the driver's commit. The time ends when the messages are visible; after each round, a separate reader checks
+that they are.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from messagestore.write.transaction import append_batch
 _TASKS = 2
 _GOAL = 1_200_000.0
 _SETTLE = 5
-"""Memory a figure uses, in sizes of the log's part: the log, the encoded batch or its staging files, the index."""
+"""The memory that a figure uses, as a multiple of the appended part of the log.
+
+It holds the log, the encoded batch or its staging files, and the index.
+"""
 _HOST = bytes(4) + (10911).to_bytes(4, "big")
 
 
 def run(settings: Settings) -> None:
-    """Figure 1."""
+    """Measure figure 1."""
     title(f"append {settings.rows:,} messages until visible, SYNC_FLUSH")
     batch, rounds = table(settings.rows), Rounds()
     stores = {
@@ -40,7 +44,7 @@ def run(settings: Settings) -> None:
         for name, index_on in (("append.staged.index_on", True), ("append.staged.index_off", False))
     }
     floors, size = None, 256 * settings.rows
-    for version in range(settings.rounds + 1):  # the first one makes files and warms up
+    for version in range(settings.rounds + 1):  # the first round creates files and warms up
         into = rounds if version else Rounds()
         for name, store in stores.items():
             settle(settings.folder, _SETTLE * size)
@@ -77,7 +81,7 @@ def _append(store: MessageStore, batch: pa.RecordBatch, version: int) -> int:
 
 
 def _stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[StagedFile]:
-    """What the tasks do, one after the other: gather Spark's small batches, encode, write a file."""
+    """Do the work of the tasks, one after the other: gather Spark's small batches, encode them, and write a file."""
     staging = root / "spark" / "staging"
     staging.mkdir(parents=True, exist_ok=True)
     files = []
@@ -94,14 +98,14 @@ def _stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[Stage
 
 
 def _commit(root: Path, config: StoreConfig, files: list[StagedFile], version: int) -> None:
-    """What the driver does."""
+    """Do the work of the driver."""
     with attached_store(root, config).writing("benchmark") as writer:
         append_batch(writer, StagedChunks(files), BatchRequest(app_id="bench", version=version))
     remove(file.path for file in files)
 
 
 def _check(root: Path, count: int) -> None:
-    """Another reader sees all of them."""
+    """Check that another reader sees all messages."""
     with MessageStore.open_read_only(root) as reader:
         seen = sum(reader.max_offset(TOPIC, queue_id) for queue_id in range(QUEUE_COUNT))
     if seen != count:

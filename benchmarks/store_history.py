@@ -1,7 +1,8 @@
-"""What does a store's age cost its writers, by number of queues and of segments?
+"""The cost of a store's age for its writers, by the number of queues and of segments.
 
-Queues: a store is opened after a kill that touched one of them. Segments: a batch is committed after another process's.
-The slope is what one more queue, or segment, adds. `python -m benchmarks.store_history ROOT` is that other process.
+For queues, a store is opened after a writer that wrote to one of them was killed. For segments, a batch is committed
+after a batch of another process, which is `python -m benchmarks.store_history ROOT`. The slope is the time that one
+more queue, or segment, adds.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _CONFIG = StoreConfig(
 )
 _ROOMY = _CONFIG.replace(mapped_file_size_commit_log=1 << 26)
 _BODY = bytes(3400)
-"""One record fills a segment."""
+"""A body of this size makes a record that fills a segment."""
 
 
 def run(settings: Settings) -> None:
-    """Figure 9."""
+    """Measure figure 9."""
     title("what a store's history costs, by number of queues and segments")
     rounds = Rounds()
     queue_counts, segment_counts = ((100, 1_000), (100, 1_000)) if settings.quick else ((1_000, 16_000), (500, 16_000))
@@ -65,7 +66,7 @@ def _open_after_kills(root: Path, count: int, rounds: Rounds) -> None:
 
 
 def _killed(root: Path) -> None:
-    """A process puts one message and is killed."""
+    """Let a process put one message, and kill it."""
     pid = os.fork()
     if not pid:
         MessageStore.open(root, _ROOMY).put_message(Message("many", b"y", queue_id=0))
@@ -93,7 +94,7 @@ def _commit_after_others(root: Path, count: int, rounds: Rounds) -> None:
 
 
 def commit(root: Path, version: int) -> None:
-    """A batch of one message."""
+    """Commit a batch of one message."""
     columns = MessageColumns.from_arrow(pa.record_batch({"body": pa.array([b"x"])}), topic="many", queue_id=0)
     with attached_store(root, _CONFIG).writing("a benchmark") as writer:
         host = writer.files.store_host

@@ -1,7 +1,8 @@
-"""What does history cost? Opening a store, and a commit, by the number of batches in its journal.
+"""The cost of history: the time to open a store, and to commit, by the number of batches in its journal.
 
-`journalRetention` bounds what a store keeps: the figures `kept` are with a bound above all entries, and show the slope;
-`bounded` is with the default. A reader looks at the header only. The floor is the store whose journal has one entry.
+`journalRetention` limits the entries that a store keeps. The figures `kept` have a limit above all entries, and show
+the slope; the figures `bounded` have the default limit. A reader reads only the journal's header. The floor is the
+store whose journal has one entry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SIZES = StoreConfig(mapped_file_size_commit_log=64 << 20, max_hash_slot_num=100
 
 
 def run(settings: Settings) -> None:
-    """Figure 8."""
+    """Measure figure 8."""
     title("open, and commit to, a store by the number of batches in its journal (CPU time)")
     rounds = Rounds()
     counts = [0, 1_000, 10_000] if settings.quick else [0, 1_000, 10_000, 100_000]
@@ -44,7 +45,7 @@ def run(settings: Settings) -> None:
 
 
 def _make(root: Path, count: int) -> None:
-    """A store with one batch, and the entries of so many in its journal."""
+    """Create a store with one batch, and add the entries of `count` batches to its journal."""
     with MessageStore.open(root, _SIZES) as store:
         _append(store, 0)
     path = Paths(root).journal

@@ -1,6 +1,7 @@
-"""How long does it take to open a store that was closed?
+"""The time to open a store that was closed.
 
-The goal is 20 ms whatever its size. The floor reads the store's small files: `state`, `store.json` and their like.
+The goal is 20 ms, whatever the size of the store. The floor reads the store's small files: `state`, `store.json` and
+similar ones.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SMALL_FILES = ("spark/store.json", "spark/state", "spark/journal", "checkpoint"
 
 
 def run(settings: Settings) -> None:
-    """Figure 4."""
+    """Measure figure 4."""
     title("open a clean store")
     batch = table(settings.rows)
     stores = {"1_batch": 1, "4_batches": 4}
@@ -43,7 +44,7 @@ def run(settings: Settings) -> None:
 
 
 def make_store(root: Path, batch: pa.RecordBatch, batch_count: int, queue_count: int = 8) -> None:
-    """A store with so many batches, closed."""
+    """Create a store with `batch_count` batches, and close it."""
     with MessageStore.open(root) as store:
         for version in range(batch_count):
             parts = (MessageColumns.from_arrow(part, topic=TOPIC) for part in sliced(batch, CHUNK_ROWS))

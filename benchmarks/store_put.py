@@ -1,7 +1,8 @@
-"""How fast are single puts?
+"""The speed of single puts.
 
-ASYNC_FLUSH: until `put_message` returns, and until the last one can be seen. SYNC_FLUSH: one thread, and 16 threads
-that share syncs. The floors take a record of the same size for each put: copied, written, written and synced.
+With ASYNC_FLUSH, the time ends when `put_message` returns, or when the last message is visible. With SYNC_FLUSH, one
+thread puts, or 16 threads that share syncs. For each put, the floors handle a record of the same size: they copy it,
+write it, or write and sync it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _BODY = bytes(range(100))
 
 
 def run(settings: Settings) -> None:
-    """Figure 3."""
+    """Measure figure 3."""
     asynchronous, synchronous = (5_000, 200) if settings.quick else (40_000, 1_000)
     title(f"single puts: {asynchronous:,} in ASYNC_FLUSH, {synchronous:,} in SYNC_FLUSH")
     rounds = Rounds()

@@ -1,6 +1,6 @@
-"""How fast do stored messages become Arrow columns?
+"""How fast stored messages become Arrow columns.
 
-All queues, one after the other, out of the page cache, as Spark's tasks read them: `StoreView.read`.
+All queues are read one after the other, from the page cache, with `StoreView.read`, as Spark's tasks do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GOALS = {FOUR: 4_000_000.0, TEN: 1_000_000.0}
 
 
 def run(settings: Settings) -> None:
-    """Figure 2."""
+    """Measure figure 2."""
     title(f"read {settings.rows:,} messages of {QUEUE_COUNT} queues")
     root, rounds = settings.folder / "read", Rounds()
     parts = (MessageColumns.from_arrow(part, topic=TOPIC) for part in sliced(table(settings.rows), CHUNK_ROWS))

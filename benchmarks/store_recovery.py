@@ -1,7 +1,7 @@
-"""How long does it take to open a store whose writer was killed?
+"""The time to open a store whose writer was killed.
 
-A process of its own appends SYNC_FLUSH batches and is killed. Nothing is above the clean end but what it appended; the
-floor reads the same bytes and computes one CRC-32 over them.
+A separate process appends SYNC_FLUSH batches and is killed. Only its batches lie above the clean end. The floor reads
+the same bytes and computes one CRC-32 over them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 
 def run(settings: Settings) -> None:
-    """Figure 6."""
+    """Measure figure 6."""
     title(f"open after a kill, {_BATCHES} batches of {settings.rows:,} messages above the clean end")
     rounds = Rounds()
     for number in range(2 if settings.quick else 3):

