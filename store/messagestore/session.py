@@ -487,7 +487,7 @@ class _Ending:
             self._end()
 
     def _end(self) -> None:
-        self._exit(128 + self.number)  # only the main thread could give the signal back to the system
+        self._exit(128 + self.number)  # only the main thread could restore the default handler
 
 
 _ending = _Ending()

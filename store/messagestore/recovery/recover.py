@@ -972,8 +972,8 @@ class _Recovery:
             anchor_size=0,
             anchor_crc=0,
             boot_hash=boot_hash(),
-            # Units after the log's end were zeroed, and may prove something again until these zeros are on the disk:
-            # see `CleanEnd.move`.
+            # STATE_ASYNC stays set: units after the log's end were zeroed, and they must not prove anything until the
+            # zeros are on the disk (`CleanEnd.move`).
             flags=old.flags & (STATE_ASYNC | STATE_OWN) if old is not None else STATE_OWN * self._is_new(),
             writer_pid=os.getpid(),
         )

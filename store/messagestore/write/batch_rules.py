@@ -161,7 +161,7 @@ def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
 
 
 def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest) -> None:
-    """Refuse a known version below the last one if either query is not known: the batch may be another query's."""
+    """Refuse a known version below the last one if only one of the two queries is known: they may differ."""
     if (entry.query_id is None) == (request.query_id is None) or entry.version == last.version:
         return
     raise QueryConflictError(

@@ -312,7 +312,7 @@ class LogWriter(Standing):
     def _drain(self, end: int | None = None) -> bool:
         """Do what `drain` does, except moving the clean end; whether anything was dispatched. Call under the mutex.
 
-        Puts that had no room when the writer lock was given back wait until a process takes the lock again.
+        Puts that had no room when the writer lock was released wait until a process takes the lock again.
         """
         self.check_usable()
         if not self.pending or self.turn is Turn.AWAY:

@@ -141,7 +141,10 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
 
 
 def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
-    """Drop journal entries whose BATCH record is neither in the log nor below its first segment."""
+    """Drop an app's journal entries whose BATCH record is neither in the log nor below its first segment.
+
+    Only the entry of the version and the app's last entries are checked.
+    """
     journal = writer.journal
     entry = journal.find(app_id, version)
     if entry is not None and not batch_is_there(writer, app_id, entry):
