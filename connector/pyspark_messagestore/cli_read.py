@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from messagestore import MessageExt, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
-from messagestore.spi import BATCH_TOPIC, Ends, Queue, Queues, Range, StoreReader
+from messagestore.spi import BATCH_TOPIC, Ends, LastRecord, Queue, Queues, Range, StoreReader
 from pyspark_messagestore import cli_output as out
 
 _PAGE_COUNT = 32
@@ -71,6 +71,7 @@ class Cursor:
         self._found_topics: list[str] = []
         self._look_at_s = 0.0
         self._seen: Ends | None = None
+        self._last: LastRecord | None = None
         self._find_topics()
         missing = [topic for topic in topics or () if topic not in self._found_topics]
         if missing:
@@ -104,6 +105,7 @@ class Cursor:
         if found is self._seen:
             return
         ends = self._places_in(found)
+        self._look_back()
         parts = [self._part(queue, ends[queue]) for queue, place in self.places.items() if place < ends[queue]]
         for queue, end in ends.items():
             if end < self.places[queue]:
@@ -118,6 +120,25 @@ class Cursor:
             yield message
         self.places.update(ends)
         self._seen = found
+        places = [place for place in self.store.places(self.places).values() if place.size]
+        if places:
+            newest = max(places, key=lambda place: place.physical_offset)
+            self._last = self.store.prove_last(newest.physical_offset, newest.size, with_time=True)
+
+    def _look_back(self) -> None:
+        """Go back to what was stored since the newest message that was shown, when another record lies in its place.
+
+        The store was restored or remade then, and its queues may have grown past the places that were reached before.
+        """
+        last = self._last
+        if last is None or last.store_timestamp_ms is None:
+            return
+        there = self.store.prove_last(last.position, last.size)
+        if there is None or there.crc == last.crc:
+            return
+        out.note("the log was replaced (the store was restored or remade): continuing with what was stored since then")
+        for queue, place in self.places.items():
+            self.places[queue] = min(place, self.store.seek(queue, after_ms=last.store_timestamp_ms))
 
     def _ends(self) -> Ends:
         """How far the topics reach at one moment; new queues are read from their first message on."""

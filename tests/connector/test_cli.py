@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -29,9 +30,10 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import probe_writer
 from messagestore.format.layout import STATE_POISONED, STATE_RECOVERING
-from messagestore.spi import local_status
+from messagestore.spi import LOCAL_STORES, local_status
 from pyspark_messagestore import cli_output
 from pyspark_messagestore.cli import app
+from pyspark_messagestore.cli_read import Cursor
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
 CONFIG = "mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxHashSlotNum=64\nmaxIndexNum=200\n"
@@ -838,6 +840,35 @@ def test_tail_follows_a_live_store(root: Path, follower: subprocess.Popen[str]) 
     assert len(late) == len(set(late))
     begun = [m["queueOffset"] for m in found if m["topic"] == "begin"]
     assert begun == list(range(begun[0], begun[0] + len(begun)))
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["over the open files", "another folder"])
+@pytest.mark.parametrize("count", [3, 25])
+def test_tail_skips_nothing_when_a_backup_is_restored(tmp_path: Path, count: int, in_place: bool) -> None:
+    """A store that had grown past its old end looked as if only the messages behind that end were new."""
+    root, backup = tmp_path / "store", tmp_path / "backup"
+
+    def put(name: str, some: range) -> None:
+        with MessageStore.open(root, SMALL) as store:
+            for number in some:
+                store.put_message(Message("t", f"{name}{number}".encode(), queue_id=number % 2))
+
+    put("old", range(10))
+    shutil.copytree(root, backup)
+    put("old", range(10, 20))
+    with contextlib.closing(LOCAL_STORES.reader(str(root))) as reader:
+        cursor = Cursor(reader, None)
+        assert len(list(cursor.once())) == 20
+        time.sleep(0.01)  # store times are in milliseconds
+        if not in_place:
+            shutil.rmtree(root)
+        shutil.copytree(backup, root, dirs_exist_ok=True)
+        put("new", range(10, 10 + count))
+        put("new", range(10 + count, 10 + 2 * count))
+        found = [message.body.decode() for message in cursor.once()]
+        assert [body for body in found if body.startswith("new")] == [f"new{10 + n}" for n in range(2 * count)]
+        put("last", range(2))
+        assert [message.body for message in cursor.once()] == [b"last0", b"last1"]
 
 
 def test_tail_follows_a_topic_that_is_not_there_yet(root: Path) -> None:
