@@ -154,8 +154,19 @@ def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter,
             writer, report = recovery.run()
             break
         except CorruptionError as error:
-            if not recovery.take_away(error):
-                raise
+            if recovery.take_away(error):
+                continue
+            if type(error) is CorruptionError and error.path.startswith(files.paths.consume_queue + os.sep):
+                raise CorruptionError(
+                    error.path,
+                    error.physical_offset,
+                    error.expected,
+                    error.found,
+                    hint=f"Restore this file from a copy. If there is none, run `messagestore verify`: if the log is "
+                    f"whole, remove the folder {files.paths.consume_queue} and run `messagestore recover`, which "
+                    "rebuilds all queues from the log.",
+                ) from error
+            raise
     end = writer.end
     files.config = with_property_crc(files.commit_log, end.last_position, end.last_size, files.config)
     return writer, report

@@ -351,3 +351,19 @@ def test_recoveries_that_are_killed_hide_nothing_from_readers(keys: tuple[str, .
             died += disk.dead
             assert seen(copy) == before, disk.killed_in
     assert died > 200
+
+
+def test_a_queue_file_of_another_size_after_a_kill_names_the_way_out(tmp_path: Path) -> None:
+    """The units of a killed store are proofs, so its queues are not rebuilt without a word; what helps was not said."""
+    root = tmp_path / "s"
+    store = MessageStore.open(root, SMALL)
+    for number in range(20):
+        store.put_message(Message("t", b"%d/" % number, queue_id=0))
+    die(root)
+    newest = max((root / "consumequeue" / "t" / "0").iterdir())
+    newest.write_bytes(newest.read_bytes()[:50])
+    with pytest.raises(CorruptionError, match=r"remove the folder .*consumequeue and run `messagestore recover`"):
+        MessageStore.open(root, SMALL)
+    shutil.rmtree(root / "consumequeue")
+    with MessageStore.open(root, SMALL) as store:
+        assert read_all(store) == [b"%d/" % number for number in range(20)]
