@@ -12,7 +12,7 @@ import numpy as np
 
 from crash import broker_logs
 from crash.harness import die
-from crash.imitate import overwrite, units
+from crash.imitate import Broker, overwrite, units
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, kills, patched, power_cuts, without
 from crash.simdisk import KillDisk, Killed
@@ -50,11 +50,19 @@ def logs_of_a_broker(*fills: str) -> Search:
 
 
 def killed_rebuilds(ground: Ground) -> Iterator[Verdict]:
-    """Rebuild all queues, with a process that dies at each operation."""
+    """All queues that a killed broker left are rebuilt, and the process dies at each operation.
+
+    The store checkpoint lets recovery start late in the log, where nothing shows that the queues below are not whole.
+    """
+
+    def fill(broker: Broker) -> None:
+        for number in range(60):
+            broker.now_ms += 10_000
+            broker.put(f"t{number // 20}", b"%d/" % number + b"x" * 700, number % 2)
+
     whole = Path(tempfile.mkdtemp(dir=ground.folder))
-    records = broker_logs.left_by_a_broker(
-        whole, broker_logs.transactions, closes=True, missing=("consumequeue", "index")
-    )
+    records = broker_logs.left_by_a_broker(whole, fill, closes=False, missing=("consumequeue",))
+    Broker(whole, SMALL).checkpoint(records[-1]["store_timestamp_ms"] - 5000)
     for at in range(0, 200, 3):
         root, verdict = Path(tempfile.mkdtemp(dir=ground.folder)) / "store", Verdict()
         shutil.copytree(whole, root)
