@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperGroup
 
+from messagestore import MessageStore
+from messagestore.spi import APPENDED, local_operator
 from pyspark_messagestore import cli_output as out
+from pyspark_messagestore.cli_app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, looking, path_of
 
 
 class Batches(TyperGroup):
@@ -17,6 +22,57 @@ class Batches(TyperGroup):
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             args = ["list", *args]
         return super().parse_args(ctx, args)
+
+
+batches_app = typer.Typer(
+    cls=Batches,
+    no_args_is_help=True,
+    help="Show which apps have batches in a store, or let an app continue with a version.",
+)
+
+
+@batches_app.command("list")
+def batches_list(root: Root, as_json: Json = False) -> None:
+    """Show the apps whose batches the store holds, and the next version of each. `batches ROOT` does the same."""
+    rows = local_operator.batches(path_of(root), looking())
+    if as_json:
+        for row in rows:
+            out.json_line(row)
+    elif rows:
+        app_table(rows)
+    if not rows:
+        out.note("no batch found")
+        raise typer.Exit(FOUND_NOTHING)
+
+
+@batches_app.command("start")
+def batches_start(
+    root: Root,
+    app_id: Annotated[
+        str, typer.Argument(metavar="APP", help="The txnAppId, or the app_id of MessageStoreSink.", show_default=False)
+    ],
+    version: Annotated[
+        int, typer.Argument(metavar="VERSION", help="The id of the batch that comes next.", show_default=False, min=1)
+    ],
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Let an app continue with VERSION once, because its sink was added to a running query, or because its earlier
+    batches are lost. The rows of the versions before it are not in the store. A missing or empty ROOT becomes a store.
+    """
+    path = path_of(root)
+    is_new = not local_operator.holds_store(path)
+    with MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store:
+        if is_new:
+            out.note(f"created a new store in {os.path.abspath(path)}")
+        result = store.start_batches(app_id, version)
+    if as_json:
+        out.json_line({"app": app_id, "version": version, "status": result.status})
+    elif result.status == APPENDED:
+        out.line(f"app {app_id} continues with version {version}")
+    else:
+        out.line(f"nothing to do: the next version of app {app_id} is {version}")
 
 
 def app_table(rows: list[dict[str, Any]]) -> None:

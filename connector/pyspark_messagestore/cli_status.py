@@ -1,4 +1,4 @@
-"""Shows what `messagestore status` and `messagestore groups` have found, as lines and tables."""
+"""Shows what `messagestore status` has found, as lines."""
 
 from __future__ import annotations
 
@@ -7,16 +7,6 @@ from typing import Any
 from pyspark_messagestore import cli_output as out
 
 _MOST_QUEUES_SHOWN = 16
-
-
-def group_table(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of `groups_of` as a table."""
-    columns = [("group", False), ("topic", False), ("queue", True), ("committed", True), ("max", True), ("lag", True)]
-    cells = [["-" if value is None else str(value) for value in row.values()] for row in rows]
-    out.table(columns, cells)
-
-
-# ---- the store
 
 
 def status_lines(found: dict[str, Any]) -> None:

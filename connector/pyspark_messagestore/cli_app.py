@@ -1,0 +1,150 @@
+"""What all commands share: the application, its exit codes, common arguments, and how a store is found and opened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import pyspark_messagestore
+from messagestore import ConfigError, CorruptionError, NotAStoreError, StoreConfig, StoreError, StoreLockedError
+from messagestore.spi import LOCAL_STORES, StoreReader, local_operator
+from pyspark_messagestore import cli_output as out
+
+FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
+
+
+class Commands(TyperGroup):
+    """Commands whose errors become one line and an exit code."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # typer's own class or click's, by version
+        """Run a command, and turn what it raises into a line on standard error and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `messagestore dump ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except StoreLockedError as error:
+            out.note(f"messagestore: {error}")
+            raise typer.Exit(LOCKED) from error
+        except CorruptionError as error:
+            out.note(f"messagestore: {error}")
+            raise typer.Exit(FOUND_NOTHING) from error
+        except (StoreError, OSError) as error:
+            out.note(f"messagestore: {_words(error)}")
+            raise typer.Exit(CANNOT) from error
+
+
+def _words(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and not isinstance(error, StoreError):
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
+    return "; ".join([text, *getattr(error, "__notes__", [])])
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Show a message store, put and get messages, and check or repair a store.",
+    epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
+    "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log, or "
+    "made queues again.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.line(f"messagestore {pyspark_messagestore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one object per line.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--store-config",
+        metavar="FILE",
+        help="A store.properties file, or a broker's own broker.conf. It is needed for a new store whose settings are "
+        "not the defaults, and for a broker's store with file sizes of its own.",
+        show_default=False,
+    ),
+]
+Wait = Annotated[
+    str | None,
+    typer.Option(
+        "--wait",
+        metavar="DURATION",
+        help="How long to wait for another writer, for example 500ms or 2m. The default is 30s.",
+        show_default=False,
+    ),
+]
+
+
+# ---- opening
+
+
+def path_of(root: str) -> str:
+    """A folder's path from a path or a file URL."""
+    if root.startswith("file:"):
+        return urllib.parse.unquote(urllib.parse.urlparse(root).path)
+    if re.match(r"[A-Za-z][\w+.-]*:", root):
+        raise ConfigError(
+            f"{root}: found a URL; allowed is the path of a folder on this machine", key="ROOT", value=root
+        )
+    return root
+
+
+def config_of(file: Path | None, **changes: object) -> StoreConfig:
+    """The settings of a file, or the defaults, with those changes that are not None."""
+    config = StoreConfig.load(file) if file is not None else StoreConfig()
+    return config.replace(**{name: value for name, value in changes.items() if value is not None})
+
+
+@contextmanager
+def opened(root: str) -> Iterator[StoreReader]:
+    """The store, open for reading. Index files are not opened, so a broker's store needs no configuration."""
+    with contextlib.closing(LOCAL_STORES.reader(path_of(root), looking())) as store:
+        yield store
+
+
+def looking(file: Path | None = None) -> StoreConfig:
+    """Settings for a command that only looks."""
+    return config_of(file, message_index_enable=False)
+
+
+def existing(root: str) -> str:
+    """The path of a store that is there.
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store.
+    """
+    path = path_of(root)
+    if not local_operator.holds_store(path):
+        raise NotAStoreError(
+            f"{os.path.abspath(path)}: found no message store (no commitlog folder); give the store's root folder",
+            path=path,
+        )
+    return path
