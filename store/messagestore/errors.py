@@ -125,9 +125,9 @@ class UnknownTopicError(StoreError, LookupError):
     def __init__(self, topic: str, topics: Iterable[str]) -> None:
         self.topic = topic
         self.topics = sorted(topics)
-        listed = ", ".join(self.topics[:20]) or "none"
         more = f" and {len(self.topics) - 20} more" if len(self.topics) > 20 else ""
-        super().__init__(f"topic {topic!r} is not in the store; its topics: {listed}{more}")
+        there = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
+        super().__init__(f"topic {topic!r} is not in the store. {there}")
 
 
 class StoreClosedError(StoreError, RuntimeError):
@@ -308,7 +308,7 @@ class CorruptionError(StoreError):
     def __init__(self, path: str, physical_offset: int, expected: str, found: str, *, hint: str = "") -> None:
         super().__init__(
             f"{path}: offset {physical_offset}: expected {expected}, found {found}."
-            + (f" {hint}" if hint else " Run `messagestore verify` on the store; restore this file from a copy.")
+            + (f" {hint}" if hint else " Run `messagestore verify` on the store, and restore this file from a copy.")
         )
         self.path = path
         self.physical_offset = physical_offset

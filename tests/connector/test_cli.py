@@ -153,7 +153,7 @@ def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["get", "ROOT", "other"], "topic 'other' is not in the store; its topics: t"),
+        (["get", "ROOT", "other"], "topic 'other' is not in the store. Its topics are: t"),
         (["get", "ROOT", "t", "7"], "has no queue 7; its queues are 0, 1"),
         (["get", "ROOT", "t", "--offset", "soon"], "allowed is a number, earliest or latest"),
         (["tail", "ROOT", "other"], "topic 'other' is not in the store"),

@@ -199,7 +199,7 @@ def test_several_topics(root) -> None:
 
 
 def test_a_missing_topic_lists_those_there_are(root) -> None:
-    with pytest.raises(UnknownTopicError, match=r"topic 'x' is not in the store; its topics: t"):
+    with pytest.raises(UnknownTopicError, match=r"topic 'x' is not in the store. Its topics are: t"):
         stream(root, subscribe="x").initialOffset()
     with pytest.raises(UnknownTopicError):
         BatchReader(source_options({"path": root, "subscribe": "x"}), BODY).partitions()

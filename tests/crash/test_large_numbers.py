@@ -79,11 +79,11 @@ def test_a_log_at_the_end_of_all_offsets_is_full(root: Path) -> None:
     begin_at(root, (1 << 63) - 3 * SEGMENT_SIZE)
     with MessageStore.open(root, SMALL) as store:
         numbers = itertools.count()
-        with pytest.raises(StoreFullError, match="go on in a new store"):
+        with pytest.raises(StoreFullError, match="Open a new store"):
             consume(append(store, number) for number in numbers)
         assert next(numbers) > 2
         message = Message("t", b"x" * 3000, queue_id=0)
-        with pytest.raises(StoreFullError, match="go on in a new store"):
+        with pytest.raises(StoreFullError, match="Open a new store"):
             consume(store.put_message(message) for _ in itertools.count())
         count = store.max_offset("t", 0)
     assert len(seen(root)[("t", 0)]) == count

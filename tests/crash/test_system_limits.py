@@ -131,8 +131,8 @@ def test_a_user_without_rights_changes_nothing_and_is_told(scratch: Path) -> Non
         for folder in (root, free):
             with pytest.raises(PermissionError) as caught:
                 MessageStore.open(folder, SMALL)
-            assert "this process is" in str(caught.value)
-            assert "make the folder writable for this user's group" in str(caught.value)
+            assert "this process runs as" in str(caught.value)
+            assert "make the folder writable for a group that both are in" in str(caught.value)
         with pytest.raises(PermissionError):
             MessageStore.open_read_only(root, SMALL).max_offset("single", 0)
 

@@ -101,8 +101,8 @@ def test_a_row_is_named_in_front():
 
 def test_an_unknown_topic_lists_the_known_ones():
     """Sorted, at most twenty, and how many more."""
-    assert str(UnknownTopicError("x", {"b", "a"})) == "topic 'x' is not in the store; its topics: a, b"
-    assert "its topics: none" in str(UnknownTopicError("x", []))
+    assert str(UnknownTopicError("x", {"b", "a"})) == "topic 'x' is not in the store. Its topics are: a, b"
+    assert "It has no topics" in str(UnknownTopicError("x", []))
     many = UnknownTopicError("x", (f"t{i:02d}" for i in range(23)))
     assert str(many).endswith("t19 and 3 more")
     assert len(many.topics) == 23

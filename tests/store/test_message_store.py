@@ -136,7 +136,7 @@ def test_find_by_key(tmp_path: Path) -> None:
         assert store.query_message("t", "nothing") == []
         with pytest.raises(ConfigError, match="max_count: found 0; allowed is 1 or more"):
             store.query_message("t", "Aa", 0)
-        with pytest.raises(UnknownTopicError, match="its topics: t, u"):
+        with pytest.raises(UnknownTopicError, match="Its topics are: t, u"):
             store.query_message("x", "Aa")
 
 

@@ -190,7 +190,7 @@ class CommitLog:
         """
         segment_end = self.segment_of(end - 1) + self.segment_size
         if segment_end > MAX_OFFSET:
-            text = f"{self.files.directory}: physical offsets end at {MAX_OFFSET}; go on in a new store"
+            text = f"{self.files.directory}: the log has reached {MAX_OFFSET}, the largest offset. Open a new store"
             raise StoreFullError(text, path=self.files.directory, needed=segment_end - MAX_OFFSET, free=0)
 
     def blank(self, physical_offset: int) -> bytes:

@@ -279,7 +279,7 @@ class ConsumeQueue:
         if units.dtype != UNIT_DTYPE or units.ndim != 1:
             raise ValueError(f"units: found {units.dtype} of {units.ndim} dimensions; allowed is one of UNIT_DTYPE")
         if not self.file_size:
-            raise ValueError(f"{self.files.directory}: the queue has no file; set file_size before the first append")
+            raise ValueError(f"{self.files.directory}: the queue has no file. Set file_size before the first append")
         most = int(_INT64.max) // UNIT.size - len(units)
         if not 0 <= queue_offset <= most:
             raise ValueError(f"queue offset: found {queue_offset}; allowed is 0 to {most}")
@@ -288,7 +288,7 @@ class ConsumeQueue:
             raise ValueError(f"unit {row}: found {units[row]}; allowed are physical offsets >= 0 and sizes > 0")
         first, end = self.first_file_queue_offset, self.end_file_queue_offset
         if self.files.offsets and not first <= queue_offset <= end:
-            allowed = f"allowed by the files of {self.files.directory} is {first} to {end}"
+            allowed = f"allowed is {first} to {end}, by the files in {self.files.directory}"
             raise ValueError(f"queue offset: found {queue_offset}; {allowed}")
 
     def _create(self, start: int, chunk: memoryview, position: int) -> None:
@@ -411,7 +411,7 @@ def queue_directory(root: str, topic: str, queue_id: int) -> str:
     """
     fault = stored_topic_fault(topic)
     if fault is not None:
-        raise MessageIllegalError(f"topic: {fault}; `topics()` lists the topics of a store", field="topic")
+        raise MessageIllegalError(f"topic: {fault}. `topics()` lists the topics of a store", field="topic")
     if queue_id < 0:
         raise MessageIllegalError(f"queue id: found {queue_id}; allowed is 0 or more", field="queue_id")
     return os.path.join(root, CONSUME_QUEUE_FOLDER, topic, str(queue_id))

@@ -48,7 +48,7 @@ class ConsumerOffsets:
             "offsetTable",
             via="consumer-offsets.json",
             meaning="the broker's table of consumer offsets",
-            hint="Restore it from a copy, or move it away: groups without an entry begin anew.",
+            hint="Restore it from a copy. If you move it away instead, all consumer groups lose their offsets.",
         )
         self.path = self._file.path
         self._offsets: dict[str, dict[int, int]] = {}
@@ -158,8 +158,8 @@ def publish_offsets(
     holder = probe_java(root)
     if holder is not None:
         raise StoreLockedError(
-            f"{root}: locked by {holder.words}; while it lives it keeps all consumer offsets itself and overwrites the "
-            "file; stop it first",
+            f"{root}: locked by {holder.words}, which keeps the consumer offsets in memory and overwrites their file. "
+            "Stop it first",
             path=root,
             holder=holder.words,
         )

@@ -99,8 +99,8 @@ class IndexService:
                     0,
                     f"{file.size} bytes (maxHashSlotNum {self.slot_count}, maxIndexNum {self.max_entry_count})",
                     f"{size} bytes",
-                    hint="Open the store with the settings it was written with, or delete the index folder: recovery "
-                    "makes it again.",
+                    hint="Open the store with the settings with which it was written. Or delete the folder index: "
+                    "recovery rebuilds it from the log.",
                 )
             files.append(file)
         self.files = files
@@ -387,7 +387,7 @@ def _check(
     if len(key_hashes) and int(key_hashes.min()) < 0:
         raise ValueError(f"found the key hash {int(key_hashes.min())}; allowed is 0 to {MAX_SECONDS}")
     if physical_offsets[0] < 0 or (physical_offsets[1:] < physical_offsets[:-1]).any():
-        raise ValueError("found physical offsets that are negative or go down; records are put in log order")
+        raise ValueError("physical offsets: found negative or descending values; allowed is the order of the log")
 
 
 def _is_index_name(name: str) -> bool:

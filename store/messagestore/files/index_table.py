@@ -258,7 +258,13 @@ class IndexTable:
             elif (entry_hash - key_hash) % self.slot_count:
                 return found
             number_before, number = number, previous
-        _log.warning("%s: hash %d: gave up after %d entries of other keys", self.path, key_hash, _MAX_STEPS)
+        _log.warning(
+            "%s: the search for hash %d stopped after %d entries of other keys and may have missed messages. Search a "
+            "shorter time range",
+            self.path,
+            key_hash,
+            _MAX_STEPS,
+        )
         return found
 
 

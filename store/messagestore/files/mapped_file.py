@@ -219,8 +219,8 @@ class Disk:
                 error.filename, error.filename2 = str(source), str(target)
                 if error.errno == errno.EXDEV:
                     text = (
-                        "is on another file system than the store's folder spark, where new files are made and renamed "
-                        "from; both must be on one"
+                        "is on another file system than the store's folder spark. New files are made in spark and then "
+                        "renamed, so both must be on one file system"
                     )
                     raise OSError(error.errno, text, str(target)) from error
                 if error.errno in _FULL:
@@ -419,7 +419,7 @@ class Disk:
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
         if error.errno in _FULL:
             free = self.free(os.path.dirname(path))
-            text = f"{path}: no room for {needed} bytes ({error.strerror}, {free} free); make room or raise the limit"
+            text = f"{path}: no room for {needed} bytes ({error.strerror}, {free} free). Make room, or raise the limit"
             full = StoreFullError(text, path=path, needed=needed, free=free)
             full.errno = error.errno
             return full

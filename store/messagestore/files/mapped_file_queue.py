@@ -78,7 +78,7 @@ class MappedFileQueue:
                 raise CorruptionError(
                     path,
                     0,
-                    f"files named by 20 digits only, that end at {MAX_OFFSET} at most",
+                    f"only files whose names are 20 digits and that end at {MAX_OFFSET} at most",
                     f"{name!r}",
                     hint="Move it out of the folder.",
                 )
@@ -97,7 +97,7 @@ class MappedFileQueue:
                     self.path(before + self.file_size),
                     before + self.file_size,
                     "this file",
-                    f"the next is {file_name(offset)}",
+                    f"{file_name(offset)} as the next one",
                 )
         self.offsets = offsets
 
@@ -203,7 +203,7 @@ class MappedFileQueue:
                 self.disk.pwrite(file, data, position)
             self.make_folder()
             if self.disk.exists(path) and self.disk.size(path):
-                text = "found a file that this writer did not make (a broker started on this store?)"
+                text = "another process has created this file (was a broker started on this store?)"
                 raise FileExistsError(errno.EEXIST, text, path)
             self._name_unsynced = True
         self.pool.put(file)

@@ -224,8 +224,8 @@ def _warn_if_large(disk: Disk, folder: str, size: int) -> None:
     if size > free and now_s - _warned_s.get(folder, -_WARN_AGAIN_S) >= _WARN_AGAIN_S:
         _warned_s[folder] = now_s
         _log.warning(
-            "%s: holds %d bytes of files that are not committed, and %d bytes are free on the disk; when no write is "
-            "running they may be deleted, and a shorter stagingTtl deletes them sooner",
+            "%s: this folder holds %d bytes of staging files that are not committed, and the disk has %d bytes free. "
+            "You may delete the files while no write is running. A shorter stagingTtl deletes them sooner",
             folder,
             size,
             free,

@@ -129,8 +129,8 @@ class Place:
             raise
         if not first or name == _OWN_FOLDER:
             raise NotAStoreError(
-                f"{path}: found a symbolic link where a folder must be; it is not followed: nothing was changed. "
-                f"Replace it by the folder",
+                f"{path}: found a symbolic link where a folder must be. Writers do not follow it, and nothing was "
+                f"changed. Replace the link by the folder itself",
                 path=path,
             )
         return self._linked(fd, name, path)
@@ -237,15 +237,15 @@ def no_access(error: PermissionError, path: str) -> StorePermissionError:
         reason += (
             f": {at} belongs to {_user(found.st_uid)}, group {_group(found.st_gid)}, mode {found.st_mode & 0o7777:04o}"
         )
-    reason += f"; this process is {_user(os.geteuid())}"
+    reason += f", and this process runs as {_user(os.geteuid())}"
     if root is not None:
         owner = os.stat(root)
         if found is not None and (found.st_uid, os.geteuid()) == (0, owner.st_uid):
             reason += f". Run: sudo chown -R {owner.st_uid}:{owner.st_gid} {root}"
         else:
             reason += (
-                f". The store belongs to {_user(owner.st_uid)}: run as this user, make the folder writable for this "
-                f"user's group (chgrp, chmod, and fileMode in store.properties), or open the store read-only"
+                f". The store belongs to {_user(owner.st_uid)}. Run as that user, make the folder writable for a group "
+                f"that both are in (chgrp, chmod, and fileMode in store.properties), or open the store read-only"
             )
     made = StorePermissionError(reason, path=path)
     made.errno = error.errno

@@ -112,7 +112,7 @@ class Topics:
             "topicConfigTable",
             via="new-topics.json",
             meaning="the broker's table of topics",
-            hint="Restore it from a copy, or move it away: topics without an entry have default settings.",
+            hint="Restore it from a copy. If you move it away instead, all topics get the default settings.",
         )
         self.path = self._file.path
         self._topics: dict[str, TopicConfig] = {}
@@ -173,7 +173,7 @@ class Topics:
             raise MessageIllegalError(f"topic: {fault}", field="topic")
         if name in self._topics:
             raise ConfigError(
-                f"topic {name!r} is there already; alter it, or take another name", key="topic", value=name
+                f"topic {name!r} exists already. Alter it, or choose another name", key="topic", value=name
             )
         return self._put(TopicConfig(name, read_queue_nums=queue_nums, write_queue_nums=queue_nums))
 

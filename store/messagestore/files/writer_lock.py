@@ -115,7 +115,7 @@ class _LockFile:
     def _open(self) -> File:
         """Open the file, created if absent; a link, FIFO, device or folder is refused."""
         if self._forked:
-            raise StoreClosedError(f"{self.path}: was opened before a fork; a child opens the store itself")
+            raise StoreClosedError(f"{self.path}: opened before a fork. Open the store again in the child process")
         while self._file is None:
             try:
                 self._file = Disk().open(self.path, writable=self._writable)
@@ -247,7 +247,7 @@ class Attachment(_LockFile):
             The lock is not held.
         """
         if self._file is None:
-            raise StoreClosedError(f"{self.path}: not attached to the store; open it again")
+            raise StoreClosedError(f"{self.path}: this process is not attached to the store any more. Open it again")
         return _in_the_way(self._file.fileno(), fcntl.F_WRLCK, self.path) is None
 
     def detach(self) -> None:
@@ -304,8 +304,8 @@ class Attachment(_LockFile):
             if self.path not in _warned:
                 _warned.add(self.path)
                 _log.warning(
-                    "%s: no lease can be had on this file (%s), so a broker that begins to start is not noticed before "
-                    "it has read the store: do not start one while this process writes",
+                    "%s: the kernel gives no lease on this file (%s), so a broker that starts is noticed only after it "
+                    "has read the store. Do not start a broker while this process writes",
                     self.path,
                     error.strerror,
                 )
@@ -317,8 +317,8 @@ class Attachment(_LockFile):
     def _refused(self) -> StoreLockedError:
         holder = opened_for_writing(self.path)
         return StoreLockedError(
-            f"{self.path}: {holder} has it open for writing, or waits to, as a RocketMQ broker does from its start on; "
-            f"stop the broker, or only read, then try again",
+            f"{self.path}: {holder} has it open for writing, or waits to open it, as a RocketMQ broker does when it "
+            f"starts. Stop the broker and try again, or open the store read-only",
             path=self.path,
             holder=holder,
         )
@@ -343,7 +343,7 @@ def attach(root: str, disk: Disk) -> Attachment:
     holder = attachment._take()
     if holder is not None:
         raise StoreLockedError(
-            f"{attachment.path}: locked by {holder.words}; stop it, or only read, then try again",
+            f"{attachment.path}: locked by {holder.words}. Stop it and try again, or open the store read-only",
             path=attachment.path,
             holder=holder.words,
         )
@@ -456,7 +456,8 @@ class WriterLock(_LockFile):
             if left <= 0:
                 holder = self.holder()
                 raise StoreLockedError(
-                    f"{self.path}: after {timeout_s:g} s still locked by {holder}; wait, stop it, or raise lockTimeout",
+                    f"{self.path}: still locked by {holder} after {timeout_s:g} s. Wait, stop that process, or raise "
+                    f"lockTimeout",
                     path=self.path,
                     holder=holder,
                 )
@@ -483,7 +484,7 @@ class WriterLock(_LockFile):
             note = json.loads(text)
             return f"pid {note['pid']} on {note['host']} ({note['description']})"
         except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
-            return "a process that has not left its name"
+            return "an unknown process"
 
     def _write_note(self, description: str) -> None:
         """Write our name into the file, in one write of a fixed size."""

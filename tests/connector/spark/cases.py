@@ -65,12 +65,12 @@ def option_to_come(spark, root):
     read(spark, root, readUpTo="flushed").count()
 
 
-@case(r"UnknownTopicError: topic 'fights' is not in the store; its topics: flights")
+@case(r"UnknownTopicError: topic 'fights' is not in the store\. Its topics are: flights")
 def missing_topic(spark, root):
     read(spark, root, subscribe="fights").count()
 
 
-@case(r"UnknownTopicError: topic 'fights' is not in the store; its topics: flights")
+@case(r"UnknownTopicError: topic 'fights' is not in the store\. Its topics are: flights")
 def missing_topic_of_a_stream(spark, root):
     stream_in(read_stream(spark, root, subscribe="fights").select("body"), root, topic="copy")
 

@@ -310,7 +310,7 @@ def test_the_largest_offsets_fit(tmp_path: Path):
 def test_a_file_size_is_set_once(tmp_path: Path):
     """Without files nothing says how large they are; with files, they do."""
     queue = make(tmp_path, 0)
-    with pytest.raises(ValueError, match="set file_size"):
+    with pytest.raises(ValueError, match="Set file_size"):
         queue.append(0, some_units(0, 1))
     with pytest.raises(ValueError, match="multiple of 20"):
         queue.file_size = 30

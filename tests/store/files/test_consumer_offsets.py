@@ -296,7 +296,7 @@ def test_the_file_of_a_live_broker_is_left_alone(tmp_path: Path) -> None:
         assert broker.stdout.readline()
         with pytest.raises(
             StoreLockedError,
-            match=rf"a RocketMQ broker, pid {broker.pid} \(.*\) on .*; while it lives .*; stop it first",
+            match=rf"a RocketMQ broker, pid {broker.pid} \(.*\) on .*, which keeps the consumer offsets in memory .*\. Stop it first",
         ):
             publish_offsets(str(root), "g", {("t", 0): 1})
         assert sorted(path.name for path in root.iterdir()) == ["commitlog", "lock"]

@@ -571,7 +571,7 @@ def test_a_search_gives_up_after_a_million_strangers(
     index = make(tmp_path, 1, 100)
     put(index, [Record(i, NOW_MS, [0 if i < 5 else i]) for i in range(50)])
     assert search(index, 0, 64, *FOREVER) == []
-    assert "gave up after 20 entries" in caplog.text
+    assert "stopped after 20 entries" in caplog.text
     assert search(index, 40, 1, *FOREVER) == [40]
 
 
@@ -620,7 +620,7 @@ def test_load_skips_what_rocketmq_skips(tmp_path: Path):
 def test_another_size_is_refused_with_the_settings(tmp_path: Path):
     """Slot and entry counts are not in the file: read with others, every byte would mean something else."""
     put(make(tmp_path, 7, 10), [Record(0, NOW_MS, [1])])
-    with pytest.raises(CorruptionError, match=r"maxHashSlotNum 7, maxIndexNum 11.*settings it was written with"):
+    with pytest.raises(CorruptionError, match=r"maxHashSlotNum 7, maxIndexNum 11.*settings with which it was written"):
         make(tmp_path, 7, 11)
 
 

@@ -218,7 +218,7 @@ def test_a_full_disk_in_a_write(file: File, path: str, number: int):
         def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
             raise OSError(number, os.strerror(number))
 
-    with pytest.raises(StoreFullError, match=r"no room for 3 bytes .* free\); make room") as caught:
+    with pytest.raises(StoreFullError, match=r"no room for 3 bytes .* free\)\. Make room") as caught:
         FullDisk().pwrite(file, b"abc", 0)
     assert (caught.value.path, caught.value.needed, caught.value.errno) == (path, 3, number)
     assert caught.value.free > 0

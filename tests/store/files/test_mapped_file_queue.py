@@ -109,7 +109,9 @@ def test_a_gap_is_refused(queue: MappedFileQueue, folder: Path):
     """The error names the file that is missing."""
     put(folder, 0)
     put(folder, 200)
-    with pytest.raises(CorruptionError, match="expected this file, found the next is 00000000000000000200") as caught:
+    with pytest.raises(
+        CorruptionError, match="expected this file, found 00000000000000000200 as the next one"
+    ) as caught:
         queue.load()
     assert (caught.value.path, caught.value.physical_offset) == (str(folder / file_name(100)), 100)
 

@@ -168,7 +168,7 @@ def test_a_file_that_root_left_is_named_with_its_owner_and_the_remedy(shared: Pa
             MessageStore.open(root, SMALL)
         said = str(caught.value)
         assert said.startswith(f"{root}/spark/store.json: Permission denied: ")
-        assert "belongs to root (uid 0), group root (gid 0), mode 0600; this process is" in said
+        assert "belongs to root (uid 0), group root (gid 0), mode 0600, and this process runs as" in said
         assert said.endswith(f"Run: sudo chown -R {NOBODY}:{NOBODY} {root}")
         assert caught.value.errno == errno.EACCES
 

@@ -318,7 +318,7 @@ def test_create_then_alter(root: Path, topics: Topics):
 def test_a_topic_that_is_there_is_not_created(topics: Topics):
     """It would lose its settings."""
     topics.create("a", 8)
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         topics.create("a", 4)
     assert topics.get("a") == TopicConfig("a", 8, 8)
 

@@ -117,7 +117,7 @@ def test_java_keeps_us_out_and_is_named(root: Path):
     attached(root).detach()
     with java_broker(root) as (word, pid):
         assert word == "locked"
-        with pytest.raises(StoreLockedError, match=rf"pid {pid} \(.*\) on .*; stop it") as caught:
+        with pytest.raises(StoreLockedError, match=rf"pid {pid} \(.*\) on .*\. Stop it") as caught:
             attached(root)
         assert caught.value.path == str(root / "lock")
         program = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -289,7 +289,7 @@ def test_a_broker_that_has_not_locked_yet_is_seen(root: Path):
     with starting_broker(root, "constructor") as java:
         assert java.word() == "opened"
         with pytest.raises(
-            StoreLockedError, match=rf"pid {java.pid} \(.*\) on .* has it open for writing.*stop the broker"
+            StoreLockedError, match=rf"pid {java.pid} \(.*\) on .* has it open for writing.*Stop the broker"
         ) as caught:
             attached(root)
         assert caught.value.path == str(root / "lock")
@@ -388,7 +388,7 @@ def test_without_leases_a_warning_says_what_is_missing(
         mine, other = attached(root), attached(root)
     assert not mine.leased and not mine.broker_waits() and mine.intact()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no lease can be had" in caplog.text and "do not start one" in caplog.text
+    assert "gives no lease" in caplog.text and "Do not start a broker" in caplog.text
     other.detach()
     assert not java_can_lock(root)
     mine.detach()
@@ -491,7 +491,7 @@ def test_a_holder_without_a_name(lock_path: str, text: bytes):
     first, second = WriterLock(lock_path), WriterLock(lock_path)
     first.acquire(0, description="")
     Path(lock_path).write_bytes(text)
-    with pytest.raises(StoreLockedError, match="has not left its name"):
+    with pytest.raises(StoreLockedError, match="an unknown process"):
         second.acquire(0, description="")
     first.close()
 

@@ -350,7 +350,7 @@ def test_the_wrong_index_slots_for_a_broker_s_store_are_refused_before_a_byte(tm
     """A store that this project never wrote: its index is the broker's."""
     root = filled(tmp_path / "s", 20)
     shutil.rmtree(root / "spark")
-    with pytest.raises(CorruptionError, match="Open the store with the settings it was written with"):
+    with pytest.raises(CorruptionError, match="Open the store with the settings with which it was written"):
         MessageStore.open(root, StoreConfig())
     assert not Path(Paths(root).identity).exists()
     with MessageStore.open(root, SMALL) as store:

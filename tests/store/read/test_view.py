@@ -369,7 +369,7 @@ def test_a_segment_that_is_missing_in_the_middle_is_damage(tmp_path: Path) -> No
         assert reader.get_message("t", 0, 0).status is GetMessageStatus.FOUND
         sorted((root / "commitlog").iterdir())[1].unlink()
         reader.view.files.log_pool.clear()
-        with pytest.raises(CorruptionError, match="expected this file, found the next is"):
+        with pytest.raises(CorruptionError, match=r"expected this file, found .* as the next one"):
             read_all(reader)
 
 

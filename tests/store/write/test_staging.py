@@ -229,7 +229,7 @@ def test_a_full_disk_of_orphans_is_warned_of(tmp_path: Path, caplog: pytest.LogC
     for _ in range(2):
         sweep(str(tmp_path), 3600, SmallDisk())
     assert len(caplog.records) == 1
-    assert "and 10 bytes are free on the disk" in caplog.text
+    assert "the disk has 10 bytes free" in caplog.text
 
 
 class FullDisk(Disk):
