@@ -20,6 +20,7 @@ SEED    ?= 1
 STORES  ?= 2000
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+KERNEL := store/messagestore/format/_kernel.abi3.so
 
 .DEFAULT_GOAL := test
 # Hundreds of short Python processes are started by the tests: compiling our modules in each would take half of their time.
@@ -28,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS := 1
 .PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench docs clean
 
-setup: $(STAMP)
+setup: $(STAMP) $(KERNEL)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -43,6 +44,13 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	  $(BIN)/python -m pip install --quiet --no-input --editable '.[dev,compression,examples]'
 	@touch $@
+
+# The C code is compiled where there is a compiler, Debian's if need be. The store works without it, which is then said.
+$(KERNEL): $(wildcard store/kernel/*) $(STAMP)
+	@{ command -v "$${CC:-cc}" && $(BIN)/python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; } >/dev/null 2>&1 \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy gcc libc6-dev python3-dev; } \
+	  || true
+	$(BIN)/python store/kernel/compile.py
 
 # Spark needs a full JRE, 17 or newer: the one that is there, else Debian's.
 java:
@@ -122,5 +130,5 @@ docs: setup
 	$(BIN)/python -m pyspark_messagestore.options connector/README.md
 
 clean:
-	rm -rf .venv dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv dist build store/messagestore/format/_kernel.abi3.so .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

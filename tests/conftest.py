@@ -9,8 +9,19 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
+from messagestore.format import kernel
+
 settings.register_profile(
     "quick", max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quick")
+
+
+def pytest_report_header() -> str:
+    """Which of the two codecs is tested."""
+    return (
+        f"no compiled kernel: {kernel.why_not}"
+        if kernel.lib is None
+        else f"compiled kernel, CRC-32 by {kernel.lib.CRC32_METHOD}"
+    )

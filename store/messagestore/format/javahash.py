@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from messagestore.format import kernel
 from messagestore.format.arrow_bytes import codes_of, ranges_of
 
 _MASK = 0xFFFFFFFF
@@ -100,6 +101,11 @@ def hash_ranges(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArra
     """
     if not len(starts):
         return np.empty(0, np.int32)
+    if kernel.lib is not None:
+        out = np.empty(len(starts), np.int32)
+        starts, ends = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(ends, np.int64)
+        kernel.lib.java_hashes(data, starts, ends, np.zeros(1, np.int32), out)
+        return out
     low, high = int(starts[0]), int(ends.max())
     hashes = np.zeros(len(starts), np.uint32)
     if low < high:

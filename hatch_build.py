@@ -1,0 +1,41 @@
+"""The build hook: compiles the kernel into the source tree and gives the wheel its tag.
+
+Without a C compiler or Python's headers, the package is built without the kernel and works without it, more slowly. A
+compiler that fails makes the build fail; `MESSAGESTORE_KERNEL=off` builds without the kernel then, too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class KernelBuildHook(BuildHookInterface[Any]):
+    """Runs before wheels and editable installs are made; an sdist holds the sources."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
+        """Compile the kernel and add it to what is built."""
+        if self.target_name != "wheel":
+            return
+        path = Path(self.root, "store", "kernel", "compile.py")
+        spec = importlib.util.spec_from_file_location("messagestore_compile", path)
+        assert spec is not None and spec.loader is not None  # noqa: PT018
+        compile_ = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(compile_)
+        reason = "MESSAGESTORE_KERNEL=off" if os.environ.get("MESSAGESTORE_KERNEL") == "off" else compile_.why_not()
+        if reason:
+            self.app.display_warning(f"The kernel is not compiled: {reason}. The store works without it, more slowly.")
+            compile_.TARGET.unlink(missing_ok=True)  # what an earlier build left would not match this build's tag
+            return
+        compile_.compiled()
+        build_data["pure_python"] = False
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"cp311-abi3-{platform}"
+        build_data["artifacts"].append(str(compile_.TARGET.relative_to(self.root)))

@@ -1,0 +1,93 @@
+"""Compiles the kernel: `python store/kernel/compile.py`, by the interpreter that will use it (or a newer one).
+
+The result is one file for all CPython versions from 3.11 on (the limited API). The build hook of the package calls
+this, and so do `make setup` and the fault harness, which compiles it with sanitizers and with planted bugs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCES = Path(__file__).resolve().parent
+TARGET = SOURCES.parent / "messagestore" / "format" / "_kernel.abi3.so"
+"""Where the package looks for it."""
+FLAGS = ("-std=c11", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler: `CC`, or the one that Python was built with, or `cc`; empty if there is none."""
+    for command in (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc"):
+        words = shlex.split(command or "")
+        if words and shutil.which(words[0]):
+            return words
+    return []
+
+
+def why_not() -> str:
+    """Why the kernel cannot be compiled here; empty if it can."""
+    if not sys.platform.startswith("linux"):
+        return f"it is made for Linux, and this is {sys.platform}"
+    if sys.byteorder != "little":
+        return "it is made for little-endian processors"
+    if not compiler():
+        return "there is no C compiler (Debian: apt-get install gcc)"
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "the headers of Python are missing (Debian: apt-get install python3-dev)"
+    return ""
+
+
+def compiled(target: Path = TARGET, *, sources: Path = SOURCES, flags: Sequence[str] = ()) -> Path:
+    """Compile the kernel.
+
+    Parameters
+    ----------
+    target : Path
+        The file to make. It is replaced in one step, so that a process that has loaded the old one keeps it.
+    sources : Path
+        The folder with the `.c` files.
+    flags : sequence of str
+        More flags for the compiler.
+
+    Raises
+    ------
+    OSError
+        There is no compiler, or it failed; the message has what it said.
+    """
+    files = sorted(str(path) for path in sources.glob("*.c"))
+    new = target.with_name(f".{target.name}.{os.getpid()}")
+    include = ["-I", str(sources), "-I", sysconfig.get_path("include")]
+    command = [*compiler(), *FLAGS, *flags, *include, "-shared", "-o", str(new), *files]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if done.returncode:
+            raise OSError(f"{shlex.join(command)} failed:\n{done.stderr}")
+        if done.stderr:
+            sys.stderr.write(done.stderr)
+        new.replace(target)
+    finally:
+        new.unlink(missing_ok=True)
+    return target
+
+
+def main() -> None:
+    """Compile the kernel for this checkout, or say why it cannot be had; a compiler that fails is an error."""
+    parser = argparse.ArgumentParser(description="Compiles the kernel of messagestore.")
+    parser.add_argument("--target", type=Path, default=TARGET, help="the file to make")
+    parser.add_argument("flags", nargs="*", help="more flags for the compiler, behind --")
+    chosen = parser.parse_args()
+    if reason := why_not():
+        sys.stderr.write(f"==> the kernel is not compiled: {reason}. The store works without it, more slowly.\n")
+        return
+    compiled(chosen.target, flags=chosen.flags)
+
+
+if __name__ == "__main__":
+    main()

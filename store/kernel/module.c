@@ -1,0 +1,58 @@
+/* The extension module messagestore.format._kernel: its functions, and the checks of their arguments. */
+#include "kernel.h"
+
+Py_ssize_t item_count(const Py_buffer *buffer, Py_ssize_t width, const char *name) {
+    if (buffer->len % width) {
+        PyErr_Format(PyExc_ValueError, "%s: found %zd bytes; allowed are items of %zd bytes", name, buffer->len, width);
+        return -1;
+    }
+    return buffer->len / width;
+}
+
+bool holds(const Py_buffer *buffer, Py_ssize_t count, Py_ssize_t width, const char *name) {
+    if (buffer->len % width == 0 && buffer->len / width == count) return true;
+    PyErr_Format(PyExc_ValueError, "%s: found %zd bytes; allowed are %zd items of %zd bytes", name, buffer->len, count,
+                 width);
+    return false;
+}
+
+bool ranges_fit(const Py_buffer *starts, const Py_buffer *ends, Py_ssize_t n, Py_ssize_t size) {
+    const uint8_t *from = starts->buf, *to = ends->buf;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t start = native_i64(from + 8 * i), end = native_i64(to + 8 * i);
+        if (start >= 0 && start <= end && end <= size) continue;
+        PyErr_Format(PyExc_ValueError, "range %zd: found %lld to %lld; allowed is 0 to %zd", i, (long long)start,
+                     (long long)end, size);
+        return false;
+    }
+    return true;
+}
+
+static PyMethodDef methods[] = {
+    {"crc32", kernel_crc32, METH_VARARGS, "crc32(data, crc=0): CRC-32 of the data, as zlib computes it."},
+    {"crc32_methods", kernel_crc32_methods, METH_VARARGS, "crc32_methods(data, crc=0): the CRC-32 by each method."},
+    {"crcs_of_ranges", kernel_crcs_of_ranges, METH_VARARGS,
+     "crcs_of_ranges(data, starts, ends, out): CRC-32 of each range, into uint32[n]."},
+    {"java_hashes", kernel_java_hashes, METH_VARARGS,
+     "java_hashes(data, starts, ends, before, out): String.hashCode of the UTF-8 text in each range, into int32[n]."},
+    {"index_hashes", kernel_index_hashes, METH_VARARGS,
+     "index_hashes(data, starts, ends, before, out): the index hash of each range, into int32[n]."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int begin(PyObject *module) {
+    crc32_choose();
+    return PyModule_AddIntConstant(module, "VERSION", KERNEL_VERSION) < 0 ||
+                   PyModule_AddStringConstant(module, "CRC32_METHOD", crc32_method) < 0
+               ? -1
+               : 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)begin}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel", "The compiled kernel of messagestore.format: buffers in, buffers out.", 0, methods,
+    slots,                 NULL,      NULL,                                                                   NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,90 @@
+"""Loads the compiled kernel (`store/kernel/`), which does the work of the codec on whole batches.
+
+`lib` is the extension module, or None where it cannot be had; `why_not` then says why. Code that calls it asks `lib`
+each time, so that a test can put another one there.
+
+The environment variable `MESSAGESTORE_KERNEL` chooses: `off` does without the kernel, a path loads the kernel from that
+file (the fault harness does so, for a kernel with a planted bug), and empty loads the one of the package.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, cast
+
+from numpy.typing import NDArray
+
+VERSION = 1
+"""The version of the functions that this code calls. A kernel of another version is not used."""
+VARIABLE = "MESSAGESTORE_KERNEL"
+OFF = "off"
+FILE = "_kernel.abi3.so"
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
+
+
+class Kernel(Protocol):
+    """The functions of the kernel.
+
+    Arrays are contiguous and in native byte order; `out` is filled. A size or a position that does not fit its buffer
+    raises ValueError before a byte is touched.
+    """
+
+    VERSION: int
+    CRC32_METHOD: str
+
+    def crc32(self, data: Buffer, crc: int = 0, /) -> int:
+        """CRC-32 of the data, as zlib computes it."""
+
+    def crc32_methods(self, data: Buffer, crc: int = 0, /) -> dict[str, int]:
+        """The CRC-32 by each method that this processor has; for tests."""
+
+    def crcs_of_ranges(self, data: Buffer, starts: Buffer, ends: Buffer, out: Buffer, /) -> None:
+        """CRC-32 of each range of `data`: int64[n], int64[n], uint32[n]."""
+
+    def java_hashes(self, data: Buffer, starts: Buffer, ends: Buffer, before: Buffer, out: Buffer, /) -> None:
+        """`String.hashCode` of the UTF-8 text in each range: int64[n], int64[n], int32[1 or n], int32[n]."""
+
+    def index_hashes(self, data: Buffer, starts: Buffer, ends: Buffer, before: Buffer, out: Buffer, /) -> None:
+        """The index hash of the text in each range, which comes behind a text with the hash `before`."""
+
+
+def load(path: str | Path) -> Kernel:
+    """The kernel in a file.
+
+    Raises
+    ------
+    ImportError
+        The file is missing, is no kernel, or is one of another version.
+    """
+    name = "messagestore.format._kernel"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, str(path), loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    found = getattr(module, "VERSION", None)
+    if found != VERSION:
+        raise ImportError(f"{path}: found version {found}; allowed is {VERSION}. Compile it again: make setup")
+    return cast(Kernel, module)
+
+
+def _chosen() -> tuple[Kernel | None, str]:
+    choice = os.environ.get(VARIABLE, "")
+    if choice == OFF:
+        return None, f"{VARIABLE}={OFF}"
+    own = Path(__file__).with_name(FILE)
+    if choice:
+        return load(choice), ""  # whoever names a file wants that one, and no other
+    if not own.is_file():
+        return None, "it was not compiled when the package was installed (a C compiler and Python's headers are needed)"
+    try:
+        return load(own), ""
+    except ImportError as error:
+        return None, f"{error}"
+
+
+lib, why_not = _chosen()

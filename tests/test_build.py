@@ -1,0 +1,98 @@
+"""What the build makes of the kernel: a wheel with it, a wheel without it, an editable install that is plain paths."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from messagestore.format import kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILT = "messagestore/format/_kernel.abi3.so"
+
+needs_kernel = pytest.mark.skipif(kernel.lib is None, reason=f"no compiled kernel: {kernel.why_not}")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What an sdist holds: the checkout's files of this moment, and no compiled kernel."""
+    hatch(ROOT, tmp_path / "sdist", "-t", "sdist")
+    [archive] = (tmp_path / "sdist").iterdir()
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    [folder] = tmp_path.glob("pyspark_messagestore-*")
+    assert not list(folder.rglob("*.so"))
+    return folder
+
+
+def hatch(folder: Path, target: Path, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", target, *arguments],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != kernel.VARIABLE} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def wheel(folder: Path, target: Path, **environment: str) -> tuple[str, set[str], str]:
+    """The tag of the wheel, its files, and what the build said."""
+    said = hatch(folder, target, "-t", "wheel", **environment)
+    [path] = target.glob("*.whl")
+    with zipfile.ZipFile(path) as packed:
+        return path.name.split("-", 2)[2], set(packed.namelist()), said
+
+
+@needs_kernel
+def test_an_sdist_builds_a_wheel_with_the_kernel_for_every_python_from_3_11(checkout, tmp_path):
+    tag, files, _ = wheel(checkout, tmp_path / "wheel")
+    assert tag.startswith("cp311-abi3-linux_") and BUILT in files
+    with zipfile.ZipFile(next((tmp_path / "wheel").iterdir())) as packed:
+        built = packed.extract(BUILT, tmp_path)
+    assert kernel.load(built).crc32(b"123456789") == 0xCBF43926
+    assert not any(name.endswith((".c", ".h")) for name in files)
+
+
+def test_without_a_compiler_the_wheel_is_one_without_the_kernel(checkout, tmp_path):
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sh", "uname"):
+        (programs / name).symlink_to(shutil.which(name))
+    tag, files, said = wheel(checkout, tmp_path / "wheel", PATH=str(programs), CC="")
+    assert tag == "py3-none-any.whl" and BUILT not in files
+    assert "The kernel is not compiled: there is no C compiler" in said
+
+
+def test_the_kernel_can_be_left_out_on_purpose(checkout, tmp_path):
+    tag, files, said = wheel(checkout, tmp_path / "wheel", **{kernel.VARIABLE: kernel.OFF})
+    assert tag == "py3-none-any.whl" and BUILT not in files
+    assert "MESSAGESTORE_KERNEL=off" in said
+
+
+@needs_kernel
+def test_a_compiler_that_fails_fails_the_build_with_its_words(checkout, tmp_path):
+    with open(checkout / "store" / "kernel" / "module.c", "a") as source:
+        source.write("#error planted\n")
+    with pytest.raises(AssertionError, match="error: #error planted"):
+        wheel(checkout, tmp_path / "wheel")
+    assert not list(checkout.rglob("*.so*"))
+
+
+def test_an_editable_install_is_plain_paths(checkout, tmp_path):
+    """Spark's discovery lists the folders of `sys.path`; an import hook it cannot list."""
+    hatch(checkout, tmp_path / "wheel", "-t", "wheel:editable")
+    with zipfile.ZipFile(next((tmp_path / "wheel").iterdir())) as packed:
+        [name] = [name for name in packed.namelist() if name.endswith(".pth")]
+        lines = packed.read(name).decode().split()
+    assert {Path(line).name for line in lines} == {"store", "connector"}
+    assert (checkout / "store" / BUILT).is_file() == bool(shutil.which("cc"))
