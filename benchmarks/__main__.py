@@ -1,4 +1,4 @@
-"""`python -m benchmarks store` (or `sink`, `source`, `queues`, `memory`): which figures are taken?"""
+"""`python -m benchmarks store` (or `sink`, `source`, `queues`, `profile`, `memory`): which figures are taken?"""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "sink": ("Spark writes", ["sink"]),
     "source": ("Spark reads", ["source"]),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
+    "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
     "memory": ("peak memory of Spark's Python processes, writing and reading 4 GiB", ["memory"]),
 }
+PUBLISHED = ("profile",)
+"""The suites with a document in the project."""
 
 
 def group(name: str) -> Callable[[Settings], None]:
@@ -54,9 +57,14 @@ def group(name: str) -> Callable[[Settings], None]:
         from benchmarks import stream_queues
 
         return stream_queues.run
-    from benchmarks import spark_memory, spark_streams
+    from benchmarks import spark_memory, spark_profile, spark_streams
 
-    return {"sink": spark_streams.run_sink, "source": spark_streams.run_source, "memory": spark_memory.run}[name]
+    return {
+        "sink": spark_streams.run_sink,
+        "source": spark_streams.run_source,
+        "profile": spark_profile.run,
+        "memory": spark_memory.run,
+    }[name]
 
 
 def main() -> None:
@@ -68,6 +76,8 @@ def main() -> None:
         store.add_argument("--rows", type=int, help="messages in a batch (1 000 000; quick: 100 000)")
         store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 2)")
         store.add_argument("--only", nargs="+", choices=groups, default=groups, help="some groups of figures")
+        if suite in PUBLISHED:
+            store.add_argument("--publish", metavar="NAME", help="also write the result into the project, as NAME")
         store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
     arguments = parser.parse_args()
     print(
@@ -83,6 +93,7 @@ def main() -> None:
                     rows=arguments.rows or (100_000 if arguments.quick else 1_000_000),
                     rounds=arguments.rounds or (2 if arguments.quick else 5),
                     quick=arguments.quick,
+                    publish=getattr(arguments, "publish", None),
                 )
             )
 

@@ -44,12 +44,15 @@ class Settings:
     rounds : int
     quick : bool
         True: only check that everything runs; the numbers mean less.
+    publish : str | None
+        The name under which a suite that has a document writes it; None: it only prints.
     """
 
     folder: Path
     rows: int
     rounds: int
     quick: bool
+    publish: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import Rounds, Settings
-from benchmarks.spark_streams import _MESSAGES, session
+from benchmarks.spark_streams import MESSAGES, session
 
 LOG_SIZE, QUICK_SIZE = 4 << 30, 128 << 20
 RECORD_SIZE = 224
@@ -85,7 +85,7 @@ def run(settings: Settings) -> None:
 
 def _stream_in(spark: Any, root: str, checkpoint: str, rows: int, batch_rows: int) -> None:
     df = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", batch_rows).option("numPartitions", 2)
-    writer = df.load().selectExpr(*_MESSAGES).writeStream.format("messagestore").option("topic", "flights")
+    writer = df.load().selectExpr(*MESSAGES).writeStream.format("messagestore").option("topic", "flights")
     query = writer.option("checkpointLocation", checkpoint).start(root)
     while sum(progress["numInputRows"] for progress in query.recentProgress) < rows:
         query.awaitTermination(0.5)  # raises the error that ended the query
@@ -104,5 +104,5 @@ def _stream_out(spark: Any, root: str, checkpoint: str, rows: int, batch_rows: i
 
 
 def _one_batch(spark: Any, root: str, checkpoint: str, rows: int, batch_rows: int) -> None:  # noqa: ARG001
-    df = spark.range(0, rows, 1, 4).selectExpr("id value").selectExpr(*_MESSAGES)
+    df = spark.range(0, rows, 1, 4).selectExpr("id value").selectExpr(*MESSAGES)
     df.write.format("messagestore").mode("append").option("topic", "flights").save(root)

@@ -18,7 +18,7 @@ from benchmarks.measure import Rounds, Settings
 
 BATCHES = 4
 FOUR = "topic string, queueId int, queueOffset long, body binary"
-_MESSAGES = (
+MESSAGES = (
     "cast(rpad(cast(value as string), 100, 'abcdefghijklmnopqrstuvwxyz') as binary) body",
     "array(concat('ord-', pmod(value * 7919, 1000000))) keys",
     "element_at(array('created', 'paid', 'shipped', 'returned', 'lost'), cast(pmod(value, 5) as int) + 1) tags",
@@ -69,7 +69,7 @@ def run_sink(settings: Settings) -> None:
 
     def writer(kind: str, round_: str, rows: int) -> Any:
         df = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
-        made = df.selectExpr(*_MESSAGES).writeStream.format(kind)
+        made = df.selectExpr(*MESSAGES).writeStream.format(kind)
         return made.option("checkpointLocation", str(folder / f"checkpoint-{round_}"))
 
     for number in range(settings.rounds):
