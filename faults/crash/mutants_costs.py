@@ -8,7 +8,7 @@ from unittest import mock
 
 from crash import brokers, dumps
 from crash.planting import Mutant, many, patched
-from messagestore.spi import local_dump
+from messagestore.spi import local_operator
 from pyspark_commits import STAYS
 
 
@@ -35,13 +35,13 @@ def tells_no_gap(_: Any) -> Any:
 MUTANTS = (
     Mutant(
         "dump ends where retention took a segment",
-        patched(local_dump, "_behind_deleted", stops_at_a_gap),
+        patched(local_operator, "_behind_deleted", stops_at_a_gap),
         "concurrency: dumps",
         many(dumps.dumps),
     ),
     Mutant(
         "dump passes over a segment that retention took",
-        patched(local_dump, "_behind_deleted", tells_no_gap),
+        patched(local_operator, "_behind_deleted", tells_no_gap),
         "concurrency: dumps",
         many(dumps.dumps),
     ),

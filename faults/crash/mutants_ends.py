@@ -8,7 +8,7 @@ from unittest import mock
 from crash import replays
 from crash.mutants_identity import replayed
 from crash.planting import Mutant, patched, without
-from messagestore.log import seal_check
+from messagestore.log import dispatch
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.read import view
 from messagestore.write import queue_numbers
@@ -38,5 +38,5 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a reader of a closed store lists the folders that are there", without(view.StoreView, "_lost_queues", []), "replays", replayed("folder missing")),
     Mutant("the ends of queues are not written", without(SealedEnds, "write"), "replays", replayed("zeros from here on", ":older", anew=True)),
     Mutant("recover looks at the last unit of each queue only", patched(queue_numbers, "fault_of", quick_looks), "replays", replayed(":bit")),
-    Mutant("a damaged queue is made again on top of its files", without(seal_check, "remove_files"), "replays", replayed("closed:consumequeue")),
+    Mutant("a damaged queue is made again on top of its files", without(dispatch, "remove_files"), "replays", replayed("closed:consumequeue")),
 )  # fmt: skip

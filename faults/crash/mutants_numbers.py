@@ -18,8 +18,8 @@ from messagestore import CorruptionError, Message, MessageStore, StoreError
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.state import State
 from messagestore.format import record_decode
-from messagestore.log import store_files
-from messagestore.log.queue_runs import QueueRuns
+from messagestore.log import refusals
+from messagestore.log.dispatch import QueueRuns
 from messagestore.read import query
 from messagestore.read.view import StoreView
 from messagestore.recovery.recover import _Recovery
@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("every store is checked as if a broker had been there", patched(State, "own", lambda _: False), "a changed number in our own store", a_changed_number),
     Mutant("a record torn inside its topic's name is damage", without(Surveyor, "_torn_in_topic", result=False), "a torn record", named(broker_logs.torn_in_a_name)),
     Mutant("a topic that can have no queue ends any log", without(Surveyor, "_torn_in_topic", result=True), "a torn record", named(broker_logs.torn_in_a_name)),
-    Mutant("files of the controller mode and of DLedger are passed over", without(store_files, "_refuse_elected"), "refusals", many(brokers.refusals)),
-    Mutant("only folders tell of light queues", without(store_files, "_refuse_light_messages"), "light queues", named(broker_logs.light_queues_behind)),
+    Mutant("files of the controller mode and of DLedger are passed over", without(refusals, "_refuse_elected"), "refusals", many(brokers.refusals)),
+    Mutant("only folders tell of light queues", without(refusals, "_refuse_light_messages"), "light queues", named(broker_logs.light_queues_behind)),
     Mutant("what a killed broker had not dispatched is not looked at", without(CommitLog, "segment_before_time", result=1 << 40), "light queues", named(broker_logs.light_queues_behind)),
 )  # fmt: skip

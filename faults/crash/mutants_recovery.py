@@ -20,8 +20,8 @@ from messagestore import Message, MessageStore, StoreError, StorePoisonedError
 from messagestore.format import record, record_scan
 from messagestore.format.message import BATCH_TOPIC, topic_fault
 from messagestore.format.record_scan import leading
-from messagestore.log import batch_record, read_back
-from messagestore.log.queue_runs import QueueRuns
+from messagestore.log import batch_record, walk
+from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery import log_tail, survey
 from messagestore.recovery import recover as recovery
 from messagestore.recovery.recover import _Recovery
@@ -196,7 +196,7 @@ MUTANTS = (
     ),
     Mutant(
         "PREPARED and ROLLBACK get a unit when queues are made again",
-        patched(read_back, "_without_unit", lambda _: lambda run: np.zeros(len(run.starts), np.bool_)),
+        patched(walk, "_without_unit", lambda _: lambda run: np.zeros(len(run.starts), np.bool_)),
         _BROKER,
         logs_of_a_broker("transactions"),
     ),

@@ -9,7 +9,7 @@ from crash import surprises
 from crash.mutants_readers import changed_under_streams, story
 from crash.planting import Mutant, patched, without
 from messagestore.spi.interface import Ends, Place
-from messagestore.spi.local_reader import LocalReader
+from messagestore.spi.local import LocalReader
 
 
 def without_restarts(real: Any) -> Any:

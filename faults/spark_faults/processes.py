@@ -20,8 +20,7 @@ from crash.simdisk import KillDisk, Killed, Operation
 from messagestore import StoreConfig, message_store
 from messagestore.session import AttachedStore
 from messagestore.spi import Proven
-from messagestore.spi.local_reader import LocalReader
-from messagestore.spi.local_writer import LocalWriter
+from messagestore.spi.local import LocalReader, LocalWriter
 from messagestore.write.staging import StagingWriter
 from pyspark_messagestore import sink, source
 

@@ -49,7 +49,7 @@ from messagestore.format.properties import check_keys, check_properties, check_t
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_record import SOURCE_SPARK
-from messagestore.log.store_files import check_simple_topic
+from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.view import StoreView
 from messagestore.recovery.recover import RecoveryReport

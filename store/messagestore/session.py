@@ -38,14 +38,8 @@ from messagestore.files.store_root import known_root, other_names, writable_by_o
 from messagestore.files.writer_lock import Attachment, WriterLock, attach
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import STATE_POISONED
-from messagestore.log.store_files import (
-    Paths,
-    StoreFiles,
-    make_own_folders,
-    make_root,
-    refuse_to_write,
-    with_fixed,
-)
+from messagestore.log.refusals import refuse_to_write
+from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, make_root, with_fixed
 from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import RecoveryReport, recover
 from messagestore.write.catching_up import catch_up

@@ -30,7 +30,7 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import probe_writer
 from messagestore.format.layout import STATE_POISONED, STATE_RECOVERING
-from messagestore.spi import LOCAL_STORES, local_status
+from messagestore.spi import LOCAL_STORES, local_operator
 from pyspark_messagestore import cli_output
 from pyspark_messagestore.cli import app
 from pyspark_messagestore.cli_read import Cursor
@@ -554,7 +554,7 @@ def test_status_never_takes_a_writer_at_work_for_a_dead_one(root: Path, monkeypa
         next(ends, lambda: None)()
         return probe_writer(path)
 
-    monkeypatch.setattr(local_status, "probe_writer", probe)
+    monkeypatch.setattr(local_operator, "probe_writer", probe)
     assert objects(run("status", root, "--json"))[0]["left"] == "idle"
     assert next(ends, None) is None, "the commit has ended meanwhile"
 

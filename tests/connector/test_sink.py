@@ -32,7 +32,7 @@ from messagestore import (
 )
 from messagestore.files.staging_files import process_token
 from messagestore.session import attached_store
-from messagestore.spi import local_writer
+from messagestore.spi import local
 from pyspark_messagestore import sink as sink_module
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import sink_options
@@ -179,7 +179,7 @@ def test_orphans_are_swept(root, context) -> None:
     orphans = staged(planned(root), context, 0, rows("old"), rows("young"))
     old_s = time.time() - 7200
     os.utime(orphans[0].path, (old_s, old_s))
-    local_writer._last_sweep_s.clear()
+    local._last_sweep_s.clear()
     writer.commit(staged(writer.sink, context, 0, rows("a")), 0)
     assert left(root) == [os.path.basename(orphans[1].path)]
 
@@ -303,7 +303,7 @@ def test_a_row_for_a_topic_of_a_broker_is_named(root, context) -> None:
 
 def test_drivers_that_are_killed_again_and_again_do_not_fill_the_disk(root, context, monkeypatch) -> None:
     """Each staged a batch and died before its commit; the next one's plan deletes that, and nothing of a live driver."""
-    monkeypatch.setattr(local_writer, "SWEEP_INTERVAL_S", 0.0)
+    monkeypatch.setattr(local, "SWEEP_INTERVAL_S", 0.0)
     planned(root)
     for _ in range(3):
         driver = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from crash.simdisk import MODES, Image, KillDisk, Killed, Operation, RecordingDisk
 from messagestore.errors import StoreFullError
-from messagestore.files.mapped_file import Disk, File
-from messagestore.files.written import replace_file
+from messagestore.files.mapped_file import Disk, File, replace_file
 
 # A syncfs in here must not wait for whatever else the machine is writing.
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None

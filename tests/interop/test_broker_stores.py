@@ -24,8 +24,8 @@ from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
 from messagestore.format import record_scan
-from messagestore.log import read_back
-from messagestore.log.queue_runs import QueueRuns
+from messagestore.log import walk
+from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery.survey import Surveyor
 
 STORES = int(os.environ.get("INTEROP_STORES", "150"))
@@ -108,7 +108,7 @@ PLANTED: dict[str, tuple[str, Planted]] = {
     ),
     "the highest delay level is 17": (
         "delay above 18",
-        patched(read_back, "_DELAY_LEVELS_S", lambda levels: levels[:17]),
+        patched(walk, "_DELAY_LEVELS_S", lambda levels: levels[:17]),
     ),
 }
 """Bug -> a feature of the stores that show it, and the bug."""

@@ -20,9 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk
+from messagestore.files.mapped_file import Disk, replace_file
 from messagestore.files.store_root import known_root
-from messagestore.files.written import replace_file
 
 T = TypeVar("T")
 

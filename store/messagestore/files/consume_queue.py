@@ -31,6 +31,7 @@ from messagestore.files.mapped_file_queue import MappedFileQueue
 from messagestore.files.written import FileReplaced, WrittenFiles
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import LMQ_PREFIX, stored_topic_fault, topic_fault
+from messagestore.format.rows import Rows
 
 CONSUME_QUEUE_FOLDER = "consumequeue"
 UNIT_DTYPE: np.dtype[Any] = UNIT.dtype.newbyteorder("=")
@@ -451,3 +452,12 @@ def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
 def _is_queue_id(name: str) -> bool:
     plain = name.isascii() and name.isdigit() and len(name) <= len(str(_INT32.max))
     return plain and str(int(name)) == name and int(name) <= int(_INT32.max)
+
+
+def units_of(rows: Rows) -> Units:
+    """Return the ConsumeQueue unit of each row."""
+    units: Units = np.empty(rows.row_count, UNIT_DTYPE)
+    units["physical_offset"] = rows.physical_offsets
+    units["size"] = rows.sizes
+    units["tags_code"] = rows.tags_codes
+    return units

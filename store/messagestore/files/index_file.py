@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from messagestore.errors import CorruptionError
 from messagestore.files import index_check, index_rewind
 from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
-from messagestore.files.mapped_file import Disk, FilePool
-from messagestore.files.written import WrittenFiles, new_file
+from messagestore.files.mapped_file import Disk, FilePool, new_file
+from messagestore.files.written import WrittenFiles
 from messagestore.format.javahash import index_hash
 
 _NAME_DIGITS = 17

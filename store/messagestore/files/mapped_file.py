@@ -6,6 +6,9 @@ that are checked are the bytes that are used, and an I/O error is an exception. 
 below a store's root, and everything in `spark/`, is reached without following links, and belongs to the owner of the
 root folder (`store_root`).
 
+Two functions give files their names: `new_file` creates a file under a temporary name and renames it when it is
+complete, and `replace_file` does the same with a small file and makes it durable.
+
 A `File` is one open descriptor. It closes with the last reference to it, so a pool may forget a file that another
 thread is still reading. The module has RocketMQ's name (`logfile/DefaultMappedFile.java`), although nothing is mapped.
 """
@@ -552,3 +555,38 @@ def read_exactly(disk: Disk, file: File, size: int, position: int) -> bytes:
     if len(data) != size:
         raise CorruptionError(file.path, position, f"{size} bytes", f"{len(data)} bytes, then the end of the file")
     return data
+
+
+@contextlib.contextmanager
+def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
+    """Create a file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
+
+    If the block fails, nothing is left. Nothing is synced.
+    """
+    file = disk.open_new(via, size)
+    try:
+        yield file
+        disk.rename(via, path)
+    except BaseException:
+        file.close()
+        if disk.exists(via):
+            disk.unlink(via)
+        raise
+    file.path = path
+
+
+def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) -> None:
+    """Make `path` hold `data`, whole or not at all: write at `via`, sync, rename, and sync the folder."""
+    path, via = os.fspath(path), os.fspath(via)
+    if disk.exists(via):
+        disk.unlink(via)
+    file = disk.open_new(via, 0)
+    try:
+        disk.pwrite(file, data, 0)
+        with sync_errors(path):
+            disk.fdatasync(file)
+    finally:
+        file.close()
+    disk.rename(via, path)
+    with sync_errors(path):
+        disk.fsync_dir(os.path.dirname(path))

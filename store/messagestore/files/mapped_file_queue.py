@@ -13,8 +13,7 @@ import re
 import uuid
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
-from messagestore.files.written import new_file
+from messagestore.files.mapped_file import Disk, File, FilePool, new_file, sync_errors
 
 _NAME_DIGITS = 20
 FILE_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")

@@ -17,8 +17,8 @@ import zlib
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from messagestore.files.mapped_file import Disk, File
-from messagestore.files.written import WrittenFiles, replace_file
+from messagestore.files.mapped_file import Disk, File, replace_file
+from messagestore.files.written import WrittenFiles
 from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,

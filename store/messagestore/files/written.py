@@ -4,18 +4,13 @@ The CommitLog, each ConsumeQueue, the index and `spark/state` have one ledger ea
 and a folder when a name in it changes; `sync` forces both to disk. A Java broker that is started by mistake deletes and
 recreates files before it asks for the lock, and somebody may restore a copy while a writer runs. Therefore a file is
 compared with its path before it is written again, before its contents are published, and before it is synced.
-
-Two functions give files their names: `new_file` creates a file under a temporary name and renames it when it is
-complete, and `replace_file` does the same with a small file and makes it durable.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 
 from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
 
@@ -163,38 +158,3 @@ class WrittenFiles:
         for path in list(self.files):
             self.sync_file(path)
         self.sync_folders()
-
-
-@contextlib.contextmanager
-def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
-    """Create a file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
-
-    If the block fails, nothing is left. Nothing is synced.
-    """
-    file = disk.open_new(via, size)
-    try:
-        yield file
-        disk.rename(via, path)
-    except BaseException:
-        file.close()
-        if disk.exists(via):
-            disk.unlink(via)
-        raise
-    file.path = path
-
-
-def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) -> None:
-    """Make `path` hold `data`, whole or not at all: write at `via`, sync, rename, and sync the folder."""
-    path, via = os.fspath(path), os.fspath(via)
-    if disk.exists(via):
-        disk.unlink(via)
-    file = disk.open_new(via, 0)
-    try:
-        disk.pwrite(file, data, 0)
-        with sync_errors(path):
-            disk.fdatasync(file)
-    finally:
-        file.close()
-    disk.rename(via, path)
-    with sync_errors(path):
-        disk.fsync_dir(os.path.dirname(path))

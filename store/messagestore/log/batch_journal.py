@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, NotAStoreError
-from messagestore.files.mapped_file import Disk
-from messagestore.files.written import replace_file
+from messagestore.files.mapped_file import Disk, replace_file
 from messagestore.format.layout import (
     JOURNAL_CHECKPOINT_KNOWN,
     JOURNAL_ENTRY,

@@ -1,26 +1,49 @@
 """Dispatch: writes the queue units and index entries of records.
 
-Both are derived from the log. Dispatch takes arrays in log order, writes the units of each queue in one write, and then
-writes the index entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue /
-BuildIndex). Nothing is synced here. Records that were already dispatched are skipped, so dispatching a range of the log
-again does no harm.
+Both are derived from the log. `Dispatcher` takes arrays in log order, writes the units of each queue in one write, and
+then writes the index entries (RocketMQ: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsumeQueue /
+BuildIndex). Nothing is synced there. Records that were already dispatched are skipped, so dispatching a range of the
+log again does no harm. `rebuild` makes queues again from the log.
+
+`QueueRuns` decides which record of the log is which message of its queue. In a log that only this project wrote,
+QUEUEOFFSET decides, because the numbers of a queue are consecutive. A broker's log is not so simple. A topic that was
+deleted and created again is numbered from 0 a second time; after a crash, a later record may repeat the number of an
+earlier one; and damage can change a number. RocketMQ's recovery keeps every such record in the log, and so does ours:
+numbers never decide where the log ends. They decide which records have a unit (RocketMQ:
+ConsumeQueue.putMessagePositionInfo):
+
+| The record says | Then |
+|---|---|
+| the next number | it gets the next unit |
+| any number, and the next unit points to it | it keeps this unit: a broker brought a deleted topic back |
+| 0, and the queue is not empty | the topic was created again: the queue starts again with this record |
+| less, and the unit of this number points to it | the queue continues from there |
+| less | it repeats a number and gets no unit |
+| more | it gets the next unit nevertheless |
+
+The first pass over the log (`take`) decides this; a second one (`apply`) marks the rows before they are dispatched.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.files.consume_queue import UNIT_DTYPE, Units
+from messagestore.errors import CorruptionError
+from messagestore.files.consume_queue import Units, queue_directory, units_of
+from messagestore.files.mapped_file import replace_file
+from messagestore.files.mapped_file_queue import FILE_NAME
 from messagestore.files.written import FileReplaced
 from messagestore.format.rows import Rows
-from messagestore.log.queue_runs import QueueRuns
-from messagestore.log.read_back import rows_of
+from messagestore.log.sealed_ends import Key
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Walk
+from messagestore.log.walk import Depth, Walk, rows_of
+
+_NO_UNIT = -1
 
 _KEYS_AT_ONCE = 1_000_000
 
@@ -188,15 +211,6 @@ class Dispatcher:
             self.files.ends = ends
 
 
-def units_of(rows: Rows) -> Units:
-    """Return the ConsumeQueue unit of each row."""
-    units: Units = np.empty(rows.row_count, UNIT_DTYPE)
-    units["physical_offset"] = rows.physical_offsets
-    units["size"] = rows.sizes
-    units["tags_code"] = rows.tags_codes
-    return units
-
-
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:
     """Yield the consecutive units of one queue, each part with its first number.
 
@@ -205,3 +219,245 @@ def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int,
     breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
     for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):
         yield first, part
+
+
+def rebuild(files: StoreFiles, keys: Iterable[Key], end: int) -> None:
+    """Rebuild the files of some queues from the log up to the physical offset `end`, and sync them.
+
+    `spark/rebuild` exists meanwhile: if the process dies, the next writer rebuilds all queues of the store.
+    """
+    disk, paths, keys = files.disk, files.paths, set(keys)
+    for key in keys:
+        for path in _files_of(files, key):
+            disk.open(path).close()  # refuses a link or a FIFO before anything is removed
+    replace_file(disk, paths.rebuild, b"queues", via=paths.temporary("rebuild"))
+    ends, files.ends = files.ends, None  # what is rewritten is known
+    try:
+        for key in sorted(keys):
+            remove_files(files, key)
+        Dispatcher(files).rebuild_queues(keys, end)
+        files.sync_derived()
+    finally:
+        files.ends = ends
+    disk.unlink(paths.rebuild)
+
+
+def _files_of(files: StoreFiles, key: Key) -> list[str]:
+    """Return a queue's files. Files with other names do not count; loading the queue reports them."""
+    directory = queue_directory(files.paths.root, *key)
+    entries = files.disk.entries(directory)
+    return [os.path.join(directory, name) for name, is_folder in entries if not is_folder and FILE_NAME.fullmatch(name)]
+
+
+def remove_files(files: StoreFiles, key: Key) -> None:
+    """Remove a queue's files, whatever they contain.
+
+    Raises
+    ------
+    NotAStoreError
+        One of the files is a link or a FIFO.
+    """
+    for path in _files_of(files, key):
+        files.disk.open(path).close()
+    files.drop_queue(*key)
+    paths = _files_of(files, key)
+    for path in paths:
+        files.pool.forget(path)
+        files.disk.unlink(path)
+    if paths:
+        files.disk.fsync_dir(os.path.dirname(paths[0]))
+
+
+class QueueRuns:
+    """Numbers the records of a part of the log.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    start : int
+        Physical offset at which the part begins.
+    known : dict of (topic, queue id) -> int or None
+        The next number of the queues whose records below the start were examined. For other queues, the units below the
+        start give it.
+    units : bool
+        Units on disk can be used as evidence; False if all of them are rebuilt.
+    own : bool
+        This project wrote the whole part, so a number that does not follow is damage unless it is 0.
+
+    Attributes
+    ----------
+    next_offsets : dict of (topic, queue id) -> int
+        The next number of each queue that was met.
+    doubtful : set of (topic, queue id)
+        Queues whose units do not lead up to their first record of the part. They must be rebuilt from the log's
+        beginning, which gives the next number.
+    restarted : list of (topic, queue id)
+        Queues that start again.
+    remade : set of (topic, queue id)
+        The restarted queues whose files hold units of an earlier run.
+    left_out : dict of (topic, queue id) -> int
+        How many records of a queue have no unit because they repeat a number.
+    """
+
+    def __init__(
+        self,
+        files: StoreFiles,
+        start: int = 0,
+        known: dict[Key, int] | None = None,
+        *,
+        units: bool = True,
+        own: bool = False,
+    ) -> None:
+        self.files = files
+        self.start = start
+        self.known = known or {}
+        self.units = units
+        self.own = own
+        self.next_offsets: dict[Key, int] = {}
+        self.doubtful: set[Key] = set()
+        self.restarted: list[Key] = []
+        self.remade: set[Key] = set()
+        self.left_out: dict[Key, int] = {}
+        self._begins: dict[Key, int] = {}  # physical offset of the first record of the run that counts
+        self._changed: dict[int, int] = {}  # physical offset -> number, where it differs from QUEUEOFFSET
+
+    def take(self, rows: Rows, keys: Container[Key] | None = None) -> None:
+        """Examine the next records of the log, or with `keys` only those of some queues.
+
+        Raises
+        ------
+        CorruptionError
+            The log is this project's own and contains a number that does not follow.
+        """
+        for key, numbers in rows.by_queue().items():
+            if keys is not None and key not in keys:
+                continue
+            offsets = rows.queue_offsets[numbers]
+            expected = self._expected(key, int(offsets[0]), int(rows.physical_offsets[numbers[0]]))
+            if int(offsets[0]) == expected and (np.diff(offsets) == 1).all():
+                self.next_offsets[key] = expected + len(numbers)
+                continue
+            self._take_odd(key, expected, offsets, rows.physical_offsets[numbers], rows.store_timestamps_ms[numbers])
+
+    def _expected(self, key: Key, first: int, at: int) -> int:
+        expected = self.next_offsets.get(key, self.known.get(key))
+        if expected is not None:
+            return expected
+        whole = self.start <= self.files.commit_log.min_offset
+        if not self.units or (whole and self.own):
+            return first
+        queue = self.files.queue(*key)
+        expected = queue.search_physical(self.start) if queue.files.offsets else 0
+        if first == expected or (not self.own and self._unit(key, expected) == at):
+            return expected
+        if whole:
+            return first
+        if self.own:
+            sure = first < expected and self._is_unit_of(key, first)
+        else:
+            before = self._number_of(key, expected - 1)
+            sure = before is not None and (first < expected or first == before + 1)
+        if not sure:
+            self.doubtful.add(key)
+        return expected if sure else first
+
+    def _take_odd(
+        self,
+        key: Key,
+        expected: int,
+        offsets: NDArray[np.int64],
+        physical_offsets: NDArray[np.int64],
+        times: NDArray[np.int64],
+    ) -> None:
+        """Examine the records of one queue one by one, because some number does not follow."""
+        last = len(offsets) - 1
+        for row, (number, at) in enumerate(zip(offsets.tolist(), physical_offsets.tolist(), strict=True)):
+            follows = row < last and int(offsets[row + 1]) == expected + 1
+            if number == expected:
+                expected += 1
+            elif self.own and (number or follows):
+                log = self.files.commit_log
+                path = log.files.path(log.segment_of(at))
+                raise CorruptionError(path, at, f"queue offset {expected} of {key[0]}/{key[1]}", str(number))
+            elif number > expected or follows or self._points(key, expected, at):
+                # A number is damaged, or a broker gave the record this unit: the queue continues as if the number were
+                # right.
+                self._changed[at] = expected
+                expected += 1
+            elif self._points(key, number, at):
+                if not number:
+                    self._restart(key, at, remade=False)
+                expected = number + 1
+            elif not number and not self._older(key, int(times[row])):
+                self._restart(key, at, remade=True)
+                expected = 1
+            else:
+                self._changed[at] = _NO_UNIT
+                self.left_out[key] = self.left_out.get(key, 0) + 1
+        self.next_offsets[key] = expected
+
+    def _restart(self, key: Key, at: int, *, remade: bool) -> None:
+        self._begins[key] = at
+        self.left_out.pop(key, None)
+        if key not in self.restarted:
+            self.restarted.append(key)
+        if remade:
+            self.remade.add(key)
+        else:
+            self.remade.discard(key)
+
+    def _unit(self, key: Key, number: int) -> int:
+        """Return the physical offset to which a unit on disk points, or -1."""
+        if not self.units:
+            return -1
+        units = self.files.queue(*key).read(number, 1)
+        return int(units["physical_offset"][0]) if len(units) and int(units["size"][0]) > 0 else -1
+
+    def _points(self, key: Key, number: int, at: int) -> bool:
+        return self._unit(key, number) == at
+
+    def _number_of(self, key: Key, number: int) -> int | None:
+        """Return the number in the record to which a unit on disk points; None if it points to no record of the queue.
+
+        A queue whose last unit is sound has lost no units before a record that has the next number, or a number that
+        the queue has already passed.
+        """
+        at = self._unit(key, number) if number >= 0 else -1
+        head = self.files.commit_log.head(at) if at >= self.files.commit_log.min_offset else None
+        return int(head["queue_offset"]) if head is not None and int(head["queue_id"]) == key[1] else None
+
+    def _is_unit_of(self, key: Key, number: int) -> bool:
+        """Whether a unit on disk points to a record of the log that has this queue id and number."""
+        return self._store_time(key, number) is not None
+
+    def _older(self, key: Key, time_ms: int) -> bool:
+        """Whether a record with number 0 was stored before the record of the queue's unit 0.
+
+        Such a record was left by a crash; it is not the first record of a topic that was created again.
+        """
+        known = self._store_time(key, 0)
+        return known is not None and time_ms < known
+
+    def _store_time(self, key: Key, number: int) -> int | None:
+        at = self._unit(key, number)
+        head = self.files.commit_log.head(at) if at >= self.files.commit_log.min_offset else None
+        if head is None or (int(head["queue_id"]), int(head["queue_offset"])) != (key[1], number):
+            return None
+        return int(head["store_timestamp_ms"])
+
+    # ---- the second pass
+
+    def apply(self, rows: Rows) -> Rows:
+        """Return the rows with the numbers and units that the first pass determined."""
+        changed = np.fromiter(self._changed, np.int64, len(self._changed))
+        odd = np.flatnonzero(np.isin(rows.physical_offsets, changed)) if len(changed) else changed
+        if not len(odd) and not self._begins:
+            return rows
+        queue_offsets = rows.queue_offsets.copy()
+        has_unit = np.ones(rows.row_count, np.bool_) if rows.has_unit is None else rows.has_unit.copy()
+        numbers = np.array([self._changed[at] for at in rows.physical_offsets[odd].tolist()], np.int64)
+        queue_offsets[odd] = np.maximum(numbers, 0)
+        has_unit[odd[numbers == _NO_UNIT]] = False
+        for key, of_queue in rows.by_queue().items():
+            has_unit[of_queue[rows.physical_offsets[of_queue] < self._begins.get(key, 0)]] = False
+        return replace(rows, queue_offsets=queue_offsets, has_unit=has_unit)

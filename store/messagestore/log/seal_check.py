@@ -14,23 +14,19 @@ the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
 
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, queue_directory
-from messagestore.files.mapped_file_queue import FILE_NAME
-from messagestore.files.written import replace_file
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.log.dispatch import Dispatcher
-from messagestore.log.read_back import rows_of
 from messagestore.log.sealed_ends import Key, Seal, SealedEnds, units_crc
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Walk
+from messagestore.log.walk import Depth, Walk, rows_of
 
 MOST_BEHIND = 1 << 30
 """At most this many bytes of the log are read to find out what the file does not say."""
@@ -255,53 +251,6 @@ def _has_unit(files: StoreFiles, key: Key, number: int) -> bool:
 
 
 # ---- repairs
-
-
-def rebuild(files: StoreFiles, keys: Iterable[Key], end: int) -> None:
-    """Rebuild the files of some queues from the log up to the physical offset `end`, and sync them.
-
-    `spark/rebuild` exists meanwhile: if the process dies, the next writer rebuilds all queues of the store.
-    """
-    disk, paths, keys = files.disk, files.paths, set(keys)
-    for key in keys:
-        for path in _files_of(files, key):
-            disk.open(path).close()  # refuses a link or a FIFO before anything is removed
-    replace_file(disk, paths.rebuild, b"queues", via=paths.temporary("rebuild"))
-    ends, files.ends = files.ends, None  # what is rewritten is known
-    try:
-        for key in sorted(keys):
-            remove_files(files, key)
-        Dispatcher(files).rebuild_queues(keys, end)
-        files.sync_derived()
-    finally:
-        files.ends = ends
-    disk.unlink(paths.rebuild)
-
-
-def _files_of(files: StoreFiles, key: Key) -> list[str]:
-    """Return a queue's files. Files with other names do not count; loading the queue reports them."""
-    directory = queue_directory(files.paths.root, *key)
-    entries = files.disk.entries(directory)
-    return [os.path.join(directory, name) for name, is_folder in entries if not is_folder and FILE_NAME.fullmatch(name)]
-
-
-def remove_files(files: StoreFiles, key: Key) -> None:
-    """Remove a queue's files, whatever they contain.
-
-    Raises
-    ------
-    NotAStoreError
-        One of the files is a link or a FIFO.
-    """
-    for path in _files_of(files, key):
-        files.disk.open(path).close()
-    files.drop_queue(*key)
-    paths = _files_of(files, key)
-    for path in paths:
-        files.pool.forget(path)
-        files.disk.unlink(path)
-    if paths:
-        files.disk.fsync_dir(os.path.dirname(paths[0]))
 
 
 def listed(keys: Collection[Key]) -> str:

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.files.mapped_file import Disk
-from messagestore.files.written import replace_file
+from messagestore.files.mapped_file import Disk, replace_file
 from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, ENDS_MAGIC, UNIT
 from messagestore.format.record import crc32
 

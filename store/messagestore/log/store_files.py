@@ -16,24 +16,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from messagestore.errors import ConfigError, CorruptionError, NotAStoreError
-from messagestore.files import checkpoint as store_checkpoint
+from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.files.index_file import IndexService
-from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.mapped_file import Disk, FilePool, replace_file
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root
 from messagestore.files.topics import Topics
-from messagestore.files.written import replace_file
-from messagestore.format.broker_keys import why_not_written
-from messagestore.format.config import StoreConfig, java_key
+from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
 from messagestore.format.layout import PROPERTY_CRC_SIZE
-from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.record import crc32, decode_message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
-from messagestore.log.light_messages import first_light_message
 from messagestore.log.sealed_ends import SealedEnds
 
 FORMAT_VERSION = 2
@@ -43,12 +39,6 @@ _HINT = (
     "from spark/journal, or from the log."
 )
 _NEW = "new-"
-_BATCH_QUEUES = "batchconsumequeue"
-_CONTROLLER_FILES = frozenset(
-    {"epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity", "brokerIdentity-temp"}
-)
-"""Files that only a broker with enableControllerMode makes."""
-_DLEDGER_FOLDER = "dledger-"
 ABORT_WORD = "messagestore"
 _CACHED_QUEUES = 4096
 CUT_DAYS = 30
@@ -559,191 +549,3 @@ def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
     replace_file(disk, paths.identity, identity.to_json(), via=paths.temporary("store.json"))
     disk.fsync_dir(paths.root)
     return replace(identity, version=FORMAT_VERSION)
-
-
-def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
-    """Refuse a store that must not be written to, before anything is created or locked.
-
-    Raises
-    ------
-    ConfigError
-        A setting of the broker forbids it, or the sizes of a broker's files cannot be known.
-    NotAStoreError
-        The store has a form that cannot be written.
-    """
-    refuse_broker_settings(paths, config)
-    refuse_foreign_forms(disk, paths)
-    refuse_to_guess_sizes(disk, paths, config)
-
-
-def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
-    """Refuse a store whose broker needs other bytes or offsets, or whose log is written by others.
-
-    Raises
-    ------
-    ConfigError
-    """
-    found = dict(config.broker_settings)
-    refused = why_not_written(found)
-    if refused is None and found.get("forceVerifyPropCRC", "").lower() == "true" and not config.enabled_append_prop_crc:
-        refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC; set enabledAppendPropCRC=true"
-    path = found.get("storePathCommitLog")
-    of_this_store = os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
-    if path and of_this_store and os.path.realpath(path) != os.path.realpath(paths.commit_log):
-        link = f"make {paths.commit_log} a symbolic link to that folder"
-        refused = refused or (
-            "storePathCommitLog",
-            f"its log is elsewhere, and a second one would be made here; {link}",
-        )
-    if refused is not None:
-        key, reason = refused
-        raise ConfigError(
-            f"{paths.root}: cannot be written with {key}={found[key]}: {reason}", key=key, value=found[key]
-        )
-
-
-def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:
-    """Refuse a store that a broker made and that has no files yet from which their size can be learned.
-
-    Raises
-    ------
-    ConfigError
-        The sizes are unknown, and a broker does not start with files of another size.
-    """
-    ours = disk.exists(paths.identity) or disk.exists(paths.journal)
-    if ours or not looks_like_store(disk, paths) or disk.names(paths.commit_log):
-        return
-    missing = ["mapped_file_size_commit_log"]
-    if not any(queue_ids for queue_ids in list_queues(disk, paths.root)[0].values()):
-        missing.append("mapped_file_size_consume_queue")
-    missing = [java_key(name) for name in missing if not config.is_given(name)]
-    if missing:
-        keys = " and ".join(missing)
-        raise ConfigError(
-            f"{paths.root}: a broker made this store, and no file in it says how large its files are to be; with other "
-            f"sizes the broker does not start. Give the broker's own file (broker.conf) as storeConfig or "
-            f"--store-config, or a file with {keys}",
-            key=missing[0],
-        )
-
-
-def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
-    """Refuse to write into stores whose queues are not simple ones, before the first byte.
-
-    Raises
-    ------
-    NotAStoreError
-        The store has RocksDB queues, BatchConsumeQueues or light queues, whose units would be taken for damage or not
-        be written. Or its broker belongs to a group that elects its master, so the group's other brokers decide what
-        stays in the log.
-    """
-    refuse_rocksdb(disk, paths)
-    _refuse_elected(disk, paths)
-    folder = os.path.join(paths.root, _BATCH_QUEUES)
-    if disk.names(folder):
-        raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
-    light = [name for name in disk.names(paths.consume_queue) if name.startswith(LMQ_PREFIX)]
-    if light:
-        raise NotAStoreError(
-            f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written",
-            path=paths.root,
-        )
-    if not disk.is_folder(paths.consume_queue):
-        _refuse_light_messages(disk, paths, whole=True)
-    elif _broker_crashed(disk, paths):
-        _refuse_light_messages(disk, paths, whole=False)
-
-
-def _refuse_elected(disk: Disk, paths: Paths) -> None:
-    """Refuse a store of the controller mode or of DLedger, just as the setting in a broker's file is refused."""
-    names = disk.names(paths.root)
-    found = sorted(_CONTROLLER_FILES.intersection(names))
-    if found:
-        raise NotAStoreError(
-            f"{os.path.join(paths.root, found[0])}: found a file of the controller mode (enableControllerMode): its "
-            f"brokers elect a master, and cut what another one of them has not confirmed; send the messages to the "
-            f"broker. If this broker has left that mode for good, stop it and delete {', '.join(found)}",
-            path=paths.root,
-        )
-    for name in names:
-        folder = os.path.join(paths.root, name)
-        if name.startswith(_DLEDGER_FOLDER) and disk.is_folder(folder):
-            raise NotAStoreError(
-                f"{folder}: found the log of DLedger (enableDLegerCommitLog), which has another form than the "
-                f"CommitLog; send the messages to the broker",
-                path=paths.root,
-            )
-
-
-def _broker_crashed(disk: Disk, paths: Paths) -> bool:
-    """Whether `abort` exists and does not come from this project."""
-    try:
-        return not disk.read_head(paths.abort, len(ABORT_WORD)).startswith(ABORT_WORD.encode())
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
-    """Refuse a store with light messages where only records show them.
-
-    That is so if the folder of all queues is missing or was never made (`whole`), or if a broker was killed. In the
-    latter case, everything that the broker may not have dispatched lies where its own recovery would begin, or later.
-    """
-    pool = FilePool(disk, 8)
-    try:
-        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
-        log.load()
-        found = None
-        if log.files.offsets:
-            times = store_checkpoint.read(disk, paths.checkpoint)
-            start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
-            found = first_light_message(log, start)
-    finally:
-        pool.clear()
-    if found is not None:
-        raise NotAStoreError(
-            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq) "
-            f"that has no folder; only simple queues can be written, so let a broker make the queues again",
-            path=paths.root,
-        )
-
-
-def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
-    """Refuse a store whose queues are not in files, because it would look empty.
-
-    Raises
-    ------
-    NotAStoreError
-    """
-    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
-        raise NotAStoreError(
-            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be "
-            f"read and written",
-            path=paths.root,
-        )
-
-
-def check_readable_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic whose queues are of a kind that cannot be read, because it would look empty.
-
-    Raises
-    ------
-    ConfigError
-    """
-    found = ""
-    if topic.startswith(LMQ_PREFIX):
-        found = "a light queue (enableLmq): it points to messages of other topics; read those topics"
-    elif files.disk.exists(os.path.join(files.paths.root, _BATCH_QUEUES, topic)):
-        found = "BatchConsumeQueues (queue.type=BatchCQ)"
-    if found:
-        raise ConfigError(f"topic {topic!r}: found {found}; only simple queues can be read", key="topic", value=topic)
-
-
-def check_simple_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic whose `queue.type` is not SimpleCQ."""
-    if topic != BATCH_TOPIC and not files.topics.is_simple_queue(topic):
-        raise ConfigError(
-            f"topic {topic!r} has queue.type {files.topics.get(topic)}; only topics with simple queues can be written",
-            key="topic",
-            value=topic,
-        )

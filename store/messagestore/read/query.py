@@ -17,7 +17,7 @@ from messagestore.errors import ConfigError, CorruptionError, MagicError, Unknow
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
-from messagestore.log.store_files import check_readable_topic
+from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
 from messagestore.read.view import StoreView
 

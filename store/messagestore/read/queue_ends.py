@@ -18,8 +18,7 @@ from typing import NamedTuple
 from messagestore.errors import CorruptionError
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.log.batch_record import BatchRecord
-from messagestore.log.read_back import rows_of
-from messagestore.log.walk import Depth, Run, Walk
+from messagestore.log.walk import Depth, Run, Walk, rows_of
 from messagestore.read.view import StoreView
 
 Ends = dict[tuple[str, int], int]

@@ -46,16 +46,10 @@ from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.refusals import check_readable_topic, refuse_rocksdb
 from messagestore.log.seal_check import Fault, fault_of, is_deleted, sealed_at
 from messagestore.log.sealed_ends import SealedEnds
-from messagestore.log.store_files import (
-    Identity,
-    Paths,
-    StoreFiles,
-    check_readable_topic,
-    looks_like_store,
-    refuse_rocksdb,
-)
+from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
 from messagestore.read.proven_tail import ProvenTail, find_proven_tail, tell
 
 _TRIES = 2

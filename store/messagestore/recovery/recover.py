@@ -24,8 +24,8 @@ from typing import Any
 
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
-from messagestore.files.written import replace_file
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import (
@@ -40,15 +40,13 @@ from messagestore.format.message import BATCH_TOPIC, put_topic_fault
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
 from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours
-from messagestore.log.dispatch import Dispatcher
+from messagestore.log.dispatch import Dispatcher, QueueRuns, remove_files
 from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_behind
 from messagestore.log.queue_proof import is_settled, proven_queue_end
-from messagestore.log.queue_runs import QueueRuns
-from messagestore.log.read_back import rows_of
-from messagestore.log.seal_check import is_deleted, listed, remove_files, sealed_at, short_queues
+from messagestore.log.seal_check import is_deleted, listed, sealed_at, short_queues
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles, with_property_crc
-from messagestore.log.walk import Depth, Walk
+from messagestore.log.walk import Depth, Walk, rows_of
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
 from messagestore.recovery.trust import Left, Trust

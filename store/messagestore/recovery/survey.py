@@ -20,10 +20,9 @@ from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
 from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, is_sealed_batch, read_batch
-from messagestore.log.queue_runs import QueueRuns
-from messagestore.log.read_back import rows_of
+from messagestore.log.dispatch import QueueRuns
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Run, Walk
+from messagestore.log.walk import Depth, Run, Walk, rows_of
 from messagestore.recovery.trust import Trust
 from messagestore.write.standing import LogEnd
 

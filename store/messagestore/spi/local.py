@@ -1,11 +1,65 @@
-"""Opens stores on this host: the implementation of `Stores` that reads and writes files."""
+"""Stores on this host: the implementations of `Stores`, `StoreReader` and `StoreWriter` that read and write files.
+
+The reader uses a `StoreView`. An idle stream calls `ends` ninety times a second, so `ends` first checks whether a
+writer has changed anything. If another folder with the same store is at the path, the reader opens that one.
+
+The writer uses the staging folder and the store that this process attaches to. The commit of the first batch creates
+the store. Until then only the staging folder is created, and only when a task stages rows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from messagestore.errors import NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
+from messagestore.files.consume_queue import UNIT_DTYPE
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.mapped_file import Disk
+from messagestore.files.staging_files import Write, remove, sweep, sweep_write
+from messagestore.files.topics import Topics
+from messagestore.files.writer_lock import probe_java
 from messagestore.format.config import StoreConfig
-from messagestore.spi.interface import Proven
-from messagestore.spi.local_reader import LocalReader
-from messagestore.spi.local_writer import LocalWriter
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.log.refusals import refuse_to_write
+from messagestore.log.store_files import Identity, Paths, check_root, config_of_records, looks_like_store, make_staging
+from messagestore.read.proven_tail import ProvenTail
+from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.view import Block, StoreView, Visible
+from messagestore.session import AttachedStore, attached_store, detach_at_the_end
+from messagestore.spi.interface import (
+    GATHERED_ROWS,
+    GATHERED_SIZE,
+    Committed,
+    Description,
+    Ends,
+    Gathered,
+    LastRecord,
+    Place,
+    Proven,
+    Queue,
+    Queues,
+    Range,
+)
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.write.transaction import BatchRequest, BatchResult, append_batch
+
+SWEEP_INTERVAL_S = 600.0
+"""How often this process looks for files of dead writers."""
+_ABORT_TIMEOUT_S = 5.0
+_last_sweep_s: dict[str, float] = {}
+"""When this process last swept each staging folder. It only saves work."""
+
+_LOOK_INTERVAL_S = 1.0
+"""How often the reader looks for new queues in a store whose writer does not show changes (a Java broker)."""
+_SAMPLED_UNITS = 256
 
 
 class LocalStores:
@@ -23,3 +77,365 @@ class LocalStores:
 
 
 LOCAL_STORES = LocalStores()
+
+
+class LocalReader:
+    """A store on this host, opened for reading.
+
+    Parameters
+    ----------
+    path : str
+    config : StoreConfig | None
+    proven : Proven | None
+    disk : Disk | None
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store, or its queues cannot be read.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        config: StoreConfig | None = None,
+        proven: Proven | None = None,
+        disk: Disk | None = None,
+    ) -> None:
+        self._path, self._config, self._disk = path, config, disk
+        self._view = StoreView(path, config, disk, None if proven is None else _tail_of(proven))
+        self._queues = QueueEnds(self._view, ())
+        self._found = Ends(self._view.store_id, {})
+        self._visible: Visible | None = None
+        self._quiet: tuple[int, int] | None = None
+        self._looked_s = 0.0
+        self._generation = self._reopened = 0
+
+    def describe(self, *, queues: bool = False) -> Description:
+        """Which store this is."""
+        view = self._view
+        topics = view.files.topics
+        counts = {name: found.write_queue_nums for name in topics.names if (found := topics.get(name)) is not None}
+        return Description(
+            view.store_id,
+            view.known_ids - {view.store_id},
+            queue_counts=counts,
+            queue_ids=view.topics() if queues else {},
+            config=view.files.config,
+        )
+
+    # ---- ends
+
+    def ends(self, topics: Sequence[str]) -> Ends:
+        """How far the queues of some topics reach."""
+        if self._queues.topics != tuple(topics):
+            self._queues = QueueEnds(self._view, topics)
+            self._visible = self._quiet = None
+        try:
+            return self._look()
+        except (NotAStoreError, StoreWentBackwardsError):  # another folder is at the path: a restored copy?
+            self._reopen()
+            return self._look()
+
+    def _look(self) -> Ends:
+        view = self._view
+        if self._quiet is not None and view.quiet() == self._quiet:
+            return self._again()
+        visible = view.refresh()
+        generation = self._reopened + view.generation
+        if generation != self._generation:
+            self._generation, self._visible = generation, None
+        if visible == self._visible and visible.end is not None:
+            return self._again()
+        self._quiet = view.quiet() if visible.end is None else None
+        now_s = time.monotonic()
+        find = visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S
+        if find:
+            self._looked_s = now_s
+        ends = self._queues.look(find_queues=find)
+        if self._queues.waiting:
+            self._quiet = None
+        self._visible = view.visible
+        restarted = frozenset(self._queues.restarted)
+        self._queues.restarted.clear()
+        self._found = Ends(view.store_id, ends, restarted, view.visible.recovered, generation)
+        return self._found
+
+    def _again(self) -> Ends:
+        """The ends that were found last, without their restarts, which have been reported."""
+        if self._found.restarted:
+            self._found = replace(self._found, restarted=frozenset())
+        return self._found
+
+    def _reopen(self) -> None:
+        """Open the other folder that is at the path now, which must contain the same store."""
+        view = StoreView(self._path, self._config, self._disk)
+        if self._view.store_id and view.store_id != self._view.store_id:
+            view.close()
+            raise StoreWentBackwardsError(
+                f"{self._path}: found store {view.store_id or 'without an id'} where store {self._view.store_id} "
+                f"was, which this query reads; put that one back, or start a new query with a new checkpoint"
+            )
+        self._reopened += self._view.generation + 1
+        self._view.close()
+        self._view, self._queues = view, QueueEnds(view, self._queues.topics)
+        self._visible = self._quiet = None
+
+    # ---- single messages
+
+    def begins(self, queues: Iterable[Queue]) -> Queues:
+        """The number of the first message of each queue that is still in the log."""
+        return {queue: self._view.min_offset(*queue) for queue in queues}
+
+    def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
+        """Where the message before each offset lies."""
+        found = {}
+        for queue, offset in offsets.items():
+            units = self._view.units(*queue, max(0, offset - 1), offset)
+            if len(units):
+                size = int(units["size"][0])
+                found[queue] = Place(int(units["physical_offset"][0]), 0 if size == FILLER_UNIT_SIZE else size)
+        return found
+
+    def seek(self, queue: Queue, *, physical_offset: int | None = None, after_ms: int | None = None) -> int:
+        """The number of the first message at or above a physical offset, or stored after a time."""
+        view = self._view
+        first = view.max_offset(*queue) if physical_offset is None else view.search_physical(*queue, physical_offset)
+        return first if after_ms is None else min(first, view.offset_behind_time(*queue, after_ms))
+
+    def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
+        """The bytes at a place, as a record."""
+        view = self._view
+        crc = view.record_crc(position, size)
+        if crc is None:
+            return None
+        head = view.healed(lambda: view.files.commit_log.head(position)) if with_time and crc >= 0 else None
+        return LastRecord(position, size, crc, None if head is None else int(head["store_timestamp_ms"]))
+
+    # ---- ranges
+
+    def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
+        """The mean record size of each range, from units at its beginning, in its middle and at its end."""
+        return [self._mean_size(each) for each in ranges]
+
+    def _mean_size(self, each: Range) -> float:
+        middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
+        sizes = [
+            self._view.units(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS))["size"]
+            for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
+        ]
+        count = sum(map(len, sizes))
+        return sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
+
+    def proven(self, ranges: Iterable[Range]) -> Proven | None:
+        """What is proven of these ranges, in a store that nobody has recovered since the machine was started."""
+        tail = self._view.tail
+        if tail is None:
+            return None
+        units = {}
+        for each in ranges:
+            queue = (each.topic, each.queue_id)
+            if queue in tail.units and each.end > tail.units[queue][0]:
+                first = max(each.start, tail.units[queue][0])
+                units[queue] = first, tail.read(queue, first, each.end).tobytes()
+        return Proven(tail.start, tail.end, units)
+
+    def gather(
+        self, ranges: Sequence[Range], *, max_rows: int = GATHERED_ROWS, max_size: int = GATHERED_SIZE
+    ) -> Iterator[Gathered]:
+        """The bytes of the records of some ranges."""
+        for each in ranges:
+            blocks = self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size)
+            yield from map(partial(self._gathered, each), blocks)  # `map` keeps no block
+
+    def _gathered(self, of: Range, block: Block) -> Gathered:
+        return Gathered(
+            of.topic,
+            of.queue_id,
+            int(block.queue_offsets[0]),
+            block.physical_offsets,
+            block.sizes,
+            block.data,
+            block.starts,
+            self._view.files.paths.commit_log,
+            block.renumbered,
+        )
+
+    # ---- others
+
+    def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`."""
+        publish_offsets(self._path, group, offsets, disk=self._disk)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._view.close()
+
+
+def _tail_of(proven: Proven) -> ProvenTail:
+    units = {queue: (first, np.frombuffer(data, UNIT_DTYPE)) for queue, (first, data) in proven.units.items()}
+    return ProvenTail(proven.start, proven.end, units)
+
+
+class LocalWriter:
+    """Writes to a store on this host.
+
+    Parameters
+    ----------
+    path : str
+    config : StoreConfig
+    staging_ttl_s : float
+    ends_abruptly : bool
+        See `Stores.writer`.
+    disk : Disk | None
+    attached : function, optional
+        Returns this process's `AttachedStore` for a path.
+
+    Attributes
+    ----------
+    file_type : type of StagingWriter
+        The type that `stage` creates. The fault harness puts another one here.
+    """
+
+    file_type = StagingWriter
+
+    def __init__(
+        self,
+        path: str,
+        config: StoreConfig,
+        *,
+        staging_ttl_s: float,
+        ends_abruptly: bool = False,
+        disk: Disk | None = None,
+        attached: Callable[[str, StoreConfig], AttachedStore] = attached_store,
+    ) -> None:
+        self.paths = Paths(path, config.file_mode_bits)
+        self.config = config
+        self.disk = disk or Disk()
+        self._staging_ttl_s = staging_ttl_s
+        self._ends_abruptly = ends_abruptly
+        self._make_attached = attached
+
+    # ---- what is there
+
+    def describe(self) -> Description:
+        """What is at the path now."""
+        found = self._described()
+        topics = Topics(self.disk, self.paths.root)
+        topics.load()
+        counts = {name: topic.write_queue_nums for name in topics.names if (topic := topics.get(name)) is not None}
+        return replace(found, queue_counts=counts)
+
+    def _described(self) -> Description:
+        """The result of `describe` without the queue counts."""
+        identity = Identity.read(self.disk, self.paths.identity)
+        exists = identity is not None or looks_like_store(self.disk, self.paths)
+        if identity is None:
+            return Description(exists=exists, config=self.config)
+        return Description(identity.store_id, identity.known_ids - {identity.store_id}, exists, config=self.config)
+
+    def prepare(self) -> Description:
+        """What is at the path, after a check that it may be written."""
+        holder = probe_java(self.paths.root)
+        if holder is not None:
+            raise StoreLockedError(
+                f"{self.paths.lock}: locked by {holder.words}; stop it, or write to another store: nothing of this "
+                f"batch was written",
+                path=self.paths.lock,
+                holder=holder.words,
+            )
+        check_root(self.disk, self.paths)
+        refuse_to_write(self.disk, self.paths, self.config)
+        found = self._described()
+        if found.exists and not found.store_id:  # a broker's store
+            with self._attached().writing("making the store"):
+                found = self._described()
+        if found.store_id:
+            self.config = config_of_records(self.disk, self.paths, self.config)
+        self._sweep()  # before tasks need the room: a driver that was killed repeatedly left its files each time
+        return replace(found, config=self.config)
+
+    def _check_place(self, store_id: str) -> bool:
+        """Whether the store that a write was planned for is there; False if there was no store, and there is none.
+
+        Raises
+        ------
+        NotAStoreError
+            Another store is there, or the store is missing.
+        """
+        identity = Identity.read(self.disk, self.paths.identity)
+        if not store_id:
+            return identity is not None
+        if identity is None or identity.store_id != store_id:
+            found = "no store" if identity is None else f"another store, {identity.store_id}"
+            raise NotAStoreError(
+                f"{self.paths.root}: host {socket.gethostname()} found {found} there, and the write was planned for "
+                f"store {store_id}; executors and driver must see the same disk, and nobody may replace the folder "
+                f"meanwhile",
+                path=self.paths.root,
+            )
+        return True
+
+    # ---- tasks
+
+    def stage(self, write: Write, store_id: str) -> StagingWriter:
+        """A new file in the staging folder of the store, or of the path where the store will be created."""
+        if not self._check_place(store_id):
+            make_staging(self.disk, self.paths)
+        return self.file_type(self.paths.staging, self.disk, write=write)
+
+    # ---- the driver
+
+    def commit(
+        self, files: Sequence[StagedFile], request: BatchRequest, store_id: str, *, closing: bool = False
+    ) -> Committed:
+        """Append staged files as one batch."""
+        self._check_place(store_id)
+        chunks = StagedChunks(files, self.disk)
+        store = self._attached()
+        with store.writing(_description(request)) as writer:
+            self._check_place(store_id)  # again, now that nobody else can create a store here
+            committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
+        if closing:
+            with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
+                store.detach()
+        self._remove([file.path for file in files])
+        self._sweep()
+        return committed
+
+    def append(self, writer: LogWriter, chunks: StagedChunks, request: BatchRequest) -> BatchResult:
+        """The step of `commit` that holds the writer lock."""
+        return append_batch(writer, chunks, request)
+
+    def abort(self, names: Sequence[str], store_id: str) -> None:
+        """Delete staged files, under the writer lock if there is a store."""
+        if not self._check_place(store_id):
+            self._remove(names)  # there was no store to commit to, and none is created here
+            return
+        with self._attached().writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
+            self._remove(names)
+        self._sweep()
+
+    def _remove(self, names: Sequence[str]) -> None:
+        """Delete the files of a write that has ended, and those that its failed attempts left."""
+        remove(names, self.disk)
+        sweep_write(names, self.disk)
+
+    def _sweep(self) -> None:
+        """Delete files of dead writers if the last sweep was at least `SWEEP_INTERVAL_S` ago."""
+        folder, now_s = self.paths.staging, time.monotonic()
+        if now_s - _last_sweep_s.get(folder, -SWEEP_INTERVAL_S) >= SWEEP_INTERVAL_S:
+            _last_sweep_s[folder] = now_s
+            sweep(folder, self._staging_ttl_s, self.disk)
+
+    def _attached(self) -> AttachedStore:
+        if self._ends_abruptly:
+            detach_at_the_end()
+        return self._make_attached(self.paths.root, self.config)
+
+
+def _description(request: BatchRequest) -> str:
+    """The text by which other processes learn who holds the writer lock."""
+    if request.app_id is None:
+        return "a batch write of Spark"
+    return f"batch {request.version} of app {request.app_id}"

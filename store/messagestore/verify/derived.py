@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import StoreError
-from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, ConsumeQueue, list_queues
+from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, ConsumeQueue, list_queues, units_of
 from messagestore.format.layout import UNIT
 from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, stored_topic_fault
 from messagestore.format.rows import Rows
-from messagestore.log.dispatch import units_of
 from messagestore.log.store_files import StoreFiles
 from messagestore.verify.report import Finding, VerifyReport
 

@@ -26,9 +26,9 @@ from messagestore.format.layout import BLANK, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
-from messagestore.log.read_back import rows_of
-from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store, refuse_rocksdb
-from messagestore.log.walk import Run, Walk
+from messagestore.log.refusals import refuse_rocksdb
+from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
+from messagestore.log.walk import Run, Walk, rows_of
 from messagestore.recovery.survey import bad_chunk
 from messagestore.verify.derived import IndexCheck, QueueCheck
 from messagestore.verify.files import SmallFiles, rules_of

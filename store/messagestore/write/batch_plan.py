@@ -22,7 +22,7 @@ from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
 from messagestore.log import batch_record
 from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id
-from messagestore.log.store_files import check_simple_topic
+from messagestore.log.refusals import check_simple_topic
 from messagestore.write.log_writer import LogWriter
 
 

@@ -12,9 +12,8 @@ from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_record import BatchRecord
 from messagestore.log.batch_search import batches_from
-from messagestore.log.read_back import rows_of
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Walk
+from messagestore.log.walk import Depth, Walk, rows_of
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
 from messagestore.write.states import Health

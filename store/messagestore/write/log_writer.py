@@ -26,8 +26,9 @@ from messagestore.errors import (
     SyncFailedError,
 )
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
-from messagestore.files.written import FileReplaced, replace_file
+from messagestore.files.written import FileReplaced
 from messagestore.format import record, record_columns
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN

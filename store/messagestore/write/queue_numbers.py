@@ -15,13 +15,13 @@ from messagestore.errors import (
 )
 from messagestore.files.consume_queue import queue_directory
 from messagestore.format.layout import UNIT
+from messagestore.log.dispatch import rebuild
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.seal_check import (
     Fault,
     fault_of,
     is_without_crc,
     listed,
-    rebuild,
     seal_of_file,
     sealed_at,
     short_queues,

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from messagestore.files.mapped_file import Disk
-from messagestore.spi.local import LocalStores
-from messagestore.spi.local_writer import LocalWriter
+from messagestore.spi.local import LocalStores, LocalWriter
 from messagestore.write.staging import StagingWriter
 from pyspark_messagestore import sink, source
 from pyspark_messagestore.datasource import MessageStoreDataSource

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from messagestore.errors import StoreFullError, SyncFailedError
+from messagestore.errors import SyncFailedError
 from messagestore.files.mapped_file import Disk, File, FilePool
-from messagestore.files.written import FileReplaced, WrittenFiles, new_file, replace_file
+from messagestore.files.written import FileReplaced, WrittenFiles
 
 
 @pytest.fixture
@@ -95,59 +95,3 @@ def test_what_is_synced_is_not_synced_again(disk: Disk, path: str) -> None:
     with pytest.raises(SyncFailedError, match="Input/output error"):
         written.sync()
     assert list(written.files) == [path]
-
-
-def test_a_new_file_has_its_name_when_it_is_complete(disk: Disk, tmp_path: Path) -> None:
-    """A broker refuses a folder with a file of another size; a block that fails leaves nothing at all."""
-    path, via = str(tmp_path / "new"), str(tmp_path / "via")
-    with pytest.raises(KeyboardInterrupt), new_file(disk, path, 8, via=via):
-        raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == []
-    with new_file(disk, path, 8, via=via) as file:
-        disk.pwrite(file, b"x", 0)
-        assert os.listdir(tmp_path) == ["via"]
-    assert os.listdir(tmp_path) == ["new"]
-    assert file.path == path
-    assert disk.pread(file, 8, 0) == b"x" + bytes(7)
-
-
-def test_replacing_is_whole_or_not_at_all(disk: Disk, path: str):
-    """Written elsewhere, synced, renamed; a leftover of an earlier try is in nobody's way."""
-    Path(path).write_bytes(b"old")
-    Path(path + ".new").write_bytes(b"left by a killed process")
-    replace_file(disk, path, b"new", via=path + ".new")
-    assert disk.read(path) == b"new"
-    assert not os.path.exists(path + ".new")
-
-    class FullDisk(Disk):
-        def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(StoreFullError):
-        replace_file(FullDisk(), path, b"newer", via=path + ".new")
-    assert disk.read(path) == b"new"
-    replace_file(disk, path, b"newest", via=path + ".new")
-    assert disk.read(path) == b"newest"
-    assert disk.read_head(path, 3) == b"new"
-    assert disk.read_head(path, 100) == b"newest"
-
-
-def test_a_replacement_is_synced_in_order(path: str):
-    """Bytes, then the name, then the folder: else a power cut leaves an empty file."""
-    calls: list[str] = []
-
-    class LoggingDisk(Disk):
-        def fdatasync(self, file: File) -> None:
-            calls.append("fdatasync")
-            super().fdatasync(file)
-
-        def rename(self, source: str | Path, target: str | Path) -> None:
-            calls.append("rename")
-            super().rename(source, target)
-
-        def fsync_dir(self, path: str | Path) -> None:
-            calls.append(f"fsync_dir {path}")
-            super().fsync_dir(path)
-
-    replace_file(LoggingDisk(), path, b"x", via=path + ".new")
-    assert calls == ["fdatasync", "rename", f"fsync_dir {os.path.dirname(path)}"]

@@ -20,9 +20,8 @@ from messagestore.format.javahash import index_hash, java_hash
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import SCHEDULE_TOPIC
 from messagestore.format.rows import Rows
-from messagestore.log import read_back
-from messagestore.log.read_back import rows_of
-from messagestore.log.walk import Run, Walk
+from messagestore.log import walk
+from messagestore.log.walk import Run, Walk, rows_of
 from small import SMALL, bodies, columns, filled, read_all
 
 
@@ -165,7 +164,7 @@ def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int,
     data = np.frombuffer(b"".join(records), np.uint8)
     starts = np.cumsum([0, *map(len, records[:-1])])
     run = Run(4096, data, starts, record_scan.heads(data, starts))
-    few, many = rows_of(run), read_back._many(run)
+    few, many = rows_of(run), walk._many(run)
     for name in (field.name for field in fields(Rows)):
         value, other = getattr(few, name), getattr(many, name)
         assert np.array_equal(value, other), name

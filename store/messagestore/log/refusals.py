@@ -1,0 +1,253 @@
+"""Refuses stores and topics that this project cannot write or read, before the first byte.
+
+The settings of a store's broker, the names of its files and folders, and its newest records show which stores these
+are. `messagestore.format.broker_keys` lists the settings.
+
+Light queues (a broker's enableLmq with enableMultiDispatch) need a look at records. Their messages are in topics of
+their own. Light queues, which have no records of their own, hold units for them. If the folder of all queues is
+missing, or if the broker was killed before it had created the light queues, only the properties that the broker added
+reveal these messages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+import numpy as np
+
+from messagestore.errors import ConfigError, NotAStoreError
+from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.consume_queue import list_queues
+from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.format import record_scan
+from messagestore.format.broker_keys import why_not_written
+from messagestore.format.config import StoreConfig, java_key
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.properties import PROPERTY_SEPARATOR
+from messagestore.log.store_files import ABORT_WORD, Paths, StoreFiles, looks_like_store
+from messagestore.log.walk import Depth, Run, Walk
+
+_DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
+"""The property in which a broker's store records the number of a message in each of its light queues."""
+_BATCH_QUEUES = "batchconsumequeue"
+_CONTROLLER_FILES = frozenset(
+    {"epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity", "brokerIdentity-temp"}
+)
+"""Files that only a broker with enableControllerMode makes."""
+_DLEDGER_FOLDER = "dledger-"
+
+
+def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store that must not be written to, before anything is created or locked.
+
+    Raises
+    ------
+    ConfigError
+        A setting of the broker forbids it, or the sizes of a broker's files cannot be known.
+    NotAStoreError
+        The store has a form that cannot be written.
+    """
+    refuse_broker_settings(paths, config)
+    refuse_foreign_forms(disk, paths)
+    refuse_to_guess_sizes(disk, paths, config)
+
+
+def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store whose broker needs other bytes or offsets, or whose log is written by others.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found = dict(config.broker_settings)
+    refused = why_not_written(found)
+    if refused is None and found.get("forceVerifyPropCRC", "").lower() == "true" and not config.enabled_append_prop_crc:
+        refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC; set enabledAppendPropCRC=true"
+    path = found.get("storePathCommitLog")
+    of_this_store = os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
+    if path and of_this_store and os.path.realpath(path) != os.path.realpath(paths.commit_log):
+        link = f"make {paths.commit_log} a symbolic link to that folder"
+        refused = refused or (
+            "storePathCommitLog",
+            f"its log is elsewhere, and a second one would be made here; {link}",
+        )
+    if refused is not None:
+        key, reason = refused
+        raise ConfigError(
+            f"{paths.root}: cannot be written with {key}={found[key]}: {reason}", key=key, value=found[key]
+        )
+
+
+def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:
+    """Refuse a store that a broker made and that has no files yet from which their size can be learned.
+
+    Raises
+    ------
+    ConfigError
+        The sizes are unknown, and a broker does not start with files of another size.
+    """
+    ours = disk.exists(paths.identity) or disk.exists(paths.journal)
+    if ours or not looks_like_store(disk, paths) or disk.names(paths.commit_log):
+        return
+    missing = ["mapped_file_size_commit_log"]
+    if not any(queue_ids for queue_ids in list_queues(disk, paths.root)[0].values()):
+        missing.append("mapped_file_size_consume_queue")
+    missing = [java_key(name) for name in missing if not config.is_given(name)]
+    if missing:
+        keys = " and ".join(missing)
+        raise ConfigError(
+            f"{paths.root}: a broker made this store, and no file in it says how large its files are to be; with other "
+            f"sizes the broker does not start. Give the broker's own file (broker.conf) as storeConfig or "
+            f"--store-config, or a file with {keys}",
+            key=missing[0],
+        )
+
+
+def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
+    """Refuse to write into stores whose queues are not simple ones, before the first byte.
+
+    Raises
+    ------
+    NotAStoreError
+        The store has RocksDB queues, BatchConsumeQueues or light queues, whose units would be taken for damage or not
+        be written. Or its broker belongs to a group that elects its master, so the group's other brokers decide what
+        stays in the log.
+    """
+    refuse_rocksdb(disk, paths)
+    _refuse_elected(disk, paths)
+    folder = os.path.join(paths.root, _BATCH_QUEUES)
+    if disk.names(folder):
+        raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
+    light = [name for name in disk.names(paths.consume_queue) if name.startswith(LMQ_PREFIX)]
+    if light:
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written",
+            path=paths.root,
+        )
+    if not disk.is_folder(paths.consume_queue):
+        _refuse_light_messages(disk, paths, whole=True)
+    elif _broker_crashed(disk, paths):
+        _refuse_light_messages(disk, paths, whole=False)
+
+
+def _refuse_elected(disk: Disk, paths: Paths) -> None:
+    """Refuse a store of the controller mode or of DLedger, just as the setting in a broker's file is refused."""
+    names = disk.names(paths.root)
+    found = sorted(_CONTROLLER_FILES.intersection(names))
+    if found:
+        raise NotAStoreError(
+            f"{os.path.join(paths.root, found[0])}: found a file of the controller mode (enableControllerMode): its "
+            f"brokers elect a master, and cut what another one of them has not confirmed; send the messages to the "
+            f"broker. If this broker has left that mode for good, stop it and delete {', '.join(found)}",
+            path=paths.root,
+        )
+    for name in names:
+        folder = os.path.join(paths.root, name)
+        if name.startswith(_DLEDGER_FOLDER) and disk.is_folder(folder):
+            raise NotAStoreError(
+                f"{folder}: found the log of DLedger (enableDLegerCommitLog), which has another form than the "
+                f"CommitLog; send the messages to the broker",
+                path=paths.root,
+            )
+
+
+def _broker_crashed(disk: Disk, paths: Paths) -> bool:
+    """Whether `abort` exists and does not come from this project."""
+    try:
+        return not disk.read_head(paths.abort, len(ABORT_WORD)).startswith(ABORT_WORD.encode())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
+    """Refuse a store with light messages where only records show them.
+
+    That is so if the folder of all queues is missing or was never made (`whole`), or if a broker was killed. In the
+    latter case, everything that the broker may not have dispatched lies where its own recovery would begin, or later.
+    """
+    pool = FilePool(disk, 8)
+    try:
+        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
+        log.load()
+        found = None
+        if log.files.offsets:
+            times = store_checkpoint.read(disk, paths.checkpoint)
+            start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
+            found = first_light_message(log, start)
+    finally:
+        pool.clear()
+    if found is not None:
+        raise NotAStoreError(
+            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq) "
+            f"that has no folder; only simple queues can be written, so let a broker make the queues again",
+            path=paths.root,
+        )
+
+
+def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
+    """Refuse a store whose queues are not in files, because it would look empty.
+
+    Raises
+    ------
+    NotAStoreError
+    """
+    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
+        raise NotAStoreError(
+            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be "
+            f"read and written",
+            path=paths.root,
+        )
+
+
+def check_readable_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic whose queues are of a kind that cannot be read, because it would look empty.
+
+    Raises
+    ------
+    ConfigError
+    """
+    found = ""
+    if topic.startswith(LMQ_PREFIX):
+        found = "a light queue (enableLmq): it points to messages of other topics; read those topics"
+    elif files.disk.exists(os.path.join(files.paths.root, _BATCH_QUEUES, topic)):
+        found = "BatchConsumeQueues (queue.type=BatchCQ)"
+    if found:
+        raise ConfigError(f"topic {topic!r}: found {found}; only simple queues can be read", key="topic", value=topic)
+
+
+def check_simple_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic whose `queue.type` is not SimpleCQ."""
+    if topic != BATCH_TOPIC and not files.topics.is_simple_queue(topic):
+        raise ConfigError(
+            f"topic {topic!r} has queue.type {files.topics.get(topic)}; only topics with simple queues can be written",
+            key="topic",
+            value=topic,
+        )
+
+
+def first_light_message(log: CommitLog, start: int) -> int | None:
+    """Return the physical offset of the first message of a light queue from `start` on, or None.
+
+    Only framing is checked.
+    """
+    for run in Walk(log, start, depth=Depth.FRAMING):
+        row = _first_in(run)
+        if row is not None:
+            return run.physical_offset + int(run.starts[row])
+    return None
+
+
+def _first_in(run: Run) -> int | None:
+    hits = [hit.start() for hit in _DISPATCHED.finditer(run.data.data)]
+    if not hits:
+        return None
+    _, where = record_scan.parts(run.data, run.starts, run.heads)
+    for hit in hits:
+        row = int(np.searchsorted(where.property_starts, hit, side="right")) - 1
+        if row < 0 or hit >= int(where.ends[row]):
+            continue  # the match is in a body
+        if hit == int(where.property_starts[row]) or int(run.data[hit - 1]) == PROPERTY_SEPARATOR[0]:
+            return row
+    return None
