@@ -6,9 +6,11 @@ import contextlib
 import os
 import re
 import sys
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +19,7 @@ from typer.core import TyperGroup
 
 import pyspark_messagestore
 from messagestore import ConfigError, CorruptionError, NotAStoreError, StoreConfig, StoreError, StoreLockedError
-from messagestore.spi import LOCAL_STORES, StoreReader, local_operator
+from messagestore.spi import LOCAL_STORES, StoreReader, duration_s, local_operator
 from pyspark_messagestore import cli_output as out
 
 FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
@@ -99,6 +101,30 @@ Wait = Annotated[
         show_default=False,
     ),
 ]
+
+
+def time_ms(option: str, text: str) -> int:
+    """A time that a user gave, in milliseconds since 1970.
+
+    Raises
+    ------
+    ConfigError
+        The text is neither a number, nor an ISO time, nor a duration before now.
+    """
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    try:
+        if text.startswith("-"):
+            return int((time.time() - duration_s(option, text[1:])) * 1000)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option}: found {text!r}; allowed are milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, and "
+            "a time before now such as -10m",
+            key=option,
+            value=text,
+        ) from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 # ---- opening

@@ -1,4 +1,4 @@
-"""`messagestore put`, `get` and `tail`: messages that go into a store and come out of it."""
+"""`messagestore put`, `get`, `tail` and `find`: messages that go into a store and come out of it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,26 @@ from messagestore import (
     MessageStore,
     PutMessageResult,
     PutMessageStatus,
+    ReadOnlyStore,
 )
-from messagestore.spi import check_topic, local_operator
+from messagestore.spi import BATCH_TOPIC, check_topic, local_operator
 from pyspark_messagestore import cli_output as out
-from pyspark_messagestore.cli_app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, opened, path_of
+from pyspark_messagestore.cli_app import (
+    FOUND_NOTHING,
+    ConfigFile,
+    Json,
+    Root,
+    Wait,
+    config_of,
+    opened,
+    path_of,
+    time_ms,
+)
 from pyspark_messagestore.cli_read import Cursor, messages, queue_ids
 
 _GET_COUNT = 32
 _TAIL_COUNT = 10
+_FIND_COUNT = 64
 
 
 class Flush(enum.StrEnum):
@@ -319,3 +331,103 @@ def tail(
     if not shown:
         out.note("no message found")
         raise typer.Exit(FOUND_NOTHING)
+
+
+# ---- find
+
+
+def find(
+    root: Root,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Look only in this topic. Repeat the option for more; without it, all topics are looked through.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="Find the messages that have this key.", show_default=False),
+    ] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(
+            "--unique-key",
+            metavar="ID",
+            help="Find the message with this id of its sender (UNIQ_KEY, which RocketMQ's clients show as msgId).",
+            show_default=False,
+        ),
+    ] = None,
+    message_id: Annotated[
+        str | None,
+        typer.Option(
+            "--msg-id",
+            metavar="ID",
+            help="Find the message with this offset message id, as `put` and mqadmin show it.",
+            show_default=False,
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Only messages that were stored at this time or later: milliseconds since 1970, a time such as "
+            "2026-01-31T12:00:00Z, or a time before now such as -10m.",
+            show_default=False,
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TIME", help="Only messages that were stored at this time or earlier.", show_default=False
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, help="Show at most N messages of each topic, the newest.")
+    ] = _FIND_COUNT,
+    store_config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Find messages by key, by their sender's id, or by offset message id. Parts of the log that the index does not
+    cover are read, so the answer is complete; without an index it takes as long as reading the log.
+    """
+    if [key, unique_key, message_id].count(None) != 2:
+        raise ConfigError("find: give exactly one of --key, --unique-key and --msg-id", key="find")
+    if message_id is not None and (topic or begin is not None or end is not None):
+        raise ConfigError("find: --msg-id names one place in the log; leave out --topic, --from and --to", key="find")
+    wanted = key if key is not None else unique_key
+    times = [0 if begin is None else time_ms("--from", begin), None if end is None else time_ms("--to", end)]
+    found = 0
+    with MessageStore.open_read_only(path_of(root), config_of(store_config)) as store:
+        if wanted is None:
+            assert message_id is not None
+            message = store.look_message_by_id(message_id)
+            hits = [] if message is None else [message]
+            for message in hits:
+                _show(message, as_json=as_json)
+            found = len(hits)
+        else:
+            for name in topic or sorted(store.topics().keys() - {BATCH_TOPIC}):
+                for message in _with_key(store, name, wanted, count, times, unique=unique_key is not None):
+                    _show(message, as_json=as_json)
+                    found += 1
+    if not found:
+        out.note("no message found")
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _with_key(
+    store: ReadOnlyStore, topic: str, wanted: str, count: int, times: list[int | None], *, unique: bool
+) -> list[MessageExt]:
+    """The newest messages of a topic with a key or a unique key. The store looks for both at once."""
+    begin_ms, end_ms = times
+    asked = count
+    while True:
+        hits = store.query_message(topic, wanted, asked, begin_ms or 0, end_ms)
+        mine = [each for each in hits if (each.unique_key == wanted if unique else wanted in each.keys)]
+        if len(mine) >= count or len(hits) < asked:
+            return mine[-count:]
+        asked *= 4

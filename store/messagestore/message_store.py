@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from messagestore.errors import ConfigError, MessageIllegalError, StoreClosedError, StorePoisonedError
 from messagestore.files.mapped_file import Disk
-from messagestore.files.topics import TopicConfig
+from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import javahash, record, record_columns
 from messagestore.format.arrow_bytes import list_array
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
@@ -648,7 +648,16 @@ class MessageStore(ReadOnlyStore):
 
     # ---- topics
 
-    def create_topic(self, topic: str, queue_nums: int = DEFAULT_QUEUE_NUMS) -> TopicConfig:
+    def create_topic(
+        self,
+        topic: str,
+        queue_nums: int = DEFAULT_QUEUE_NUMS,
+        *,
+        read_queue_nums: int | None = None,
+        perm: int = PERM_READ_WRITE,
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicConfig:
         """Create a topic in `config/topics.json`.
 
         Putting a message to a topic that does not exist also creates it, with 8 queues.
@@ -658,19 +667,27 @@ class MessageStore(ReadOnlyStore):
         topic : str
             1 to 127 characters of `%|a-zA-Z0-9_-`.
         queue_nums : int
-            The number of queues for reading and for writing, 1 to 65 536.
+            The number of queues that producers write, 1 to 65 536.
+        read_queue_nums : int | None
+            The number of queues that consumers read; None: `queue_nums`.
+        perm : int
+            What RocketMQ's clients may do: 2 write, 4 read, 6 both. This project's own readers and writers ignore it.
+        order : bool
+            RocketMQ's flag for topics whose queues must not move to another broker.
+        attributes : mapping of str to str, optional
+            RocketMQ's topic attributes, for example `{"message.type": "FIFO"}`.
 
         Returns
         -------
         TopicConfig
-            The topic's settings. A topic that exists already is returned unchanged, whatever `queue_nums` says.
+            The topic's settings. A topic that exists already is returned unchanged, whatever the arguments say.
 
         Raises
         ------
         MessageIllegalError
             The name is not legal, or is reserved for a broker.
         ConfigError
-            `queue_nums` is not allowed.
+            A number is not allowed.
 
         Examples
         --------
@@ -684,9 +701,81 @@ class MessageStore(ReadOnlyStore):
             topics = self.writer.files.topics
             found = topics.get(topic)
             if found is None:
-                found = topics.create(topic, queue_nums)
+                found = topics.create(
+                    topic,
+                    queue_nums,
+                    read_queue_nums=read_queue_nums,
+                    perm=perm,
+                    order=order,
+                    attributes=attributes,
+                )
                 topics.save()
             return found
+
+    def alter_topic(
+        self,
+        topic: str,
+        *,
+        read_queue_nums: int | None = None,
+        write_queue_nums: int | None = None,
+        perm: int | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicConfig:
+        """Change settings of a topic in `config/topics.json`; what is None, or not named, stays as it is.
+
+        Fewer queues to write is RocketMQ's way to retire queues: producers leave them, and consumers read what is left.
+        No message is deleted or moved.
+
+        Parameters
+        ----------
+        topic : str
+        read_queue_nums, write_queue_nums : int | None
+            The numbers of queues that consumers read and producers write, 1 to 65 536.
+        perm, order, attributes
+            As for `create_topic`.
+
+        Returns
+        -------
+        TopicConfig
+            The settings as they are now.
+
+        Raises
+        ------
+        UnknownTopicError
+            The topic has no settings in the store. `create_topic` gives it some.
+        MessageIllegalError
+            The name is reserved for a broker.
+        ConfigError
+            A number is not allowed.
+
+        Examples
+        --------
+        >>> from messagestore import MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.create_topic("flights", queue_nums=4)
+        ...     store.alter_topic("flights", write_queue_nums=8, read_queue_nums=8).write_queue_nums
+        8
+        """
+        check_topic(topic)
+        with self.writer.mutex:
+            topics = self.writer.files.topics
+            topics.alter(
+                topic,
+                read_queue_nums=read_queue_nums,
+                write_queue_nums=write_queue_nums,
+                perm=perm,
+                order=order,
+                attributes=attributes,
+            )
+            topics.save()
+            found = topics.get(topic)
+            assert found is not None
+            return found
+
+    def topic_config(self, topic: str) -> TopicConfig | None:
+        """The settings of a topic in `config/topics.json`; None if it has none."""
+        return self.writer.files.topics.get(topic)
 
     # ---- puts
 

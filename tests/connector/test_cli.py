@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pty
 import re
 import select
 import shutil
@@ -22,8 +21,8 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
 
+from cli_runs import TIMEOUT_S, error, finish, lines, objects, on_terminal, read_lines, run, start
 from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.mapped_file import Disk
@@ -37,53 +36,6 @@ from pyspark_messagestore.cli_read import Cursor
 from small import SMALL, SMALL_ASYNC, bodies, columns, filled
 
 CONFIG = "mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=320\nmaxHashSlotNum=64\nmaxIndexNum=200\n"
-TIMEOUT_S = 240
-
-
-def run(*arguments: object, code: int = 0, given: bytes | str | None = None) -> Result:
-    """Run a command in this process; it must end with this exit code."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
-    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
-    assert "Traceback" not in result.output
-    return result
-
-
-def lines(result: Result) -> list[str]:
-    return result.stdout.splitlines()
-
-
-def objects(result: Result) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in lines(result)]
-
-
-def error(*arguments: object, code: int) -> str:
-    """The one line of a command that cannot be done."""
-    result = run(*arguments, code=code)
-    assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1, result.stderr
-    assert result.stderr.startswith("messagestore: ")
-    return result.stderr
-
-
-def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
-    """Start a command as a process of its own."""
-    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **{"text": True, **options})
-
-
-def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    """What a process wrote, once it has ended."""
-    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == code, (process.returncode, stderr)
-    return stdout, stderr
-
-
-def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
-    """The next lines of a process that goes on."""
-    assert process.stdout is not None
-    found = [process.stdout.readline() for _ in range(count)]
-    assert all(found), process.poll()
-    return found
 
 
 @pytest.fixture
@@ -114,7 +66,7 @@ def follower(root: Path) -> Iterator[subprocess.Popen[str]]:
 def test_help_names_every_command() -> None:
     """A person in a hurry sees what there is."""
     text = run("--help").stdout
-    for command in ("status", "dump", "verify", "recover", "put", "get", "tail"):
+    for command in ("status", "topics", "offsets", "dump", "verify", "recover", "put", "get", "tail", "find"):
         assert f" {command} " in text
         assert "ROOT" in run(command, "--help").stdout
     assert "messagestore 0." in run("--version").stdout
@@ -124,7 +76,8 @@ def test_help_is_whole_sentences() -> None:
     """`put --help` said "waits for the disk.; it is what you get": an edit had cut a sentence, and no one looked."""
     group = typer.main.get_command(app)
     commands = dict(group.commands)
-    commands |= {f"batches {name}": command for name, command in commands["batches"].commands.items()}
+    for name, command in group.commands.items():
+        commands |= {f"{name} {sub}": each for sub, each in getattr(command, "commands", {}).items()}
     for name, command in commands.items():
         texts = [command.help, *(getattr(parameter, "help", None) for parameter in command.params)]
         assert all(texts), f"{name}: an argument or option without help"
@@ -329,27 +282,6 @@ def test_a_long_body_is_cut_on_a_terminal(tmp_path: Path) -> None:
     assert "x" * 500 + "... (3000 bytes; --json shows all)" in shown
     assert "ä" * 500 + "... (3000 bytes; --json shows all)" in shown
     assert "0x" + "ff" * 249 + "... (3000 bytes; --json shows all)" in shown
-
-
-def on_terminal(*arguments: object, code: int = 0) -> str:
-    """What a command writes to a terminal, line ends of the terminal taken out."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    found = b""
-    while True:
-        try:
-            data = os.read(ours, 65536)
-        except OSError:  # the other side is closed
-            break
-        if not data:
-            break
-        found += data
-    os.close(ours)
-    assert process.wait(TIMEOUT_S) == code, found
-    return found.decode().replace("\r\n", "\n")
 
 
 # ---- dump

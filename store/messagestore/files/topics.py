@@ -9,6 +9,7 @@ added stays.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,6 +60,13 @@ class TopicConfig:
     def attribute(self, name: str) -> str | None:
         """An attribute by its name, with or without the `+` that RocketMQ's tools put before it."""
         return self.attributes.get(name, self.attributes.get("+" + name))
+
+    def altered(self, attributes: Mapping[str, str]) -> dict[str, str]:
+        """The attributes of the topic with changes; a name keeps the spelling, with or without `+`, that it has."""
+        found = dict(self.attributes)
+        for name, value in attributes.items():
+            found["+" + name if "+" + name in found else name] = value
+        return found
 
     def to_fields(self) -> dict[str, Any]:
         """The fields as they are in the file."""
@@ -158,8 +166,17 @@ class Topics:
         """The topic, or None."""
         return self._topics.get(name)
 
-    def create(self, name: str, queue_nums: int) -> TopicConfig:
-        """Add a topic with as many queues to read as to write; `save` writes it.
+    def create(
+        self,
+        name: str,
+        queue_nums: int,
+        *,
+        read_queue_nums: int | None = None,
+        perm: int = PERM_READ_WRITE,
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+    ) -> TopicConfig:
+        """Add a topic; `save` writes it. Without `read_queue_nums`, it has as many queues to read as to write.
 
         Raises
         ------
@@ -175,7 +192,16 @@ class Topics:
             raise ConfigError(
                 f"topic {name!r} exists already. Alter it, or choose another name", key="topic", value=name
             )
-        return self._put(TopicConfig(name, read_queue_nums=queue_nums, write_queue_nums=queue_nums))
+        return self._put(
+            TopicConfig(
+                name,
+                read_queue_nums=queue_nums if read_queue_nums is None else read_queue_nums,
+                write_queue_nums=queue_nums,
+                perm=perm,
+                order=order,
+                attributes=dict(attributes or {}),
+            )
+        )
 
     def alter(
         self,
@@ -185,8 +211,9 @@ class Topics:
         write_queue_nums: int | None = None,
         perm: int | None = None,
         order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> TopicConfig:
-        """Change the given fields of a topic; `save` writes them.
+        """Change the given fields and attributes of a topic; `save` writes them.
 
         Raises
         ------
@@ -204,6 +231,7 @@ class Topics:
                 write_queue_nums=topic.write_queue_nums if write_queue_nums is None else write_queue_nums,
                 perm=topic.perm if perm is None else perm,
                 order=topic.order if order is None else order,
+                attributes=topic.attributes if attributes is None else topic.altered(attributes),
             )
         )
 

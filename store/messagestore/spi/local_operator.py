@@ -3,8 +3,9 @@
 These functions open the store's files themselves; they take no lock and write nothing. What they return consists of
 numbers, text, lists and dicts, and `messagestore status --json` writes it unchanged.
 
-The command line uses them for `status`, `groups`, `batches`, `dump`, `verify` and `recover`, which make sense only
-where the files are. They are not a part of the interface to a store: a store on another host does not have them.
+The command line uses them for `status`, `topics`, `offsets`, `groups`, `batches`, `dump`, `verify` and `recover`,
+which make sense only where the files are. They are not a part of the interface to a store: a store on another host
+does not have them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from messagestore.errors import ConfigError, CorruptionError
+from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.mapped_file import Disk
@@ -28,13 +29,26 @@ from messagestore.log.batch_record import read_batch
 from messagestore.log.batch_search import batches_from
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.log.walk import Walk
+from messagestore.read.query import queue_offset_by_time
 from messagestore.read.view import StoreView
 from messagestore.verify.verify import Finding, VerifyReport, verify
 from messagestore.write.catching_up import journal_of
 
 _TRIES = 100
 
-__all__ = ["Finding", "VerifyReport", "batches", "dump", "groups", "holds_store", "is_open", "status", "verify"]
+__all__ = [
+    "Finding",
+    "VerifyReport",
+    "batches",
+    "dump",
+    "groups",
+    "holds_store",
+    "is_open",
+    "offsets",
+    "status",
+    "topics",
+    "verify",
+]
 
 
 def holds_store(path: str) -> bool:
@@ -63,6 +77,26 @@ def groups(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str,
     """How far each consumer group has read each queue of its topics, and what could not be read, in words."""
     with _view(path, config) as view:
         return groups_of(view)
+
+
+def topics(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The topics of a store with their settings, and what could not be read, in words."""
+    with _view(path, config) as view:
+        return topics_of(view)
+
+
+def offsets(
+    path: str, config: StoreConfig | None = None, *, topics: list[str], at_ms: int | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far the queues of some topics reach, where they were at a time, and what could not be read, in words.
+
+    Raises
+    ------
+    UnknownTopicError
+        The store has no such topic.
+    """
+    with _view(path, config) as view:
+        return offsets_of(view, topics, at_ms)
 
 
 def batches(path: str, config: StoreConfig | None = None) -> list[dict[str, Any]]:
@@ -355,6 +389,75 @@ def _disk_size(folder: str) -> int:
             except FileNotFoundError:
                 continue  # retention has just deleted it
     return total
+
+
+# ---- topics and queues
+
+
+def topics_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each topic that has settings or queues, and what could not be read, in words.
+
+    The settings are None for a topic that has queues and no settings: a writer or a broker takes its defaults then.
+    """
+    faults: list[str] = []
+    rows = []
+    for row in _topics(view, _queues(view, faults)):
+        config = view.files.topics.get(row["topic"])
+        rows.append(
+            {
+                "topic": row["topic"],
+                "writeQueueNums": None if config is None else config.write_queue_nums,
+                "readQueueNums": None if config is None else config.read_queue_nums,
+                "perm": None if config is None else config.perm,
+                "order": None if config is None else config.order,
+                "topicFilterType": None if config is None else config.topic_filter_type,
+                "topicSysFlag": None if config is None else config.topic_sys_flag,
+                "attributes": None if config is None else config.attributes,
+                "queues": len(row["queues"]),
+                "messages": row["messages"],
+            }
+        )
+    return rows, faults
+
+
+def offsets_of(view: StoreView, topics: list[str], at_ms: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each queue of some topics (none: of all but the store's own), and what could not be read, in words.
+
+    `offset` is that of the first message that was stored at `at_ms` or later, and `storeTimestamp` its store time.
+    """
+    there = view.topics()
+    for topic in topics:
+        if topic not in there and view.files.topics.get(topic) is None:
+            raise UnknownTopicError(topic, {*there, *view.files.topics.names} - {BATCH_TOPIC})
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    for topic in topics or sorted(there.keys() - {BATCH_TOPIC}):
+        for queue_id in there.get(topic, []):
+            try:
+                low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+                row = {
+                    "topic": topic,
+                    "queueId": queue_id,
+                    "minOffset": low,
+                    "maxOffset": high,
+                    "messages": high - low,
+                }
+                if at_ms is not None:
+                    offset = queue_offset_by_time(view, topic, queue_id, at_ms)
+                    time_ms = _store_time(view, topic, queue_id, offset) if offset < high else None
+                    row |= {"offset": offset, "storeTimestamp": time_ms}
+            except CorruptionError as error:
+                faults.append(str(error))
+                continue
+            rows.append(row)
+    return rows, faults
+
+
+def _store_time(view: StoreView, topic: str, queue_id: int, offset: int) -> int | None:
+    """When the message at a queue offset below the queue's end was stored; None if its record is gone."""
+    units = view.units(topic, queue_id, offset, offset + 1)
+    head = view.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+    return None if head is None else int(head["store_timestamp_ms"])
 
 
 # ---- consumer groups

@@ -1,0 +1,83 @@
+"""Runs the command line for tests: in this process, as a process of its own, and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from pyspark_messagestore.cli import app
+
+TIMEOUT_S = 240
+
+
+def run(*arguments: object, code: int = 0, given: bytes | str | None = None) -> Result:
+    """Run a command in this process; it must end with this exit code."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
+    assert result.exit_code == code, (result.exit_code, result.output, result.exception)
+    assert "Traceback" not in result.output
+    return result
+
+
+def lines(result: Result) -> list[str]:
+    return result.stdout.splitlines()
+
+
+def objects(result: Result) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in lines(result)]
+
+
+def error(*arguments: object, code: int) -> str:
+    """The one line of a command that cannot be done."""
+    result = run(*arguments, code=code)
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert result.stderr.startswith("messagestore: ")
+    return result.stderr
+
+
+def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """Start a command as a process of its own."""
+    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **{"text": True, **options})
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    """What a process wrote, once it has ended."""
+    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == code, (process.returncode, stderr)
+    return stdout, stderr
+
+
+def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    """The next lines of a process that goes on."""
+    assert process.stdout is not None
+    found = [process.stdout.readline() for _ in range(count)]
+    assert all(found), process.poll()
+    return found
+
+
+def on_terminal(*arguments: object, code: int = 0) -> str:
+    """What a command writes to a terminal, line ends of the terminal taken out."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    found = b""
+    while True:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        found += data
+    os.close(ours)
+    assert process.wait(TIMEOUT_S) == code, found
+    return found.decode().replace("\r\n", "\n")
