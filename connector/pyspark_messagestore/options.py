@@ -574,8 +574,8 @@ def _misplaced(side: str, key: str) -> ConfigError:
 def _unknown(key: str, names: list[str]) -> ConfigError:
     by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(key.lower(), list(by_lower), 1)
-    hint = f"did you mean {by_lower[near[0]]}?" if near else f"the options are {', '.join(sorted(by_lower.values()))}"
-    return ConfigError(f"option {key}: no such option; {hint}", key=key, value=None)
+    hint = f"Did you mean {by_lower[near[0]]}?" if near else f"The options are {', '.join(sorted(by_lower.values()))}"
+    return ConfigError(f"option {key}: no such option. {hint}", key=key, value=None)
 
 
 # ---- the documents

@@ -147,7 +147,7 @@ def test_a_root_may_be_a_file_url(tmp_path: Path) -> None:
 def test_a_folder_with_something_else_stays_as_it_is(tmp_path: Path) -> None:
     """`put` makes a store in an empty folder only."""
     (tmp_path / "letter.txt").write_text("x")
-    assert "a store is made in a missing or empty folder only" in error("put", tmp_path, "t", "x", code=2)
+    assert "a new store needs a missing or empty folder" in error("put", tmp_path, "t", "x", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 

@@ -52,7 +52,7 @@ def test_without_pyspark_the_package_is_there_and_the_source_is_not() -> None:
 
 def test_unknown_options_are_refused_at_once() -> None:
     """An error of __init__ always reaches the user."""
-    with pytest.raises(ConfigError, match="did you mean subscribe"):
+    with pytest.raises(ConfigError, match="Did you mean subscribe"):
         source(subscrib="x")
 
 
@@ -95,7 +95,7 @@ def test_writers(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
-    with pytest.raises(NotAStoreError, match="a store is made in a missing or empty folder only"):
+    with pytest.raises(NotAStoreError, match="a new store needs a missing or empty folder"):
         source(path=str(tmp_path), topic="t").writer(BODIES, False)
 
 

@@ -85,9 +85,9 @@ def test_paths_that_are_no_folder(path: str) -> None:
 
 def test_unknown_names_are_refused_with_a_hint() -> None:
     """A typo must not become a default."""
-    assert "did you mean startingOffsets?" in refused(source_options, {**READ, "startingOffset": "x"})
-    assert "did you mean flushDiskType?" in refused(sink_options, {**WRITE, "flushDisktyp": "x"})
-    assert "the options are" in refused(check_names, {"zzzzzz": "1"})
+    assert "Did you mean startingOffsets?" in refused(source_options, {**READ, "startingOffset": "x"})
+    assert "Did you mean flushDiskType?" in refused(sink_options, {**WRITE, "flushDisktyp": "x"})
+    assert "The options are" in refused(check_names, {"zzzzzz": "1"})
     check_names({**READ, "checkpointLocation": "/c", "option.x": "1", "owner": "me", "provider": "messagestore"})
 
 

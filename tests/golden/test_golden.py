@@ -101,7 +101,7 @@ def test_foreign_queues_are_refused_by_name(tmp_path: Path) -> None:
         for topic in ("inner", "%LMQ%a"):
             with pytest.raises(ConfigError, match=re.escape(topic)):
                 store.get_message(topic, 0, 0)
-    with pytest.raises(NotAStoreError, match="BatchConsumeQueues"):
+    with pytest.raises(NotAStoreError, match="batch queues"):
         MessageStore.open(root, SMALL)
 
 

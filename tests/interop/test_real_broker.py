@@ -52,7 +52,7 @@ def test_a_store_that_a_broker_made_takes_its_sizes_from_the_brokers_file(broker
         MessageStore.open(root, StoreConfig.load(broker.conf))
     COUNTS.stores += 1
     assert not list((root / "commitlog").iterdir())
-    with pytest.raises(ConfigError, match=r"a broker made this store.*broker\.conf"):
+    with pytest.raises(ConfigError, match=r"a broker created this store.*broker\.conf"):
         MessageStore.open(root)
     assert not (root / "spark").exists()
     with MessageStore.open(root, StoreConfig.load(broker.conf)) as store:

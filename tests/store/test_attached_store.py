@@ -432,13 +432,13 @@ def test_a_session_cannot_write_behind_a_lock_file_that_was_replaced(tmp_path: P
 
 
 FORBIDDING = [
-    ("brokerRole=SLAVE", "write to the master's store"),
-    ("duplicationEnable=true", "write to a store without it"),
-    ("enableDLegerCommitLog=true", "send the messages to the broker"),
-    ("enableControllerMode=true", "send the messages to the broker"),
-    ("storeType=defaultRocksDB", "send the messages to the broker"),
-    ("rocksdbCQDoubleWriteEnable=true", "turn it off in the broker"),
-    ("forceVerifyPropCRC=true", "set enabledAppendPropCRC=true"),
+    ("brokerRole=SLAVE", "Write to the master's store"),
+    ("duplicationEnable=true", "Write to a store without this setting"),
+    ("enableDLegerCommitLog=true", "Send the messages to the broker"),
+    ("enableControllerMode=true", "Send the messages to the broker"),
+    ("storeType=defaultRocksDB", "Send the messages to the broker"),
+    ("rocksdbCQDoubleWriteEnable=true", "Turn it off in the broker"),
+    ("forceVerifyPropCRC=true", "Set enabledAppendPropCRC=true"),
     ("storePathCommitLog=/nowhere/commitlog", "symbolic link"),
 ]
 
@@ -489,7 +489,7 @@ def test_the_sizes_of_a_brokers_store_without_messages_are_not_guessed(tmp_path:
     before = sorted(root.rglob("*"))
     for config in (None, StoreConfig(lock_timeout="1s"), StoreConfig(mapped_file_size_commit_log=65536)):
         with pytest.raises(
-            ConfigError, match=r"a broker made this store.*broker\.conf.*mappedFileSizeCon|mappedFileSizeCom"
+            ConfigError, match=r"a broker created this store.*broker\.conf.*mappedFileSizeCon|mappedFileSizeCom"
         ):
             MessageStore.open(root, config)
     assert sorted(root.rglob("*")) == before

@@ -128,25 +128,25 @@ def _is(*values: str) -> Callable[[str], bool]:
 
 
 _MASTERS = ("ASYNC_MASTER", "SYNC_MASTER")
-_SEND = "send the messages to the broker"
+_SEND = "Send the messages to the broker"
 _UNWRITABLE: dict[str, _Wanted] = {
     "duplicationEnable": (
         _is("false"),
-        "its broker cuts records that do not say where they were copied from; write to a store without it",
+        "its broker cuts records that do not say from where they were copied. Write to a store without this setting",
     ),
-    "enableDLegerCommitLog": (_is("false"), f"its log is DLedger's, in another form and another folder; {_SEND}"),
+    "enableDLegerCommitLog": (_is("false"), f"its log is DLedger's, in another form and another folder. {_SEND}"),
     "enableControllerMode": (
         _is("false"),
-        f"its brokers elect a master, and cut what another one of them has not confirmed; {_SEND}",
+        f"its brokers elect a master, and cut what no other one has confirmed. {_SEND}",
     ),
-    "storeType": (_is("default"), f"its queues are in RocksDB, and only queues in files can be written; {_SEND}"),
+    "storeType": (_is("default"), f"its queues are in RocksDB, and only queues in files can be written. {_SEND}"),
     "rocksdbCQDoubleWriteEnable": (
         _is("false"),
-        "its queues are in RocksDB as well, and would lack what is written here; turn it off in the broker first",
+        "its queues are in RocksDB as well, and would lack what is written here. Turn it off in the broker first",
     ),
     "brokerRole": (
         _is(*_MASTERS),
-        "a slave's log is a copy of its master's, which would lack what is written here; write to the master's store",
+        "a slave's log is a copy of its master's, which would lack what is written here. Write to the master's store",
     ),
 }
 _LOWER = {key.lower(): key for key in KEYS}

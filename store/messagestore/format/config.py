@@ -190,7 +190,10 @@ class StoreConfig:
         for name in ("clean_interval", "attach_timeout", "lock_timeout"):
             duration_s(java_key(name), getattr(self, name))
         if self.file_mode and re.fullmatch("0?6[046][046]", self.file_mode) is None:
-            self._refuse("file_mode", "0600, 0640, 0644, 0660, 0664 or 0666; left out: as the root folder's group")
+            self._refuse(
+                "file_mode",
+                "0600, 0640, 0644, 0660, 0664 or 0666; empty text means: as the root folder's group",
+            )
 
     def _check_range(self, name: str, least: int, most: int) -> None:
         if not least <= getattr(self, name) <= most:
@@ -258,8 +261,8 @@ class StoreConfig:
             if each is None:
                 keys = [java_key(f.name) for f in settings()]
                 near = difflib.get_close_matches(key, keys, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(keys)}"
-                raise ConfigError(f"{key}: no such setting; {hint}", key=key, value=value)
+                hint = f"Did you mean {near[0]}?" if near else f"The settings are {', '.join(keys)}"
+                raise ConfigError(f"{key}: no such setting. {hint}", key=key, value=value)
             values[each.name] = _typed(java_key(each.name), str(each.type), value)
         values["given"] = frozenset(values)
         return cls(**values)  # type: ignore[arg-type]
@@ -300,7 +303,7 @@ class StoreConfig:
                 continue
             key, equals, value = (part.strip() for part in text.partition("="))
             if not equals:
-                raise ConfigError(f"{path}: line {number}: found no `=`; a line is key=value", key=f"line {number}")
+                raise ConfigError(f"{path}: line {number}: found no `=`; allowed is key=value", key=f"line {number}")
             brokers = broker_key(key)
             if key.lower() in own:
                 mapping[key] = value
@@ -312,9 +315,9 @@ class StoreConfig:
             near = difflib.get_close_matches(key, own.values(), 1)
             if near or not foreign:
                 found = (
-                    f"{key}: no such setting; did you mean {near[0]}?"
+                    f"{key}: no such setting. Did you mean {near[0]}?"
                     if near
-                    else f"found a key that is no setting; the settings are {', '.join(own.values())}"
+                    else f"found a key that is no setting. The settings are {', '.join(own.values())}"
                 )
                 raise ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
         config = cls.from_mapping(mapping)
@@ -342,7 +345,7 @@ def _list_once(path: str, keys: list[str], lines: list[int]) -> None:
     if path in _listed:
         return
     _listed.add(path)
-    more = f"; RocketMQ 5.3 does not know the settings in lines {', '.join(map(str, lines))}" if lines else ""
+    more = f". RocketMQ 5.3 does not know the settings in lines {', '.join(map(str, lines))}" if lines else ""
     _log.warning(
         "%s: this is a RocketMQ broker's file; %d of its settings do not concern a store and were ignored: %s%s",
         path,
@@ -357,12 +360,12 @@ def _text_of(path: str | Path) -> str:
     with open(path, "rb") as file:  # not through a `Disk`: a settings file belongs to no store
         data = file.read(_MAX_SIZE + 1)
     if len(data) > _MAX_SIZE:
-        text = f"{path}: found more than {_MAX_SIZE} bytes; a store.properties file is smaller"
+        text = f"{path}: found more than {_MAX_SIZE} bytes, so this is no store.properties file"
         raise ConfigError(text, key=str(path))
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        text = f"{path}: found bytes that are not UTF-8; give a store.properties file (key=value lines)"
+        text = f"{path}: found bytes that are not UTF-8. Give a store.properties file (lines of key=value)"
         raise ConfigError(text, key=str(path)) from None
 
 

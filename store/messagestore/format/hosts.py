@@ -57,7 +57,7 @@ def unpack_host(host: bytes) -> str:
         There are neither 8 nor 20 bytes.
     """
     if len(host) not in (HOST_V4_SIZE, HOST_V6_SIZE):
-        raise ValueError(f"a host has {HOST_V4_SIZE} or {HOST_V6_SIZE} bytes, found {len(host)}")
+        raise ValueError(f"host: found {len(host)} bytes; allowed are {HOST_V4_SIZE} or {HOST_V6_SIZE}")
     port = int.from_bytes(host[-_PORT_SIZE:], "big", signed=True)
     if len(host) == HOST_V4_SIZE:
         return f"{ipaddress.IPv4Address(host[:-_PORT_SIZE])}:{port}"
@@ -82,8 +82,8 @@ def parse_offset_message_id(text: str) -> tuple[str, int]:
     physical_offset = int.from_bytes(data[-_OFFSET_SIZE:], "big", signed=True)
     if not data or physical_offset < 0:
         raise MessageIllegalError(
-            f"offset message id: found {text[:80]!r}; allowed are 32 (IPv4) or 56 (IPv6) hex characters: "
-            "store host, then physical offset",
+            f"offset message id: found {text[:80]!r}; allowed are 32 (IPv4) or 56 (IPv6) hex characters, which are the "
+            "store host and the physical offset",
             field="offset_message_id",
         )
     return unpack_host(data[:-_OFFSET_SIZE]), physical_offset

@@ -310,7 +310,7 @@ def topic_fault(topic: object) -> str | None:
     Source: RocketMQ common/topic/TopicValidator.java, broker/util/HookUtils.java.
     """
     of_group = isinstance(topic, str) and topic.startswith(GROUP_TOPIC_PREFIXES)
-    return _name_fault("topic", topic, MAX_GROUP_TOPIC_SIZE if of_group else MAX_TOPIC_SIZE)
+    return _name_fault(topic, MAX_GROUP_TOPIC_SIZE if of_group else MAX_TOPIC_SIZE)
 
 
 def stored_topic_fault(topic: object) -> str | None:
@@ -321,14 +321,14 @@ def stored_topic_fault(topic: object) -> str | None:
     without a broker.
     """
     if not isinstance(topic, str):
-        return f"found {type(topic).__name__}; a topic is text"
+        return f"found {type(topic).__name__}; allowed is text"
     if not topic:
-        return "found an empty topic"
+        return "found empty text; allowed is a name of at least one character"
     if "/" in topic or "\0" in topic or "\ufffd" in topic or topic in (".", ".."):
-        return f"found {topic[:80]!r}; a topic must be a possible name of a folder, in UTF-8"
+        return f"found {topic[:80]!r}; allowed is what can be the name of a folder, in UTF-8"
     size = len(topic.encode("utf-8", "surrogatepass"))
     if size > MAX_GROUP_TOPIC_SIZE:
-        return f"found {size} bytes; a topic, as the name of a folder, has at most {MAX_GROUP_TOPIC_SIZE}"
+        return f"found {size} bytes; allowed are at most {MAX_GROUP_TOPIC_SIZE}, as in the name of a folder"
     return None
 
 
@@ -338,15 +338,15 @@ def group_fault(group: object) -> str | None:
     Source: RocketMQ client/Validators.java (checkGroup), common/MixAll.java (isSysConsumerGroup).
     """
     if isinstance(group, str) and group.startswith(SYSTEM_GROUP_PREFIX):
-        return f"found {group[:80]!r}; names that begin with {SYSTEM_GROUP_PREFIX} are a broker's own"
-    return _name_fault("group", group, MAX_GROUP_SIZE)
+        return f"found {group[:80]!r}; names that begin with {SYSTEM_GROUP_PREFIX} belong to the broker. Choose another"
+    return _name_fault(group, MAX_GROUP_SIZE)
 
 
-def _name_fault(kind: str, name: object, limit: int) -> str | None:
+def _name_fault(name: object, limit: int) -> str | None:
     if not isinstance(name, str):
-        return f"found {type(name).__name__}; a {kind} is text"
+        return f"found {type(name).__name__}; allowed is text"
     if not name:
-        return f"found an empty {kind}"
+        return "found empty text; allowed is a name of at least one character"
     if _NAME.fullmatch(name) is None:
         return f"found {name[:80]!r}; allowed are the characters % | a-z A-Z 0-9 _ -"
     if len(name) > limit:
@@ -367,14 +367,14 @@ def put_topic_fault(topic: object) -> str | None:
         return fault
     assert isinstance(topic, str)
     if topic == BATCH_TOPIC:
-        return f"{BATCH_TOPIC} is the store's own; choose another"
+        return f"found {BATCH_TOPIC}, which the store uses itself. Choose another topic"
     why = _BROKER_TOPICS.get(topic)
     if topic.startswith(SYSTEM_TOPIC_PREFIX):
-        why = f"names that begin with {SYSTEM_TOPIC_PREFIX} are a broker's own"
+        why = f"names that begin with {SYSTEM_TOPIC_PREFIX} belong to the broker"
     elif topic.startswith(LMQ_PREFIX):
-        why = f"names that begin with {LMQ_PREFIX} are a broker's light queues, which have no messages of their own"
+        why = f"names that begin with {LMQ_PREFIX} are light queues, which have no messages of their own"
     if why is not None:
-        return f"found {topic!r}, which is reserved for RocketMQ's broker: {why}; choose another"
+        return f"found {topic!r}, which is reserved for RocketMQ's broker: {why}. Choose another topic"
     return None
 
 

@@ -100,7 +100,7 @@ def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | N
         if error is not None and (rows := np.flatnonzero(codes == code)).size:
             yield int(rows[0]), partial(_topic_again, error.reason)
     if int(codes.min()) < 0:
-        message = "topic: found null, and there is no topic for all rows"
+        message = "topic: found null, and no topic for all rows. Give one of them"
         yield int(np.argmin(codes)), partial(_topic_again, message)
 
 
@@ -115,7 +115,7 @@ def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
         return error
     if len(name) > MAX_V1_TOPIC_LENGTH and not limits.auto_message_version_on_topic_len:
         message = (
-            f"topic: found {len(name)} bytes; without autoMessageVersionOnTopicLen allowed are {MAX_V1_TOPIC_LENGTH}"
+            f"topic: found {len(name)} bytes; allowed are {MAX_V1_TOPIC_LENGTH} without autoMessageVersionOnTopicLen"
         )
         return MessageIllegalError(message, field="topic")
     return None
@@ -136,7 +136,7 @@ def _flag_fault(texts: ColumnTexts) -> Fault | None:
 def _queue_fault(texts: ColumnTexts) -> Fault | None:
     queue_ids = texts.columns.queue_id
     if queue_ids is None:
-        raise ValueError("queue_id: no queues were chosen; give a column queue_id with the queue of each message")
+        raise ValueError("queue_id: no queues were chosen. Give a column queue_id with the queue of each message")
     fits = (queue_ids >= 0) & (queue_ids <= MAX_QUEUE_ID)
     if fits.all():
         return None
@@ -187,7 +187,7 @@ def _twice_fault(entries: Entries, name_count: int) -> Fault | None:
     if not len(twice):
         return None
     item = int(twice.min())
-    message = f"property {_text_of(entries.names.slice(item, 1))!r}: found twice; a name has one value"
+    message = f"property {_text_of(entries.names.slice(item, 1))!r}: found twice; allowed is once"
     return int(entries.rows[item]), lambda row: MessageIllegalError(message, field="properties", row=row)
 
 

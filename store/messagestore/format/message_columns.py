@@ -110,7 +110,7 @@ class MessageColumns:
     def __post_init__(self) -> None:
         for name, column in vars(self).items():
             if column is not None and not isinstance(column, str | Mapping) and len(column) != self.row_count:
-                raise ValueError(f"{name}: {len(column)} rows, but {self.row_count} bodies")
+                raise ValueError(f"{name}: found {len(column)} rows; allowed are {self.row_count}, as there are bodies")
 
     @property
     def row_count(self) -> int:
@@ -157,11 +157,12 @@ class MessageColumns:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         found = _find(columns)
         if "body" not in found:
-            raise MessageIllegalError("body: there is no column body (or value)", field="body")
+            raise MessageIllegalError("body: found no column body (or value). Add one", field="body")
         if topic is None and "topic" not in found:
-            raise MessageIllegalError("topic: there is neither a column topic nor a topic for all rows", field="topic")
+            text = "topic: found neither a column topic nor a topic for all rows. Give one of them"
+            raise MessageIllegalError(text, field="topic")
         if topic is not None and not isinstance(topic, str):
-            raise MessageIllegalError(f"topic: found {type(topic).__name__}; a topic is text", field="topic")
+            raise MessageIllegalError(f"topic: found {type(topic).__name__}; allowed is text", field="topic")
         if queue_id is not None:
             check_queue_id(queue_id)
         given: dict[str, pa.Array] = {}
@@ -193,7 +194,7 @@ def _find(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> dict[str, pa.Arr
     known = [name for names in _NAMES.values() for name in names]
     for name in columns:
         if name not in known:
-            raise MessageIllegalError(f"column {name!r} is unknown; known are {', '.join(known)}", field=name)
+            raise MessageIllegalError(f"column {name!r}: no such column; allowed are {', '.join(known)}", field=name)
     found: dict[str, pa.Array] = {}
     for name, names in _NAMES.items():
         for alias in names:

@@ -66,14 +66,14 @@ def text_fault(text: object) -> str | None:
     if not isinstance(text, str):
         return f"found {type(text).__name__}; allowed is text"
     if not text:
-        return "found empty text, which RocketMQ drops; leave it out"
+        return "found empty text, which RocketMQ drops. Leave it out"
     if _SEPARATORS[0] in text or _SEPARATORS[1] in text:
-        return f"found {text[:80]!r}; the characters U+0001 and U+0002 separate properties and are not allowed"
+        return f"found {text[:80]!r}; allowed is text without U+0001 and U+0002, which separate properties"
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            return f"found {text[:80]!r}; a lone surrogate cannot be stored as UTF-8"
+            return f"found {text[:80]!r}; allowed is text that can be stored as UTF-8, without a lone surrogate"
     return None
 
 
@@ -104,8 +104,8 @@ def check_properties(properties: Mapping[str, str], row: int | None = None) -> N
 
 def reserved_fault(name: str) -> str:
     """The error text for a user's property that has one of RocketMQ's names."""
-    instead = {KEYS: "; use `keys`", TAGS: "; use `tags`", SHARDING_KEY: "; use the sharding key column"}.get(name, "")
-    return f"property {name!r}: the name has a meaning to RocketMQ and is not a user's{instead or '; choose another'}"
+    instead = {KEYS: "Use `keys`", TAGS: "Use `tags`", SHARDING_KEY: "Use the sharding key column"}
+    return f"property {name!r}: RocketMQ uses this name itself. {instead.get(name, 'Choose another name')}"
 
 
 def check_keys(keys: Sequence[str], row: int | None = None) -> None:
@@ -117,16 +117,16 @@ def check_keys(keys: Sequence[str], row: int | None = None) -> None:
         A key is not text, is empty, or contains a blank, a separator or a lone surrogate.
     """
     if isinstance(keys, str):
-        raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list", field="keys", row=row)
+        raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list of text", field="keys", row=row)
     try:
         each = iter(keys)
     except TypeError:
-        words = f"keys: found {type(keys).__name__}; allowed is a list"
+        words = f"keys: found {type(keys).__name__}; allowed is a list of text"
         raise MessageIllegalError(words, field="keys", row=row) from None
     for key in each:
         fault = text_fault(key)
         if fault is None and KEY_SEPARATOR in key:
-            fault = f"found {key[:80]!r}; a blank separates keys and is not allowed within one"
+            fault = f"found {key[:80]!r}; allowed is text without blanks, which separate keys"
         if fault is not None:
             raise MessageIllegalError(f"keys: {fault}", field="keys", row=row)
 

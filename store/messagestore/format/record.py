@@ -118,7 +118,7 @@ def topic_bytes(topic: str, auto_version: bool) -> tuple[int, bytes]:
     """
     fault = topic_fault(topic)
     if fault is None and len(topic) > MAX_V1_TOPIC_LENGTH and not auto_version:
-        fault = f"found {len(topic)} bytes; without autoMessageVersionOnTopicLen allowed are {MAX_V1_TOPIC_LENGTH}"
+        fault = f"found {len(topic)} bytes; allowed are {MAX_V1_TOPIC_LENGTH} without autoMessageVersionOnTopicLen"
     if fault is not None:
         raise MessageIllegalError(f"topic: {fault}", field="topic")
     magic = MAGIC_V2 if len(topic) > MAX_V1_TOPIC_LENGTH else MAGIC_V1
@@ -254,12 +254,11 @@ def host_flags(born_host: bytes, store_host: bytes) -> int:
 def too_large(field: str, size: int, limit: int, row: int | None = None) -> MessageIllegalError:
     """The error for a part of a message that exceeds its limit."""
     what = {
-        "body": "maxMessageSize; send less, or raise it",
-        "record": f"maxMessageSize and {RECORD_SIZE_RESERVE} more for topic and properties",
-    }.get(field, "the format's limit")
-    return MessageIllegalError(
-        f"{field}: found {size} bytes; allowed are {limit} ({what})", field=field, size=size, limit=limit, row=row
-    )
+        "body": "(maxMessageSize). Send less, or raise maxMessageSize",
+        "record": f"(maxMessageSize and {RECORD_SIZE_RESERVE} more for topic and properties)",
+    }.get(field, "(the format's limit)")
+    text = f"{field}: found {size} bytes; allowed are {limit} {what}"
+    return MessageIllegalError(text, field=field, size=size, limit=limit, row=row)
 
 
 def bad_number(message: Message, queue_id: int, row: int | None = None) -> MessageIllegalError | None:

@@ -142,7 +142,7 @@ def decode(
     """
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
-        raise ValueError(f"column {unknown[0]!r} is unknown; known are {', '.join(COLUMNS)}")
+        raise ValueError(f"column {unknown[0]!r}: no such column; allowed are {', '.join(COLUMNS)}")
     blocks = []
     for first in range(0, max(len(starts), 1), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)

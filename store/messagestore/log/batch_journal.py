@@ -464,7 +464,7 @@ class BatchJournal:
             raise CorruptionError(path, _CRC_POSITION, f"CRC-32 {crc:08x} of the header", "another one")
         if version != JOURNAL_FORMAT:
             raise NotAStoreError(
-                f"{path}: found format version {version}; this release knows {JOURNAL_FORMAT}; use a newer one",
+                f"{path}: found format version {version}; this release reads {JOURNAL_FORMAT}. Use a newer release",
                 path=path,
             )
         journal = cls(

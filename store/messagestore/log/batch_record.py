@@ -106,8 +106,7 @@ def check_app_id(app_id: str) -> None:
     if not app_id or size > MAX_APP_ID_SIZE or re.search(r"[\x00-\x20\x7f\ud800-\udfff]", app_id):
         raise MessageIllegalError(
             f"txnAppId: found {app_id[:80]!r} ({size} bytes); allowed are 1 to {MAX_APP_ID_SIZE} bytes of UTF-8 "
-            f"without blanks "
-            "and control characters",
+            "without blanks and control characters",
             field="txnAppId",
             size=size,
             limit=MAX_APP_ID_SIZE,

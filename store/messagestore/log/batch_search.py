@@ -164,6 +164,6 @@ def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:
         batch.physical_offset,
         f"a BATCH record of store {files.store_id}",
         f"one of store {batch.store_id} (a copied segment, or spark/store.json of another store or copy?)",
-        hint=f"Put back what belongs together: this log and its own folder {files.paths.spark}. Or move that folder "
-        "away and run `messagestore recover`: it is made again from the log, and the store gets a new id.",
+        hint=f"Put back a log and a folder {files.paths.spark} that belong together. Or move that folder away and run "
+        "`messagestore recover`, which rebuilds it from the log and gives the store a new id.",
     )

@@ -62,8 +62,9 @@ class LostEnd:
             self.end,
             f"{'segments' if gone else 'records'} up to {self.known_end} at least ({self.proof})",
             f"the end of the log; missing are {self.words}",
-            hint=f"Nothing was changed. Restore {os.path.basename(path)} and the segments behind it from a copy. To go "
-            "on without these messages, run `messagestore recover --accept-loss`: new messages get their numbers.",
+            hint=f"Nothing was changed. Restore {os.path.basename(path)} and the segments behind it from a copy. To "
+            "continue without these messages, run `messagestore recover --accept-loss`. New messages then get the "
+            "numbers of the lost ones.",
         )
 
 

@@ -43,7 +43,7 @@ class Fault(NamedTuple):
 
     def error(self) -> CorruptionError:
         """Return the error for callers that cannot repair the queue."""
-        hint = "The log has these messages: `messagestore recover` makes the queue again, and so does the next writer."
+        hint = "The messages are in the log. `messagestore recover`, or the next writer, rebuilds the queue from it."
         return CorruptionError(self.path, self.position, self.expected, self.found, hint=hint)
 
 

@@ -35,8 +35,8 @@ from messagestore.log.sealed_ends import SealedEnds
 FORMAT_VERSION = 2
 _FORMAT_1 = 1
 _HINT = (
-    "Restore this file from a copy. Or move it away and run `messagestore recover`: the id and the sizes are taken "
-    "from spark/journal, or from the log."
+    "Restore this file from a copy. Or move it away and run `messagestore recover`, which takes the id and the sizes "
+    "from spark/journal or from the log."
 )
 _NEW = "new-"
 ABORT_WORD = "messagestore"
@@ -177,8 +177,8 @@ class Identity:
             raise CorruptionError(path, 0, "a store's identity", damaged, hint=_HINT)
         if identity.version not in (FORMAT_VERSION, _FORMAT_1):
             raise NotAStoreError(
-                f"{path}: found format version {identity.version}; this release knows {FORMAT_VERSION}; use a newer "
-                f"one",
+                f"{path}: found format version {identity.version}; this release reads {FORMAT_VERSION}. Use a newer "
+                f"release",
                 path=path,
             )
         return identity
@@ -396,7 +396,7 @@ class StoreFiles:
         for path in gone:
             self.disk.unlink(path)
         if gone:
-            _log.info("deleted %d files of torn bytes that recoveries before had saved: %s", len(gone), ", ".join(gone))
+            _log.info("deleted %d files of torn bytes from earlier recoveries: %s", len(gone), ", ".join(gone))
         return gone
 
     def sync_derived(self) -> None:
@@ -471,11 +471,11 @@ def check_root(disk: Disk, paths: Paths) -> None:
     NotAStoreError
     """
     if disk.exists(paths.root) and not disk.is_folder(paths.root):
-        raise NotAStoreError(f"{paths.root}: found a file; a store is a folder", path=paths.root)
+        raise NotAStoreError(f"{paths.root}: found a file; allowed is a folder", path=paths.root)
     if not looks_like_store(disk, paths) and not is_free(disk, paths):
         found = ", ".join(disk.names(paths.root)[:5])
         raise NotAStoreError(
-            f"{paths.root}: found a folder with {found} in it; a store is made in a missing or empty folder only",
+            f"{paths.root}: found a folder with {found} in it; a new store needs a missing or empty folder",
             path=paths.root,
         )
 

@@ -92,7 +92,7 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: boo
     if identity is not None:
         return Established(write_identity(disk, paths, _checked(disk, paths, identity, copied)), [])
     if copied is not None:
-        note = f"{paths.identity} was missing: made again from {paths.journal}"
+        note = f"{paths.identity} was missing and was rebuilt from {paths.journal}"
         return Established(write_identity(disk, paths, copied), [note])
     return _made_again(disk, paths, config, accept_loss=accept_loss)
 
@@ -167,9 +167,9 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
     if first:
         return Established(identity, notes, first=True, searched_whole=whole)
     if store_id:
-        note = f"{paths.identity} was missing: the store's id {store_id} is that in `abort`"
+        note = f"{paths.identity} was missing and was rebuilt with the id in `abort`, {store_id}"
     else:
-        note = f"{paths.identity} was missing: {_new_id_words(identity)}"
+        note = f"{paths.identity} was missing and was rebuilt: {_new_id_words(identity)}"
     return Established(identity, [note, *notes])
 
 
@@ -204,7 +204,8 @@ def _search(files: StoreFiles) -> tuple[set[str], str]:
         start = log.segment_of(end - SEARCHED_SIZE)
     if end - start > _TOLD_SIZE:
         _log.warning(
-            "%s: has no folder spark/ and no queue of %s: its newest %d MiB of log are searched for batches, once",
+            "%s: the store has no folder spark/ and no queue of %s, so its newest %d MiB of log are searched for "
+            "batches, once",
             files.paths.root,
             BATCH_TOPIC,
             (end - start) >> 20,
@@ -224,21 +225,22 @@ def _search(files: StoreFiles) -> tuple[set[str], str]:
         whole, why = False, f"the search of the log ended at damage ({error.path}, offset {error.physical_offset})"
     if end - start > _TOLD_SIZE:
         took_s = time.monotonic() - begun_s
-        _log.warning("%s: searched in %.0f s; BATCH records: %s", files.paths.root, took_s, "yes" if ids else "none")
+        found = "found BATCH records" if ids else "found no BATCH record"
+        _log.warning("%s: the search took %.0f s and %s", files.paths.root, took_s, found)
     if whole:
         return ids, ""
     return ids, (
-        f"no batch of this project was found, and {why}: an application whose batches are not known must begin with "
-        "version 0, or with the one that `messagestore batches start` names"
+        f"no batch of this project was found, and {why}. An app whose batches are not known must begin with version 0, "
+        "or with the version that was set with `messagestore batches start`"
     )
 
 
 def _new_id_words(identity: Identity) -> str:
     if not identity.ancestors:
-        return f"nothing proves the store's id, so it has a new one, {identity.store_id}"
+        return f"nothing proves the store's earlier id, so it got a new one, {identity.store_id}"
     return (
-        f"this is a copy, and has a new id, {identity.store_id}; the batches in it are known, of store "
-        f"{', '.join(identity.ancestors)}"
+        f"the store is a copy and got a new id, {identity.store_id}; the batches of store "
+        f"{', '.join(identity.ancestors)} in it stay known"
     )
 
 

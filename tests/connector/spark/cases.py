@@ -50,7 +50,7 @@ def write(df, root: str, **options: str) -> None:
     df.write.format("messagestore").mode("append").options(**{"topic": "flights", **options}).save(root)
 
 
-@case(r"ConfigError: option startingoffset: no such option; did you mean startingOffsets\?")
+@case(r"ConfigError: option startingoffset: no such option\. Did you mean startingOffsets\?")
 def unknown_option(spark, root):
     read(spark, root, startingOffset="earliest").count()
 

@@ -35,7 +35,7 @@ def fault_of(first_row: int = 0, limits: StoreConfig = LIMITS, **columns: object
         ({"body": pa.array([b"x" * 200, None])}, 0, "body", "200"),
         ({"topic": pa.array(["T", "U", "T/U", "T/U"])}, 2, "topic", "T/U"),
         ({"topic": pa.array(["T", None])}, 1, "topic", "null"),
-        ({"topic": pa.array(["rmq_sys_spark_sink"])}, 0, "topic", "own"),
+        ({"topic": pa.array(["rmq_sys_spark_sink"])}, 0, "topic", "the store uses itself"),
         ({"topic": pa.array(["T", "T", "rmq_sys_wheel_timer"])}, 2, "topic", "reserved for RocketMQ's broker"),
         ({"topic": pa.array(["T", "SCHEDULE_TOPIC_XXXX"]).dictionary_encode()}, 1, "topic", "reserved"),
         ({"topic": pa.array([b"T", b"\xff"], pa.binary()).dictionary_encode()}, 1, "topic", "found"),

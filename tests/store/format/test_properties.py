@@ -78,7 +78,7 @@ def test_reserved_names_are_refused_with_advice() -> None:
     for name in properties.RESERVED_PROPERTIES:
         with pytest.raises(MessageIllegalError, match="RocketMQ"):
             properties.check_properties({"mine": "x", name: "y"})
-    with pytest.raises(MessageIllegalError, match="use `keys`"):
+    with pytest.raises(MessageIllegalError, match="Use `keys`"):
         properties.check_properties({"KEYS": "y"})
 
 

@@ -120,7 +120,7 @@ def test_no_rows_and_no_columns() -> None:
 
 def test_unknown_columns() -> None:
     data, starts, sizes = laid_out(records(1))
-    with pytest.raises(ValueError, match="'colour' is unknown; known are topic"):
+    with pytest.raises(ValueError, match="'colour': no such column; allowed are topic"):
         decode(data, starts, sizes, ["topic", "colour"])
 
 

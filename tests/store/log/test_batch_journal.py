@@ -205,7 +205,7 @@ def test_a_newer_format_is_refused() -> None:
     data = bytearray(filled().to_bytes())
     data[8:12] = struct.pack(">i", 3)
     data[60:64] = struct.pack(">I", zlib.crc32(data[:60]))
-    with pytest.raises(NotAStoreError, match="use a newer one"):
+    with pytest.raises(NotAStoreError, match="Use a newer release"):
         BatchJournal.from_bytes(bytes(data))
 
 

@@ -41,7 +41,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     root = filled(tmp_path / "s", 4)
     path = root / "spark" / "store.json"
     path.write_text(path.read_text().replace('"formatVersion": 2', '"formatVersion": 3'))
-    with pytest.raises(NotAStoreError, match="use a newer one"):
+    with pytest.raises(NotAStoreError, match="Use a newer release"):
         MessageStore.open(root, SMALL)
 
 
@@ -140,7 +140,7 @@ def with_queue(root: Path, folder: str) -> Path:
 
 @pytest.mark.parametrize(
     ("folder", "topic", "named"),
-    [("consumequeue/%LMQ%a/0", "%LMQ%a", "light queue"), ("batchconsumequeue/b/0", "b", "BatchConsumeQueues")],
+    [("consumequeue/%LMQ%a/0", "%LMQ%a", "light queue"), ("batchconsumequeue/b/0", "b", "batch queues")],
 )
 def test_queues_of_another_kind_look_empty(tmp_path: Path, folder: str, topic: str, named: str) -> None:
     """A topic with light or batch queues was shown as one without messages: it is refused by name."""

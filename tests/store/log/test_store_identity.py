@@ -207,7 +207,7 @@ def test_all_of_spark_is_lost(tmp_path: Path, how: str) -> None:
     identity = Identity.read(Disk(), Paths(root).identity)
     assert identity is not None and identity.store_id != before
     assert identity.ancestors == (before,)
-    assert any("this is a copy, and has a new id" in note and before in note for note in notes)
+    assert any("is a copy and got a new id" in note and before in note for note in notes)
 
 
 def test_a_copy_of_a_copy(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_queue_without_a_folder(tmp_path: Path, how: str, what: str) -> None:
     root = (store_with if how == "closed" else left_by_a_kill)(tmp_path / "s")
     shutil.rmtree(root / what)
     if how == "closed" and what.endswith("1"):
-        with pytest.raises(CorruptionError, match="`messagestore recover` makes the queue again"):
+        with pytest.raises(CorruptionError, match="`messagestore recover`, or the next writer, rebuilds the queue"):
             check_known(root)
         with MessageStore.open(root, ONE_SEGMENT) as s:
             assert append(s, 3) == "appended"  # the queue is made again when it is written next
@@ -564,7 +564,7 @@ def test_the_folder_spark_of_another_copy(tmp_path: Path, same_id: bool) -> None
     shutil.copytree(first / "spark", second / "spark")
     if not same_id:
         for _ in range(2):
-            with pytest.raises(CorruptionError, match=r"of another store or copy.*belongs together"):
+            with pytest.raises(CorruptionError, match=r"of another store or copy.*belong together"):
                 MessageStore.open(second, ONE_SEGMENT)
         shutil.rmtree(second / "spark")  # as the error says
     with MessageStore.open(second, ONE_SEGMENT) as store:

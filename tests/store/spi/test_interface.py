@@ -539,7 +539,7 @@ def test_another_store_at_the_path(stores: Stores, root: str) -> None:
 
 def test_something_else_at_the_path(stores: Stores, root: str) -> None:
     Path(root, "letters").mkdir(parents=True)
-    with pytest.raises(NotAStoreError, match="a store is made in a missing or empty folder only"):
+    with pytest.raises(NotAStoreError, match="a new store needs a missing or empty folder"):
         writer_of(stores, root)
     assert [path.name for path in Path(root).iterdir()] == ["letters"]
 

@@ -917,7 +917,7 @@ def test_a_store_with_rocksdb_queues_is_refused_by_name(tmp_path: Path) -> None:
     """It has no queue files: it looked empty without a fault while its broker ran, and had false ones after."""
     root = filled(tmp_path / "s", 4)
     (root / "consumequeue" / "CURRENT").write_text("MANIFEST-000005\n")
-    with pytest.raises(NotAStoreError, match="found RocksDB queues"):
+    with pytest.raises(NotAStoreError, match="found queues in RocksDB"):
         verify(root)
 
 
