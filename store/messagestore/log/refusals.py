@@ -64,14 +64,14 @@ def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
     found = dict(config.broker_settings)
     refused = why_not_written(found)
     if refused is None and found.get("forceVerifyPropCRC", "").lower() == "true" and not config.enabled_append_prop_crc:
-        refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC; set enabledAppendPropCRC=true"
+        refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC. Set enabledAppendPropCRC=true"
     path = found.get("storePathCommitLog")
     of_this_store = os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
     if path and of_this_store and os.path.realpath(path) != os.path.realpath(paths.commit_log):
-        link = f"make {paths.commit_log} a symbolic link to that folder"
+        link = f"Make {paths.commit_log} a symbolic link to that folder"
         refused = refused or (
             "storePathCommitLog",
-            f"its log is elsewhere, and a second one would be made here; {link}",
+            f"its log is elsewhere, and a second one would be created here. {link}",
         )
     if refused is not None:
         key, reason = refused
@@ -98,8 +98,8 @@ def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None
     if missing:
         keys = " and ".join(missing)
         raise ConfigError(
-            f"{paths.root}: a broker made this store, and no file in it says how large its files are to be; with other "
-            f"sizes the broker does not start. Give the broker's own file (broker.conf) as storeConfig or "
+            f"{paths.root}: a broker created this store, and no file in it says which file sizes the broker uses. With "
+            f"other sizes the broker does not start. Give the broker's own file (broker.conf) as storeConfig or "
             f"--store-config, or a file with {keys}",
             key=missing[0],
         )
@@ -119,11 +119,13 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     _refuse_elected(disk, paths)
     folder = os.path.join(paths.root, _BATCH_QUEUES)
     if disk.names(folder):
-        raise NotAStoreError(f"{folder}: found BatchConsumeQueues; only simple queues can be written", path=paths.root)
+        text = f"{folder}: found RocketMQ's batch queues; only simple queues can be written. Send to the broker instead"
+        raise NotAStoreError(text, path=paths.root)
     light = [name for name in disk.names(paths.consume_queue) if name.startswith(LMQ_PREFIX)]
     if light:
         raise NotAStoreError(
-            f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written",
+            f"{paths.consume_queue}: found the light queue {light[0]} (enableLmq); only simple queues can be written. "
+            f"Send to the broker instead",
             path=paths.root,
         )
     if not disk.is_folder(paths.consume_queue):
@@ -138,8 +140,8 @@ def _refuse_elected(disk: Disk, paths: Paths) -> None:
     found = sorted(_CONTROLLER_FILES.intersection(names))
     if found:
         raise NotAStoreError(
-            f"{os.path.join(paths.root, found[0])}: found a file of the controller mode (enableControllerMode): its "
-            f"brokers elect a master, and cut what another one of them has not confirmed; send the messages to the "
+            f"{os.path.join(paths.root, found[0])}: found a file of the controller mode (enableControllerMode), in "
+            f"which brokers elect a master, and cut what no other one has confirmed. Send the messages to the "
             f"broker. If this broker has left that mode for good, stop it and delete {', '.join(found)}",
             path=paths.root,
         )
@@ -148,7 +150,7 @@ def _refuse_elected(disk: Disk, paths: Paths) -> None:
         if name.startswith(_DLEDGER_FOLDER) and disk.is_folder(folder):
             raise NotAStoreError(
                 f"{folder}: found the log of DLedger (enableDLegerCommitLog), which has another form than the "
-                f"CommitLog; send the messages to the broker",
+                f"CommitLog. Send the messages to the broker",
                 path=paths.root,
             )
 
@@ -181,7 +183,7 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
     if found is not None:
         raise NotAStoreError(
             f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq) "
-            f"that has no folder; only simple queues can be written, so let a broker make the queues again",
+            f"that has no folder; only simple queues can be written. Start a broker, which rebuilds these queues",
             path=paths.root,
         )
 
@@ -195,7 +197,7 @@ def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
     """
     if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
         raise NotAStoreError(
-            f"{paths.consume_queue}: found RocksDB queues (storeType=defaultRocksDB); only file queues can be "
+            f"{paths.consume_queue}: found queues in RocksDB (storeType=defaultRocksDB); only queues in files can be "
             f"read and written",
             path=paths.root,
         )
@@ -208,13 +210,13 @@ def check_readable_topic(files: StoreFiles, topic: str) -> None:
     ------
     ConfigError
     """
-    found = ""
+    fault = ""
     if topic.startswith(LMQ_PREFIX):
-        found = "a light queue (enableLmq): it points to messages of other topics; read those topics"
+        fault = "found a light queue (enableLmq), which points to messages of other topics. Read those topics instead"
     elif files.disk.exists(os.path.join(files.paths.root, _BATCH_QUEUES, topic)):
-        found = "BatchConsumeQueues (queue.type=BatchCQ)"
-    if found:
-        raise ConfigError(f"topic {topic!r}: found {found}; only simple queues can be read", key="topic", value=topic)
+        fault = "found batch queues (queue.type=BatchCQ); only simple queues can be read"
+    if fault:
+        raise ConfigError(f"topic {topic!r}: {fault}", key="topic", value=topic)
 
 
 def check_simple_topic(files: StoreFiles, topic: str) -> None:
