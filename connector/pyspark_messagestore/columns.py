@@ -15,14 +15,27 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore import ConfigError, MessageColumns, MessageIllegalError
-from messagestore.spi import ColumnTexts, java_hashes, queue_of_hash, valid_of
+from messagestore import ConfigError, MessageColumns, MessageIllegalError, StoreConfig
+from messagestore.spi import (
+    ColumnTexts,
+    all_faults,
+    array_of,
+    check_properties,
+    java_hashes,
+    numpy_of,
+    queue_of_hash,
+    valid_of,
+)
+from pyspark_messagestore.unique_keys import UniqueKeys
 
 _TEXTUAL = ("string", "binary")
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _TIMES = ("timestamp", "timestamp_ntz", "bigint", "int")
+_PROPERTY_TYPES = ("string", *_WHOLE, "boolean", "date")
+"""Types of columns that may become properties: those whose text is the same in Spark and Arrow."""
 
 ACCEPTED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "body": ("body", _TEXTUAL, "binary or string"),
@@ -79,13 +92,18 @@ class Mapping:
     indices : tuple of int
     names : tuple of str
         The store's names of these columns.
+    extra_indices : tuple of int
+    extra_names : tuple of str
+        The columns that become properties, and the names of these.
     """
 
     indices: tuple[int, ...]
     names: tuple[str, ...]
+    extra_indices: tuple[int, ...] = ()
+    extra_names: tuple[str, ...] = ()
 
 
-def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
+def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str = "error") -> Mapping:
     """Check the columns of a DataFrame.
 
     Parameters
@@ -94,6 +112,8 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
         The name and Spark's type (`simpleString`) of each column.
     topic : str | None
         The option `topic`.
+    unknown : str
+        The option `unknownColumns`: "error", "ignore" or "properties".
 
     Raises
     ------
@@ -101,16 +121,22 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
         A column is unknown, is missing or has the wrong type.
     """
     found: dict[str, tuple[int, int]] = {}
+    extras: dict[str, int] = {}
     order = list(ACCEPTED)
     for index, (name, kind) in enumerate(columns):
         if name.lower() in ASSIGNED:
             continue
         if name.lower() not in ACCEPTED:
-            raise ConfigError(
-                f"column {name}: no such column; the sink takes {_KNOWN}; drop it, or put its value into the body or "
-                f"the properties",
-                key=name,
-            )
+            if unknown == "error":
+                raise ConfigError(
+                    f"column {name}: no such column; the sink takes {_KNOWN}; drop the column, put its value into the "
+                    f"body or the properties, or set unknownColumns to properties or ignore",
+                    key=name,
+                )
+            if unknown == "properties":
+                _check_extra(name, kind, extras)
+                extras[name] = index
+            continue
         stored, kinds, allowed = ACCEPTED[name.lower()]
         if kind not in kinds:
             raise ConfigError(f"column {name}: found type {kind}; allowed is {allowed}", key=name, value=kind)
@@ -123,7 +149,26 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None) -> Mapping:
         )
     if "topic" not in found and topic is None:
         raise ConfigError("topic: found neither the option topic nor a column topic; give one of them", key="topic")
-    return Mapping(tuple(index for _, index in found.values()), tuple(found))
+    return Mapping(tuple(index for _, index in found.values()), tuple(found), tuple(extras.values()), tuple(extras))
+
+
+def _check_extra(name: str, kind: str, extras: dict[str, int]) -> None:
+    """Refuse a column that cannot become a property."""
+    try:
+        check_properties({name: "value"})
+    except MessageIllegalError as error:
+        raise ConfigError(
+            f"column {name}: cannot become a property: {error.reason}; rename or drop the column", key=name
+        ) from None
+    if kind not in _PROPERTY_TYPES:
+        raise ConfigError(
+            f"column {name}: found type {kind}; a column that becomes a property (unknownColumns=properties) has type "
+            f"{', '.join(_PROPERTY_TYPES)}; cast it to string",
+            key=name,
+            value=kind,
+        )
+    if name in extras:
+        raise ConfigError(f"column {name}: found twice; a property has one value; drop one of them", key=name)
 
 
 @dataclass
@@ -141,6 +186,8 @@ class Mapper:
         Returns the number of queues of a topic.
     seed : str
         It determines the queue with which the turns begin: the same one for the same batch and partition.
+    unique_keys : UniqueKeys | None
+        Gives each message a UNIQ_KEY.
     """
 
     mapping: Mapping
@@ -148,25 +195,70 @@ class Mapper:
     selector: str
     queue_count: Callable[[str], int]
     seed: str
+    unique_keys: UniqueKeys | None = None
     _turn: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._turn = zlib.crc32(self.seed.encode())
 
-    def messages(self, batch: pa.RecordBatch, first_row: int) -> ColumnTexts:
-        """The messages of a batch, with queues; `first_row` is the number of its first row in the task, for errors."""
-        columns = [_plain_headers(batch.column(index)) for index in self.mapping.indices]
-        named = pa.RecordBatch.from_arrays(columns, names=list(self.mapping.names))
-        texts = ColumnTexts(MessageColumns.from_arrow(named, topic=self.topic))
+    def messages(self, batch: pa.RecordBatch, first_row: int, numbers: NDArray[np.int64] | None = None) -> ColumnTexts:
+        """The messages of a batch, with queues.
+
+        Parameters
+        ----------
+        first_row : int
+            The number of the first row in the task, for errors.
+        numbers : int64[n] | None
+            The numbers of the rows in the task; None: one after the other from `first_row` on.
+        """
+        texts = self._texts(self.columns(batch))
         texts.columns.queue_id = self._queues(texts, first_row)
+        if self.unique_keys is not None:
+            if numbers is None:
+                numbers = np.arange(first_row, first_row + batch.num_rows)
+            texts.columns.unique_key = self.unique_keys(numbers)
         return texts
 
-    def _queues(self, texts: ColumnTexts, first_row: int) -> NDArray[np.int32]:
-        codes = texts.topic_codes
+    def faults(self, batch: pa.RecordBatch, first_row: int, limits: StoreConfig) -> dict[int, MessageIllegalError]:
+        """An error for each row of a batch that cannot be stored, by the row in the batch."""
+        columns = self.columns(batch)
+        errors: dict[int, MessageIllegalError] = {}
+        for name in ("queueId", "flag"):
+            if name in columns and pa.types.is_int64(columns[name].type):
+                columns[name] = _narrowed(columns[name], name, first_row, errors)
+        texts = self._texts(columns)
+        if self.selector == "auto" and texts.columns.queue_id is not None:
+            given, is_given = texts.columns.queue_id, valid_of(texts.columns.given["queue_id"])
+            counts = self._counts(texts)
+            for row in np.flatnonzero(is_given & ((given < 0) | (given >= counts))).tolist():
+                errors[row] = _queue_error(given, counts, row, first_row)
+        texts.columns.queue_id = np.zeros(batch.num_rows, np.int32)
+        return {**all_faults(texts, limits, first_row), **errors}
+
+    def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns of a batch by the store's names."""
+        mapping = self.mapping
+        columns = {name: batch.column(index) for name, index in zip(mapping.names, mapping.indices, strict=True)}
+        if "properties" in columns:
+            columns["properties"] = _plain_headers(columns["properties"])
+        if mapping.extra_names:
+            extras = {n: batch.column(i) for n, i in zip(mapping.extra_names, mapping.extra_indices, strict=True)}
+            columns["properties"] = _with_extras(columns.get("properties"), extras)
+        return columns
+
+    def _texts(self, columns: dict[str, pa.Array]) -> ColumnTexts:
+        return ColumnTexts(MessageColumns.from_arrow(pa.RecordBatch.from_pydict(columns), topic=self.topic))
+
+    def _counts(self, texts: ColumnTexts) -> NDArray[np.int32] | np.int32:
+        """The number of queues of each row's topic; one number if there is only one topic."""
         known = [self.queue_count(name) for name in texts.topic_names] or [1]
-        counts: NDArray[np.int32] | np.int32 = np.int32(known[0])
-        if len(known) > 1:
-            counts = np.array(known, np.int32)[codes]  # a null topic is refused by the encoder
+        if len(known) == 1:
+            return np.int32(known[0])
+        counts: NDArray[np.int32] = np.array(known, np.int32)[texts.topic_codes]  # a null topic is refused later
+        return counts
+
+    def _queues(self, texts: ColumnTexts, first_row: int) -> NDArray[np.int32]:
+        counts = self._counts(texts)
         given = texts.columns.queue_id if self.selector == "auto" else None
         if given is None:
             return self._chosen(texts, counts)
@@ -200,34 +292,66 @@ def _check_given(
 ) -> None:
     bad = np.flatnonzero(is_given & ((given < 0) | (given >= counts)))
     if len(bad):
-        row = int(bad[0])
-        count = int(np.broadcast_to(counts, given.shape)[row])
-        raise MessageIllegalError(
-            f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, the topic has {count} queues; drop the "
-            f"column to "
-            "have queues chosen, or create the topic with more",
-            field="queueId",
-            row=first_row + row,
+        raise _queue_error(given, counts, int(bad[0]), first_row)
+
+
+def _queue_error(
+    given: NDArray[np.int32], counts: NDArray[np.int32] | np.int32, row: int, first_row: int
+) -> MessageIllegalError:
+    count = int(np.broadcast_to(counts, given.shape)[row])
+    return MessageIllegalError(
+        f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, because the topic has {count} queues; drop "
+        f"the column to have queues chosen, or create the topic with more queues",
+        field="queueId",
+        row=first_row + row,
+    )
+
+
+def _narrowed(column: pa.Array, name: str, first_row: int, errors: dict[int, MessageIllegalError]) -> pa.Array:
+    """A column of int64 as int32. Numbers that do not fit become nulls, with an error for each row."""
+    values = numpy_of(column, null=0)
+    outside = (values < -(1 << 31)) | (values >= 1 << 31)
+    for row in np.flatnonzero(outside).tolist():
+        errors[row] = MessageIllegalError(
+            f"{name}: found {int(values[row])}; allowed is an int of 32 bits", field=name, row=first_row + row
         )
+    return pa.array(np.where(outside, 0, values).astype(np.int32), mask=outside | ~valid_of(column))
 
 
 def _plain_headers(column: pa.Array) -> pa.Array:
-    """Kafka's headers as a map; other columns unchanged."""
+    """Kafka's headers as a map of string to bytes; other columns unchanged."""
     if not pa.types.is_list(column.type) or not pa.types.is_struct(column.type.value_type):
         return column
     values = column.values
-    names = values.field("key")
-    texts = values.field("value")
-    try:
-        texts = texts.cast(pa.string())
-    except pa.ArrowInvalid:
-        raise MessageIllegalError(
-            "headers: found a value that is not UTF-8; RocketMQ's properties are text; encode it first, as with base64",
-            field="headers",
-        ) from None
-    kind = pa.map_(pa.string(), pa.string())
-    offsets = column.buffers()[1]
-    entries = pa.StructArray.from_arrays([names, texts], fields=[kind.key_field, kind.item_field])
-    return pa.Array.from_buffers(
-        kind, len(column), [column.buffers()[0], offsets], column.null_count, column.offset, [entries]
+    kind = pa.map_(pa.string(), values.field("value").type)
+    entries = pa.StructArray.from_arrays(
+        [values.field("key"), values.field("value")], fields=[kind.key_field, kind.item_field]
+    )
+    return pa.Array.from_buffers(kind, len(column), column.buffers()[:2], column.null_count, column.offset, [entries])
+
+
+def _with_extras(properties: pa.Array | None, extras: dict[str, pa.Array]) -> pa.Array:
+    """A map column that also has the values of other columns as text; a null value has no entry."""
+    names: list[pa.Array] = []
+    values: list[pa.Array] = []
+    rows: list[NDArray[np.int64]] = []
+    count = len(next(iter(extras.values())))
+    if properties is not None:
+        pair = pa.struct([("key", pa.binary()), ("value", pa.binary())])
+        lists = properties.cast(pa.map_(pa.binary(), pa.binary())).cast(pa.list_(pair))
+        rows.append(np.repeat(np.arange(count), numpy_of(pc.list_value_length(lists), null=0)))
+        entries = lists.flatten()
+        names.append(entries.field("key"))
+        values.append(entries.field("value"))
+    for name, column in extras.items():
+        valid = np.flatnonzero(valid_of(column))
+        rows.append(valid)
+        text = column.drop_null().cast(pa.string()).cast(pa.binary())
+        names.append(pa.array([name.encode()], pa.binary()).take(array_of(np.zeros(len(valid), np.int64))))
+        values.append(text)
+    of_rows = np.concatenate(rows)
+    order = array_of(np.argsort(of_rows, kind="stable"))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(of_rows, minlength=count))]).astype(np.int32)
+    return pa.MapArray.from_arrays(
+        array_of(offsets), pa.concat_arrays(names).take(order), pa.concat_arrays(values).take(order)
     )

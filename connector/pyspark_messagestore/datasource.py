@@ -155,7 +155,7 @@ class MessageStoreDataSource(DataSource):
 
     def _sink(self, options: SinkOptions, schema: StructType) -> Sink:
         columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
-        return Sink.plan(options, prepare(columns, options.topic), self.stores)
+        return Sink.plan(options, prepare(columns, options.topic, options.unknown_columns), self.stores)
 
 
 DefaultSource = MessageStoreDataSource

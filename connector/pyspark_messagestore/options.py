@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import json
 import os
 import re
@@ -127,6 +128,15 @@ def _store_path(text: str) -> str:
     return os.path.abspath(path)
 
 
+def _host(text: str) -> tuple[str, int]:
+    """An address without its brackets, and a port."""
+    host, colon, port = text.strip().rpartition(":")
+    address = ipaddress.ip_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
+    if not colon or (address.version == 6) != (host[:1] == "["):
+        raise ValueError
+    return str(address), _whole(0, 65535).parse(port)
+
+
 def _text(text: str) -> str:
     if not text:
         raise ValueError
@@ -139,6 +149,7 @@ _PATH = Kind(
     _store_path,
     "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)",
 )
+_HOST = Kind(_host, "an IP address and a port, such as 10.0.0.7:10911 or [fe80::1]:10911")
 _TEXT = Kind(_text, "a text that is not empty")
 _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
 _TOPIC = Kind(_put_topic, "a topic: letters, digits, and %|-_ , at most 127")
@@ -367,6 +378,67 @@ OPTIONS: tuple[Option, ...] = (
         "whether there is an index count only if this write creates the store, or if a broker created it and put no "
         "messages into it.",
     ),
+    Option(
+        SINK,
+        "unknownColumns",
+        _choice("error", "ignore", "properties"),
+        "error",
+        "What to do with a column that the sink does not know. `ignore` leaves it out. `properties` makes it a "
+        "property of the message, named as the column; a null has no property. Such a column has type string, boolean, "
+        "date or a whole number.",
+    ),
+    Option(
+        SINK,
+        "invalidRows",
+        _choice("fail", "deadLetter"),
+        "fail",
+        "What to do with a row that the store cannot hold (a null or too large body, an illegal topic, key, tag or "
+        "property, a queue that does not exist). `fail` refuses the batch. `deadLetter` writes the row to "
+        "`deadLetterTopic`, in the same batch.",
+    ),
+    Option(
+        SINK,
+        "deadLetterTopic",
+        _TOPIC,
+        None,
+        "The topic of dead letters; required with `invalidRows=deadLetter`. A dead letter has the body of its row (up "
+        "to `maxMessageSize`), and the properties `dlqReason`, `dlqField`, `dlqOrigin` (JSON: the row's other columns, "
+        "partition and number) and `dlqBodySize`.",
+    ),
+    Option(
+        SINK,
+        "uniqKey",
+        _BOOLEAN,
+        "false",
+        "`true`: each message gets a `UNIQ_KEY`, as a RocketMQ client would stamp it, so that RocketMQ's tools find "
+        "the message by its id. The key depends on app, version, partition and row. It costs 43 bytes and one index "
+        "entry a message.",
+    ),
+    Option(
+        SINK,
+        "storeHost",
+        _HOST,
+        None,
+        "The address (`host:port`) that is written into each record and is part of the message ids. Give the address "
+        "of the broker whose store this is.",
+        shown="that of the store's records; in a new store `brokerIP1` and `listenPort` of `storeConfig`",
+    ),
+    Option(
+        SINK,
+        "stagingDir",
+        _PATH,
+        None,
+        "The folder for the files in which tasks leave their rows until the commit. It must exist, and the driver and "
+        "all executors must see it.",
+        shown="`spark/staging` in the store",
+    ),
+    Option(
+        SINK,
+        "preallocate",
+        _BOOLEAN,
+        "false",
+        "`true`: a new segment gets all of its disk blocks at once, so that a full disk shows before rows are written.",
+    ),
     *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
     *_later(
         SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"
@@ -374,7 +446,6 @@ OPTIONS: tuple[Option, ...] = (
     *_later(SOURCE, "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
     *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys"),
     *_later(SOURCE, "rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
-    *_later(SINK, "invalidRows", "deadLetterTopic", "unknownColumns", "uniqKey", "stagingDir", "preallocate"),
 )
 
 
@@ -429,6 +500,13 @@ class SinkOptions:
     lock_timeout: float
     staging_ttl: float
     store_config: str | None
+    unknown_columns: str
+    invalid_rows: str
+    dead_letter_topic: str | None
+    uniq_key: bool
+    store_host: tuple[str, int] | None
+    staging_dir: str | None
+    preallocate: bool
 
     def config(self) -> StoreConfig:
         """The settings with which the store is written: those of `storeConfig`, overridden by the options.
@@ -449,10 +527,13 @@ class SinkOptions:
                     key="storeConfig",
                     value=self.store_config,
                 ) from None
+        if self.store_host is not None:
+            base = base.replace(broker_ip1=self.store_host[0], listen_port=self.store_host[1])
         return base.replace(
             flush_disk_type=self.flush_disk_type,
             max_message_size=self.max_message_size,
             lock_timeout=f"{self.lock_timeout:.3f}s",
+            preallocate=self.preallocate or base.preallocate,
         )
 
 
@@ -497,6 +578,15 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
             "foreachBatch, or leave txnVersionSource out",
             key="txnVersionSource",
             value="spark",
+        )
+    if parsed.invalid_rows == "deadLetter" and parsed.dead_letter_topic is None:
+        raise ConfigError(
+            "option invalidRows: found deadLetter without deadLetterTopic; give the topic of the dead letters",
+            key="deadLetterTopic",
+        )
+    if parsed.dead_letter_topic is not None and parsed.invalid_rows != "deadLetter":
+        raise ConfigError(
+            "option deadLetterTopic: found without invalidRows=deadLetter; give both or neither", key="deadLetterTopic"
         )
     return parsed
 
@@ -591,7 +681,7 @@ def table(side: str) -> str:
             meaning = option.meaning.replace("|", "\\|")
             lines.append(f"| `{option.name}`{f' ({names})' if names else ''} | {default} | {meaning} |")
     later = ", ".join(f"`{option.name}`" for option in OPTIONS if option.side == side and option.kind is None)
-    return "\n".join([*lines, "", f"Not built yet, and refused by name: {later}."])
+    return "\n".join([*lines, "", f"Not built yet, and refused by name: {later}."] if later else lines)
 
 
 def with_tables(text: str) -> str:

@@ -15,6 +15,7 @@ not mounted.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -39,6 +40,7 @@ from messagestore import (
     StoreError,
 )
 from messagestore.spi import (
+    APPENDED,
     LOCAL_STORES,
     SOURCE_SPARK,
     SOURCE_USER,
@@ -53,10 +55,14 @@ from messagestore.spi import (
     store_host_of,
 )
 from pyspark_messagestore.columns import Mapper, Mapping
+from pyspark_messagestore.dead_letters import DeadLetters
 from pyspark_messagestore.options import SinkOptions
+from pyspark_messagestore.unique_keys import UniqueKeys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
 
 CHUNK_ROWS = 65_536
 CHUNK_SIZE = 16 * 1024 * 1024
@@ -83,6 +89,10 @@ class StagedMessage(WriterCommitMessage):
         The id of the store at the path when the write was planned; empty if there was no store.
     host : str
         The host on which the task ran, for errors.
+    dead_letters : int
+        The number of rows that went to the dead-letter topic.
+    dead_letter : str
+        The error of the first of them.
     """
 
     partition_id: int
@@ -94,6 +104,8 @@ class StagedMessage(WriterCommitMessage):
     batch_id: str | None
     store_id: str
     host: str
+    dead_letters: int = 0
+    dead_letter: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,11 @@ class Sink:
     def _store(self) -> StoreWriter:
         """A writer for the store, on the driver or in a task."""
         return self.stores.writer(
-            self.options.path, self.config, staging_ttl_s=self.options.staging_ttl, ends_abruptly=in_worker()
+            self.options.path,
+            self.config,
+            staging_ttl_s=self.options.staging_ttl,
+            staging_dir=self.options.staging_dir,
+            ends_abruptly=in_worker(),
         )
 
     # ---- tasks
@@ -163,8 +179,10 @@ class Sink:
         staged = StagedFile("", 0, 0, 0)
         writer: Staging | None = None
         store = self._store()
-        mapper = self._mapper(store, f"{batch_id}/{partition_id}")
+        mapper = self._mapper(store, f"{batch_id}/{partition_id}", self._unique_keys(query_id, batch_id, partition_id))
         host = store_host_of(self.config)
+        hosts = {"store_host": host, "born_host": host[:-4] + bytes(4)}
+        letters = self._dead_letters(mapper, batch_id, partition_id, **hosts)
         write = Write(self.driver, self.write_id)
         if streaming and query_id and batch_id:  # one planned write for all batches of a run
             run_id = context.getLocalProperty("spark.jobGroup.id")
@@ -174,10 +192,14 @@ class Sink:
             for batch in gathered(batches):
                 if writer is None:
                     writer = store.stage(write, self.store_id)
-                texts = mapper.messages(batch, row)
-                writer.write(
-                    encode(texts, limits=self.config, store_host=host, born_host=host[:-4] + bytes(4), first_row=row)
-                )
+                try:
+                    rows = [encode(mapper.messages(batch, row), limits=self.config, first_row=row, **hosts)]
+                except MessageIllegalError:
+                    if letters is None:
+                        raise
+                    rows = list(letters.encoded(batch, row))
+                for chunk in rows:
+                    writer.write(chunk)
                 row += batch.num_rows
             if writer is not None:
                 staged = writer.finish()
@@ -196,9 +218,11 @@ class Sink:
             batch_id=batch_id,
             store_id=self.store_id,
             host=socket.gethostname(),
+            dead_letters=0 if letters is None else letters.count,
+            dead_letter="" if letters is None or letters.first is None else str(letters.first),
         )
 
-    def _mapper(self, store: StoreWriter, seed: str) -> Mapper:
+    def _mapper(self, store: StoreWriter, seed: str, unique_keys: UniqueKeys | None) -> Mapper:
         counts: dict[str, int] | None = None
 
         def queue_count(name: str) -> int:
@@ -207,7 +231,30 @@ class Sink:
                 counts = store.describe().queue_counts
             return counts.get(name, self.options.write_queue_nums)
 
-        return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed)
+        return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed, unique_keys)
+
+    def _unique_keys(self, query_id: str | None, batch_id: str | None, partition_id: int) -> UniqueKeys | None:
+        options = self.options
+        if not options.uniq_key:
+            return None
+        version = options.txn_version if options.txn_version is not None or batch_id is None else int(batch_id)
+        return UniqueKeys(options.txn_app_id or query_id, version, partition_id)
+
+    def _dead_letters(
+        self, mapper: Mapper, batch_id: str | None, partition_id: int, *, store_host: bytes, born_host: bytes
+    ) -> DeadLetters | None:
+        topic = self.options.dead_letter_topic
+        if topic is None:
+            return None
+        return DeadLetters(
+            mapper,
+            topic,
+            self.config,
+            store_host=store_host,
+            born_host=born_host,
+            batch=batch_id,
+            partition_id=partition_id,
+        )
 
     def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:
         """Refuse, in a task, a batch that no empty store accepts, before anything is created for it."""
@@ -251,7 +298,20 @@ class Sink:
         sink = self._planned(staged)
         sink._check_store(request)
         alone = batch_id is None and request.query_id is None  # the only commit of its job: its worker may be killed
-        return sink._commit(files, request, closing=alone and in_worker())
+        result = sink._commit(files, request, closing=alone and in_worker())
+        sink._tell_dead_letters(staged, result)
+        return result
+
+    def _tell_dead_letters(self, staged: list[StagedMessage], result: BatchResult) -> None:
+        count = sum(message.dead_letters for message in staged)
+        if count and result.status == APPENDED:
+            _log.warning(
+                "%s: %d rows of this batch cannot be stored and went to topic %s; the first one: %s",
+                self.options.path,
+                count,
+                self.options.dead_letter_topic,
+                next(message.dead_letter for message in staged if message.dead_letters),
+            )
 
     def _planned(self, staged: list[StagedMessage]) -> Sink:
         """The same sink for the store that the tasks saw."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from messagestore import ConfigError, MessageIllegalError
+from messagestore import ConfigError, MessageIllegalError, StoreConfig
 from messagestore.format.javahash import java_hash
 from pyspark_messagestore.columns import ASSIGNED, Mapper, prepare
 
@@ -117,7 +117,7 @@ def test_kafka_headers_become_properties() -> None:
     batch = pa.record_batch({"value": ["x", "y"], "headers": pa.array([[{"key": "a", "value": b"1"}], None], kind)})
     mapping = prepare([("value", "string"), ("headers", "array<struct<key:string,value:binary>>")], "t")
     columns = Mapper(mapping, "t", "auto", lambda _: 8, "").messages(batch, 0).columns
-    assert columns.properties.to_pylist() == [[("a", "1")], None]
+    assert columns.properties.to_pylist() == [[("a", b"1")], None]
     bad = pa.record_batch({"value": ["x"], "headers": pa.array([[{"key": "a", "value": b"\xff"}]], kind)})
-    with pytest.raises(MessageIllegalError, match="not UTF-8"):
-        Mapper(mapping, "t", "auto", lambda _: 8, "").messages(bad, 0)
+    mapper = Mapper(mapping, "t", "auto", lambda _: 8, "")
+    assert "not UTF-8. Encode bytes" in str(mapper.faults(bad, 0, StoreConfig())[0])

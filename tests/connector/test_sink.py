@@ -9,7 +9,6 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -33,32 +32,12 @@ from messagestore import (
 from messagestore.files.staging_files import process_token
 from messagestore.session import attached_store
 from messagestore.spi import local
-from pyspark_messagestore import sink as sink_module
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import sink_options
 from pyspark_messagestore.sink import BatchWriter, MessageStoreSink, Sink, StreamWriter, gathered
+from sink_tasks import settings, staged
 
 KINDS = [("body", "string"), ("keys", "array<string>")]
-
-
-@pytest.fixture
-def root(tmp_path: Path):
-    path = tmp_path / "store"
-    yield str(path)
-    attached_store(path).detach()
-
-
-@pytest.fixture
-def context(monkeypatch):
-    """Spark's TaskContext, as the sink sees it."""
-    state = SimpleNamespace(partition=0, properties={"sql.streaming.queryId": "q1", "streaming.sql.batchId": "0"})
-
-    def local_property(name: str) -> str | None:
-        return state.properties.get(name)
-
-    task = SimpleNamespace(partitionId=lambda: state.partition, getLocalProperty=local_property)
-    monkeypatch.setattr(sink_module.TaskContext, "get", staticmethod(lambda: task))
-    return state
 
 
 def planned(root: str, **options: str) -> Sink:
@@ -72,24 +51,8 @@ def make(root: str) -> None:
         pass
 
 
-def settings(root: str) -> Path:
-    small = Path(root).parent / "small.properties"
-    small.write_text("mappedFileSizeCommitLog=65536\nmaxHashSlotNum=100\nmaxIndexNum=400\n")
-    return small
-
-
 def rows(*bodies: str) -> pa.RecordBatch:
     return pa.record_batch({"body": list(bodies), "keys": pa.array([[b] for b in bodies], pa.list_(pa.string()))})
-
-
-def staged(sink: Sink, context, batch_id: int, *partitions: pa.RecordBatch) -> list:
-    """What the tasks of a micro-batch leave, as it arrives at the driver."""
-    context.properties["streaming.sql.batchId"] = str(batch_id)
-    messages = []
-    for partition, batch in enumerate(partitions):
-        context.partition = partition
-        messages.append(pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sink)).stage(iter([batch])))))
-    return messages
 
 
 def contents(root: str) -> list[str]:

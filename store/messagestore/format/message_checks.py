@@ -1,13 +1,13 @@
 """Checks that every row of a batch is legal.
 
-Each check looks at a whole column and yields the rows that it refuses; `first_fault` returns the error of the first
-such row. A batch with one bad row is refused completely, before anything is written.
+Each check looks at a whole column and yields the rows that it refuses. `first_fault` returns the error of the first
+such row: a batch with one bad row is refused completely, before anything is written. `all_faults` returns an error for
+each bad row, for a caller that puts bad rows elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,11 @@ from messagestore.format.message_columns import ColumnTexts, Entries
 from messagestore.format.properties import RESERVED_PROPERTIES, check_keys, check_properties, check_tags
 from messagestore.format.record import too_large
 
-Fault = tuple[int, Callable[[int], MessageIllegalError]]
-"""A row of the batch, and a function that makes its error from the number of the row in the user's batch."""
+Fault = tuple[NDArray[np.int64], Callable[[int, int], MessageIllegalError]]
+"""The rows that one check refuses, in ascending order, and a function that makes the error of one of them.
+
+The function takes the row in the batch, and the number of that row for the error's text.
+"""
 
 
 def first_fault(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> MessageIllegalError | None:
@@ -45,11 +48,31 @@ def first_fault(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> 
     first_row : int
         The number of row 0 in the user's batch.
     """
-    faults = [fault for fault in _faults(texts, limits) if fault is not None]
+    faults = list(_faults(texts, limits))
     if not faults:
         return None
-    row, error = min(faults, key=lambda fault: fault[0])
-    return error(first_row + row)
+    rows, error = min(faults, key=lambda fault: fault[0][0])
+    row = int(rows[0])
+    return error(row, first_row + row)
+
+
+def all_faults(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> dict[int, MessageIllegalError]:
+    """An error for each row that cannot be stored, by the row in the batch.
+
+    A property string that exceeds the format's limit is not found here, because its size is known only when the batch
+    is encoded.
+
+    Parameters
+    ----------
+    first_row : int
+        The number of row 0 in the user's batch.
+    """
+    errors: dict[int, MessageIllegalError] = {}
+    for rows, error in _faults(texts, limits):
+        for row in rows.tolist():
+            if row not in errors:
+                errors[row] = error(row, first_row + row)
+    return errors
 
 
 def sizes_fault(sizes: NDArray[np.int64], first_row: int) -> MessageIllegalError | None:
@@ -60,20 +83,21 @@ def sizes_fault(sizes: NDArray[np.int64], first_row: int) -> MessageIllegalError
     return too_large("properties", int(sizes[bad[0]]), MAX_PROPERTIES_SIZE, first_row + int(bad[0]))
 
 
-def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | None]:
-    yield _body_fault(texts, limits)
+def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
+    """The faults of all columns; each has at least one row."""
+    yield from _body_faults(texts, limits)
     yield from _topic_faults(texts, limits)
-    yield _queue_fault(texts)
-    yield _flag_fault(texts)
+    yield from _queue_faults(texts)
+    yield from _flag_faults(texts)
     yield from _key_faults(texts)
-    yield _text_fault(texts.tags, check_tags)
+    yield from _text_faults(texts.tags, check_tags)
     if texts.unique_key is not None:
-        yield _text_fault(texts.unique_key, lambda value, row: check_keys((value,), row), blanks=True)
+        yield from _text_faults(texts.unique_key, lambda value, row: check_keys((value,), row), blanks=True)
     if texts.entries is not None:
         yield from _property_faults(texts.entries)
 
 
-def _body_fault(texts: ColumnTexts, limits: StoreConfig) -> Fault | None:
+def _body_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
     """Refuse bodies that are null or exceed maxMessageSize.
 
     No record then exceeds its own limit, because the reserve is enough for all other parts.
@@ -81,16 +105,14 @@ def _body_fault(texts: ColumnTexts, limits: StoreConfig) -> Fault | None:
     body, limit = texts.body, limits.max_message_size
     sizes = lengths_of(body)
     large = np.flatnonzero(sizes > limit)
-    null = np.flatnonzero(~valid_of(body)) if body.null_count else large[:0]
-    if len(null) and not (len(large) and large[0] < null[0]):
-        message = "body: found null; allowed are bytes (empty ones, too)"
-        return int(null[0]), lambda row: MessageIllegalError(message, field="body", row=row)
     if len(large):
-        return int(large[0]), lambda row: too_large("body", int(sizes[large[0]]), limit, row)
-    return None
+        yield large, lambda row, number: too_large("body", int(sizes[row]), limit, number)
+    null = np.flatnonzero(~valid_of(body)) if body.null_count else large[:0]
+    if len(null):
+        yield null, _same("body: found null; allowed are bytes (empty ones, too)", "body")
 
 
-def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | None]:
+def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
     """Check each name once. A bad name is a fault only in the rows that have it."""
     codes = texts.topic_codes
     if not len(codes):
@@ -98,14 +120,17 @@ def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault | N
     for code, name in enumerate(texts.topic_names):
         error = _topic_error(name, limits)
         if error is not None and (rows := np.flatnonzero(codes == code)).size:
-            yield int(rows[0]), partial(_topic_again, error.reason)
+            yield rows, _same(error.reason, "topic")
     if int(codes.min()) < 0:
-        message = "topic: found null, and no topic for all rows. Give one of them"
-        yield int(np.argmin(codes)), partial(_topic_again, message)
+        yield (
+            np.flatnonzero(codes < 0),
+            _same("topic: found null, and no topic for all rows. Give one of them", "topic"),
+        )
 
 
-def _topic_again(reason: str, row: int) -> MessageIllegalError:
-    return MessageIllegalError(reason, field="topic", row=row)
+def _same(reason: str, field: str) -> Callable[[int, int], MessageIllegalError]:
+    """The same error for every row that a check refuses."""
+    return lambda _row, number: MessageIllegalError(reason, field=field, row=number)
 
 
 def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
@@ -121,42 +146,45 @@ def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
     return None
 
 
-def _flag_fault(texts: ColumnTexts) -> Fault | None:
+def _flag_faults(texts: ColumnTexts) -> Iterator[Fault]:
     """Refuse numbers that do not fit into an int32."""
     flags = texts.columns.flag
     if flags is None or flags.dtype == np.int32:
-        return None
+        return
     outside = np.flatnonzero((flags < -(1 << 31)) | (flags >= 1 << 31))
-    if not len(outside):
-        return None
-    message = f"flag: found {flags[outside[0]]}; allowed is an int of 32 bits"
-    return int(outside[0]), lambda row: MessageIllegalError(message, field="flag", row=row)
+    if len(outside):
+        yield (
+            outside,
+            lambda row, number: MessageIllegalError(
+                f"flag: found {flags[row]}; allowed is an int of 32 bits", field="flag", row=number
+            ),
+        )
 
 
-def _queue_fault(texts: ColumnTexts) -> Fault | None:
+def _queue_faults(texts: ColumnTexts) -> Iterator[Fault]:
     queue_ids = texts.columns.queue_id
     if queue_ids is None:
         raise ValueError("queue_id: no queues were chosen. Give a column queue_id with the queue of each message")
-    fits = (queue_ids >= 0) & (queue_ids <= MAX_QUEUE_ID)
-    if fits.all():
-        return None
-    row = int(np.argmin(fits))
-    return row, _raised(lambda number: check_queue_id(int(queue_ids[row]), number))
+    outside = np.flatnonzero((queue_ids < 0) | (queue_ids > MAX_QUEUE_ID))
+    if len(outside):
+        yield outside, _raised(lambda row, number: check_queue_id(int(queue_ids[row]), number))
 
 
-def _key_faults(texts: ColumnTexts) -> Iterator[Fault | None]:
+def _key_faults(texts: ColumnTexts) -> Iterator[Fault]:
     keys = texts.keys
     if keys is None or not len(keys.texts):
         return
     ends = np.cumsum(keys.counts)
+    yield from _text_faults(
+        keys.texts,
+        lambda value, row: check_keys((value,), row),
+        blanks=True,
+        nulls=True,
+        rows_of=lambda items: np.searchsorted(ends, items, "right"),
+    )
 
-    def to_row(item: int) -> int:
-        return int(np.searchsorted(ends, item, "right"))
 
-    yield _text_fault(keys.texts, lambda value, row: check_keys((value,), row), blanks=True, nulls=True, to_row=to_row)
-
-
-def _property_faults(entries: Entries) -> Iterator[Fault | None]:
+def _property_faults(entries: Entries) -> Iterator[Fault]:
     """Check the names in the dictionary, and the names and values of a row item by item if one of them is bad."""
     names = plain(entries.names.dictionary)
     bad_codes = set(_bad_items(names, blanks=False, nulls=True))
@@ -169,26 +197,36 @@ def _property_faults(entries: Entries) -> Iterator[Fault | None]:
     bad[_bad_items(entries.values, blanks=False, nulls=True)] = True
     items = np.flatnonzero(bad)
     if len(items):
-        item = int(items[0])
-        pair: Any = {_text_of(entries.names.slice(item, 1)): _text_of(entries.values.slice(item, 1))}
-        yield int(entries.rows[item]), _raised(lambda row: check_properties(pair, row))
-    yield _twice_fault(entries, len(names))
+        rows, firsts = np.unique(entries.rows[items], return_index=True)
+
+        def check(row: int, number: int) -> None:
+            item = int(items[firsts[np.searchsorted(rows, row)]])
+            pair: Any = {_text_of(entries.names.slice(item, 1)): _text_of(entries.values.slice(item, 1))}
+            check_properties(pair, number)
+
+        yield rows, _raised(check)
+    yield from _twice_faults(entries, len(names))
 
 
-def _twice_fault(entries: Entries, name_count: int) -> Fault | None:
+def _twice_faults(entries: Entries, name_count: int) -> Iterator[Fault]:
     """Refuse a name that a row has twice, because one of its two values would be lost."""
     if int(entries.counts.max()) < 2:
-        return None
+        return
     pairs = entries.rows * np.int64(name_count + 1) + entries.name_codes
     if bool((pairs[1:] > pairs[:-1]).all()):
-        return None  # all rows have the names in the same order
+        return  # all rows have the names in the same order
     order = np.argsort(pairs, kind="stable")
-    twice = order[1:][pairs[order[1:]] == pairs[order[:-1]]]
+    twice = np.sort(order[1:][pairs[order[1:]] == pairs[order[:-1]]])
     if not len(twice):
-        return None
-    item = int(twice.min())
-    message = f"property {_text_of(entries.names.slice(item, 1))!r}: found twice; allowed is once"
-    return int(entries.rows[item]), lambda row: MessageIllegalError(message, field="properties", row=row)
+        return
+    rows, firsts = np.unique(entries.rows[twice], return_index=True)
+
+    def error(row: int, number: int) -> MessageIllegalError:
+        item = int(twice[firsts[np.searchsorted(rows, row)]])
+        message = f"property {_text_of(entries.names.slice(item, 1))!r}: found twice; allowed is once"
+        return MessageIllegalError(message, field="properties", row=number)
+
+    yield rows, error
 
 
 # ---- texts
@@ -203,21 +241,27 @@ def _bad_items(array: pa.Array, *, blanks: bool, nulls: bool) -> list[int]:
     return bad
 
 
-def _text_fault(
+def _text_faults(
     array: pa.Array | None,
     check: Callable[[Any, int], object],
     *,
     blanks: bool = False,
     nulls: bool = False,
-    to_row: Callable[[int], int] = int,
-) -> Fault | None:
-    """The first bad item of a plain array. `check`, the rule for a single message, says what is wrong with it."""
+    rows_of: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda items: items,
+) -> Iterator[Fault]:
+    """The bad items of a plain array. `check`, the rule for a single message, says what is wrong with an item."""
     bad = _bad_items(array, blanks=blanks, nulls=nulls) if array is not None and len(array) else []
     if not bad:
-        return None
-    item = min(bad)
-    value = _text_of(plain(array).slice(item, 1))
-    return to_row(item), _raised(lambda row: check(value, row))
+        return
+    items = np.unique(np.array(bad, np.int64))
+    rows, firsts = np.unique(rows_of(items), return_index=True)
+    texts = plain(array)
+    yield (
+        rows,
+        _raised(
+            lambda row, number: check(_text_of(texts.slice(int(items[firsts[np.searchsorted(rows, row)]]), 1)), number)
+        ),
+    )
 
 
 def _text_of(item: pa.Array) -> str | None:
@@ -226,14 +270,14 @@ def _text_of(item: pa.Array) -> str | None:
     return None if value is None else str(value, "utf-8", "surrogateescape")
 
 
-def _raised(check: Callable[[int], object]) -> Callable[[int], MessageIllegalError]:
+def _raised(check: Callable[[int, int], object]) -> Callable[[int, int], MessageIllegalError]:
     """The error that a check of one message raises."""
 
-    def error(row: int) -> MessageIllegalError:
+    def error(row: int, number: int) -> MessageIllegalError:
         try:
-            check(row)
+            check(row, number)
         except MessageIllegalError as raised:
             return raised
-        raise AssertionError(f"row {row} is refused as one of a batch and accepted alone")
+        raise AssertionError(f"row {number} is refused as one of a batch and accepted alone")
 
     return error

@@ -10,6 +10,7 @@ Source: RocketMQ `common/message/MessageDecoder.java`, `MessageConst.java`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from messagestore.errors import MessageIllegalError
@@ -73,7 +74,9 @@ def text_fault(text: object) -> str | None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            return f"found {text[:80]!r}; allowed is text that can be stored as UTF-8, without a lone surrogate"
+            if re.search("[\ud800-\udbff]|[\udc00-\udc7f]|[\udd00-\udfff]", text):
+                return f"found {text[:80]!r}; allowed is text that can be stored as UTF-8, without a lone surrogate"
+            return f"found {text[:80]!r}, which is not UTF-8. Encode bytes as text first, for example with base64"
     return None
 
 

@@ -164,7 +164,10 @@ def encode(
 ) -> bytearray:
     """Return the whole record, stamped, including `__CRC32#`."""
     message = Message(BATCH_TOPIC, body(batch, body_size), keys=(batch.app_id,), born_timestamp_ms=store_timestamp_ms)
-    data = record.encode_message(message, queue_id=0, store_host=store_host, limits=config, property_crc=True)
+    limits = config.replace(
+        max_message_size=max(config.max_message_size, body_size)
+    )  # the user's limit is for messages
+    data = record.encode_message(message, queue_id=0, store_host=store_host, limits=limits, property_crc=True)
     record.stamp_record(
         data,
         queue_offset=batch.queue_offset,

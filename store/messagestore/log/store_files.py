@@ -26,10 +26,9 @@ from messagestore.files.store_root import known_root
 from messagestore.files.topics import Topics
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
-from messagestore.format.layout import PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.properties import PROPERTY_CRC
 from messagestore.format.record import crc32, decode_message
-from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log.sealed_ends import SealedEnds
 
 FORMAT_VERSION = 2
@@ -200,35 +199,42 @@ def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfi
     return config.replace(**fixed)
 
 
-def with_property_crc(log: CommitLog, position: int, size: int, config: StoreConfig) -> StoreConfig:
-    """Return a configuration that writes `__CRC32#` if the last of the store's own records ends in it.
+def as_record(data: bytes | None, config: StoreConfig) -> StoreConfig:
+    """Return a configuration that writes records as one of the store's own records was written.
 
-    A broker with forceVerifyPropCRC=true would cut the log at the first record without it. BATCH records always have
-    it, so they show nothing.
+    That record shows whether records end in `__CRC32#`: a broker with forceVerifyPropCRC=true would cut the log at the
+    first record without it. (BATCH records always have it, so they show nothing.) It also shows the store's address,
+    which counts unless the configuration names one: message ids then name the broker whose store this is.
     """
-    if config.enabled_append_prop_crc or not size:
-        return config
-    data = log.read(position, size)
-    if not data[-PROPERTY_CRC_SIZE:].startswith(PROPERTY_CRC_BEGIN):
+    if not data:
         return config
     try:
-        topic = decode_message(data, verify=False).topic
+        message = decode_message(data, verify=False)
     except CorruptionError:
         return config
-    return config if topic == BATCH_TOPIC else config.replace(enabled_append_prop_crc=True)
+    if message.topic != BATCH_TOPIC and PROPERTY_CRC in message.system_properties:
+        config = config.replace(enabled_append_prop_crc=True)
+    if not config.is_given("broker_ip1") and not config.is_given("listen_port"):
+        address, _, port = message.store_host.rpartition(":")
+        config = config.replace(broker_ip1=address.strip("[]"), listen_port=int(port))
+    return config
 
 
 def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
-    """Do the same as `with_property_crc` for a store that nobody has opened, by the last record below the clean end."""
+    """Return `as_record` for a store that nobody has opened: by the last record below the clean end, else the first."""
     state_file = StateFile(disk, paths.state)
     pool = FilePool(disk, 8)
     try:
         state = state_file.read()
-        if state is None or not state.anchor_size:
+        if state is None:
             return config
         log = CommitLog(paths.commit_log, 0, pool, paths.spark)
         log.load()
-        return with_property_crc(log, state.anchor_position, state.anchor_size, config)
+        if state.anchor_size:
+            return as_record(log.read(state.anchor_position, state.anchor_size), config)
+        if state.visible_end > log.min_offset:  # the clean end has not moved since the store was created
+            return as_record(log.record_bytes(log.min_offset), config)
+        return config
     finally:
         state_file.close()
         pool.clear()
@@ -432,6 +438,11 @@ class StoreFiles:
     def abort_is_ours(self) -> bool:
         """Whether `abort` says that this project wrote last and has not closed the store."""
         return bool(self.store_id) and self.read_abort() == self.abort_token
+
+    def configure(self, config: StoreConfig) -> None:
+        """Write further records with these settings."""
+        self.config = config
+        self.store_host = store_host_of(config)
 
     def close(self) -> None:
         """Close all files."""

@@ -45,7 +45,7 @@ from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_be
 from messagestore.log.queue_proof import is_settled, proven_queue_end
 from messagestore.log.seal_check import is_deleted, listed, sealed_at, short_queues
 from messagestore.log.sealed_ends import SealedEnds
-from messagestore.log.store_files import StoreFiles, with_property_crc
+from messagestore.log.store_files import StoreFiles, as_record
 from messagestore.log.walk import Depth, Walk, rows_of
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
 from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
@@ -166,7 +166,8 @@ def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter,
                 ) from error
             raise
     end = writer.end
-    files.config = with_property_crc(files.commit_log, end.last_position, end.last_size, files.config)
+    if end.last_size:
+        files.configure(as_record(files.commit_log.read(end.last_position, end.last_size), files.config))
     return writer, report
 
 

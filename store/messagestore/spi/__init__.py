@@ -17,8 +17,10 @@ from messagestore.format.message import (
     stored_topic_fault,
     topic_fault,
 )
+from messagestore.format.message_checks import all_faults
 from messagestore.format.message_columns import ColumnTexts
-from messagestore.format.record_columns import COLUMNS, encode
+from messagestore.format.properties import check_properties
+from messagestore.format.record_columns import COLUMNS, Rows, encode
 from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER
 from messagestore.log.store_files import store_host_of
 from messagestore.spi.interface import (
@@ -61,13 +63,16 @@ __all__ = [
     "Queue",
     "Queues",
     "Range",
+    "Rows",
     "StagedFile",
     "Staging",
     "StoreReader",
     "StoreWriter",
     "Stores",
     "Write",
+    "all_faults",
     "array_of",
+    "check_properties",
     "check_topic",
     "driver_token",
     "duration_s",

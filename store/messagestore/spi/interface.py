@@ -463,12 +463,20 @@ class Stores(Protocol):
         ...
 
     def writer(
-        self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
+        self,
+        path: str,
+        config: StoreConfig,
+        *,
+        staging_ttl_s: float,
+        staging_dir: str | None = None,
+        ends_abruptly: bool = False,
     ) -> StoreWriter:
         """A writer for the store at a path; nothing is opened yet.
 
         Parameters
         ----------
+        staging_dir : str | None
+            An existing folder for the staged files, which tasks and driver see; None: a folder in the store.
         staging_ttl_s : float
             A staged file that nobody has written to for this many seconds is deleted.
         ends_abruptly : bool

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from messagestore.errors import NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
+from messagestore.errors import ConfigError, NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
 from messagestore.files.consume_queue import UNIT_DTYPE
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.mapped_file import Disk
@@ -70,10 +70,18 @@ class LocalStores:
         return LocalReader(path, config, proven)
 
     def writer(
-        self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
+        self,
+        path: str,
+        config: StoreConfig,
+        *,
+        staging_ttl_s: float,
+        staging_dir: str | None = None,
+        ends_abruptly: bool = False,
     ) -> LocalWriter:
         """A writer for a store; nothing is opened yet."""
-        return LocalWriter(path, config, staging_ttl_s=staging_ttl_s, ends_abruptly=ends_abruptly)
+        return LocalWriter(
+            path, config, staging_ttl_s=staging_ttl_s, staging_dir=staging_dir, ends_abruptly=ends_abruptly
+        )
 
 
 LOCAL_STORES = LocalStores()
@@ -285,6 +293,7 @@ class LocalWriter:
     path : str
     config : StoreConfig
     staging_ttl_s : float
+    staging_dir : str | None
     ends_abruptly : bool
         See `Stores.writer`.
     disk : Disk | None
@@ -305,6 +314,7 @@ class LocalWriter:
         config: StoreConfig,
         *,
         staging_ttl_s: float,
+        staging_dir: str | None = None,
         ends_abruptly: bool = False,
         disk: Disk | None = None,
         attached: Callable[[str, StoreConfig], AttachedStore] = attached_store,
@@ -312,6 +322,7 @@ class LocalWriter:
         self.paths = Paths(path, config.file_mode_bits)
         self.config = config
         self.disk = disk or Disk()
+        self._staging = staging_dir
         self._staging_ttl_s = staging_ttl_s
         self._ends_abruptly = ends_abruptly
         self._make_attached = attached
@@ -346,6 +357,7 @@ class LocalWriter:
             )
         check_root(self.disk, self.paths)
         refuse_to_write(self.disk, self.paths, self.config)
+        self._check_staging()
         found = self._described()
         if found.exists and not found.store_id:  # a broker's store
             with self._attached().writing("making the store"):
@@ -380,9 +392,22 @@ class LocalWriter:
 
     def stage(self, write: Write, store_id: str) -> StagingWriter:
         """A new file in the staging folder of the store, or of the path where the store will be created."""
-        if not self._check_place(store_id):
+        exists = self._check_place(store_id)
+        if self._staging is not None:
+            self._check_staging()
+        elif not exists:
             make_staging(self.disk, self.paths)
-        return self.file_type(self.paths.staging, self.disk, write=write)
+        return self.file_type(self._staging or self.paths.staging, self.disk, write=write)
+
+    def _check_staging(self) -> None:
+        """Refuse a staging folder that is missing here. It is not created: it would be seen by this host only."""
+        if self._staging is not None and not self.disk.is_folder(self._staging):
+            raise ConfigError(
+                f"option stagingDir: host {socket.gethostname()} found no folder {self._staging}; create it on a disk "
+                f"that the driver and all executors see; nothing of this batch was written",
+                key="stagingDir",
+                value=self._staging,
+            )
 
     # ---- the driver
 
@@ -423,7 +448,7 @@ class LocalWriter:
 
     def _sweep(self) -> None:
         """Delete files of dead writers if the last sweep was at least `SWEEP_INTERVAL_S` ago."""
-        folder, now_s = self.paths.staging, time.monotonic()
+        folder, now_s = self._staging or self.paths.staging, time.monotonic()
         if now_s - _last_sweep_s.get(folder, -SWEEP_INTERVAL_S) >= SWEEP_INTERVAL_S:
             _last_sweep_s[folder] = now_s
             sweep(folder, self._staging_ttl_s, self.disk)

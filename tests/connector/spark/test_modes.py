@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from messagestore import MessageStore
+from pyspark_messagestore import MessageStoreSink
 from spark_runs import bodies, fill, run_job
 
 
@@ -36,3 +38,29 @@ def test_a_batch_write_leaves_a_store_that_is_closed(spark, tmp_path):
         frame.write.format("messagestore").mode("append").option("topic", "t").save(str(root))
         assert not (root / "abort").exists()
         assert sum(bodies(str(root), "t").values()) == 10 * count
+
+
+def test_output_mode_update_and_dead_letters(spark, tmp_path):
+    """Spark refuses `update` for a sink in Python; `foreachBatch` takes it, with all options of the sink."""
+    root, copy = str(tmp_path / "store"), str(tmp_path / "copy")
+    rows = spark.range(12).selectExpr("IF(id = 7, NULL, CAST(id % 3 AS STRING)) AS body", "array('k') AS keys")
+    rows.write.format("messagestore").mode("append").options(
+        topic="t", invalidRows="deadLetter", deadLetterTopic="dead", uniqKey="true"
+    ).save(root)
+    assert sum(bodies(root, "t").values()) == 11
+    assert sum(bodies(root, "dead").values()) == 1
+    stream = spark.readStream.format("messagestore").option("subscribe", "t").option("startingOffsets", "earliest")
+    counts = stream.load(root).groupBy("body").count()
+    updates = counts.selectExpr("body", "CAST(count AS STRING) AS n", "count AS ignored")
+    sink = MessageStoreSink(copy, topic="counts", app_id="counts", unknown_columns="properties")
+    query = updates.writeStream.outputMode("update").foreachBatch(sink)
+    query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    with MessageStore.open_read_only(copy) as store:
+        found = [m for q in store.topics()["counts"] for m in store.get_message("counts", q, 0, max_count=10).messages]
+    assert {m.body: m.properties for m in found} == {
+        b"0": {"n": "4", "ignored": "4"},
+        b"1": {"n": "3", "ignored": "3"},
+        b"2": {"n": "4", "ignored": "4"},
+    }

@@ -1,0 +1,262 @@
+"""The sink's options for rows and files: dead letters, other columns, unique keys, hosts, staging and preallocation."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from messagestore import ConfigError, Message, MessageIllegalError, MessageStore, StoreConfig
+from pyspark_messagestore.columns import prepare
+from pyspark_messagestore.options import sink_options
+from pyspark_messagestore.sink import Sink, StreamWriter
+from pyspark_messagestore.unique_keys import UniqueKeys
+from sink_tasks import settings, staged
+
+TYPES = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.bool_(): "boolean",
+    pa.date32(): "date",
+    pa.float64(): "double",
+    pa.list_(pa.string()): "array<string>",
+    pa.map_(pa.string(), pa.string()): "map<string,string>",
+    pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])): "array<struct<key:string,value:binary>>",
+}
+MAP = pa.map_(pa.string(), pa.string())
+
+
+def planned(root: str, batch: pa.RecordBatch, **options: str) -> Sink:
+    parsed = sink_options({"path": root, "storeConfig": str(settings(root)), **options})
+    kinds = [(name, TYPES[kind]) for name, kind in zip(batch.schema.names, batch.schema.types, strict=True)]
+    return Sink.plan(parsed, prepare(kinds, parsed.topic, parsed.unknown_columns))
+
+
+def write(root: str, context, batch: pa.RecordBatch, batch_id: int = 0, **options: str) -> StreamWriter:
+    writer = StreamWriter(planned(root, batch, **options))
+    writer.commit(staged(writer.sink, context, batch_id, batch), batch_id)
+    return writer
+
+
+def messages(root: str, topic: str = "t") -> list:
+    with MessageStore.open_read_only(root) as store:
+        found = []
+        for queue_id in store.topics().get(topic, []):
+            found += store.get_message(topic, queue_id, 0, max_count=1000).messages
+        return sorted(found, key=lambda message: message.physical_offset)
+
+
+DEAD = {"invalidRows": "deadLetter", "deadLetterTopic": "dead"}
+
+
+def hostile() -> pa.RecordBatch:
+    """A row for each way in which a row can be illegal, between rows that are not."""
+    bad = [
+        {"body": None},
+        {"body": b"x" * 101},
+        {"topic": "no/topic"},
+        {"topic": None},
+        {"topic": "rmq_sys_wheel_timer"},
+        {"queueId": 8},
+        {"queueId": -1},
+        {"queueId": 1 << 40},
+        {"flag": 1 << 31},
+        {"keys": ["a b"]},
+        {"keys": ["ok", None]},
+        {"keys": ["ok", ""]},
+        {"tags": "a\x01b"},
+        {"tags": ""},
+        {"properties": [("UNIQ_KEY", "mine")]},
+        {"properties": [("a", "\x02")]},
+        {"properties": [("a", "1"), ("a", "2")]},
+        {"properties": [("a", None)]},
+        {"properties": [("a", "x" * 33_000)]},
+        {"body": None, "keys": ["a b"], "topic": None},
+    ]
+    good = {
+        "body": b"good",
+        "topic": "t",
+        "queueId": None,
+        "flag": 1,
+        "keys": ["k"],
+        "tags": "T",
+        "properties": [("p", "v")],
+    }
+    rows = []
+    for fault in bad:
+        rows += [good, {**good, **fault}]
+    types = [pa.binary(), pa.string(), pa.int64(), pa.int64(), pa.list_(pa.string()), pa.string(), MAP]
+    return pa.record_batch(
+        {name: pa.array([row[name] for row in rows], kind) for name, kind in zip(good, types, strict=True)}
+    )
+
+
+def test_each_kind_of_illegal_row_becomes_a_dead_letter(root, context, caplog) -> None:
+    """Good rows are where they belong; each bad one is in the other topic, with its reason, in the same batch."""
+    batch = hostile()
+    write(root, context, batch, **DEAD, maxMessageSize="100")
+    assert [m.body for m in messages(root)] == [b"good"] * (batch.num_rows // 2)
+    letters = sorted(messages(root, "dead"), key=lambda m: json.loads(m.properties["dlqOrigin"])["row"])
+    origins = [json.loads(m.properties["dlqOrigin"]) for m in letters]
+    assert [origin["row"] for origin in origins] == list(range(1, batch.num_rows, 2))
+    assert all((o["batch"], o["partition"]) == ("0", 0) for o in origins)
+    fields = [m.properties["dlqField"] for m in letters]
+    assert fields[:5] == ["body", "body", "topic", "topic", "topic"]
+    assert fields[5:10] == ["queueId", "queueId", "queueId", "flag", "keys"]
+    assert "dlqBodySize" not in letters[0].properties
+    assert (letters[1].properties["dlqBodySize"], len(letters[1].body)) == ("101", 100)
+    assert "found null" in letters[0].properties["dlqReason"]
+    assert origins[2]["topic"] == "no/topic"
+    assert f"{len(letters)} rows of this batch cannot be stored and went to topic dead" in caplog.text
+    assert {m.store_timestamp_ms for m in letters} == {m.store_timestamp_ms for m in messages(root)}
+
+
+def test_a_replay_with_dead_letters_is_known(root, context) -> None:
+    batch = hostile()
+    write(root, context, batch, **DEAD, maxMessageSize="100")
+    before = [m.body for m in messages(root)], [m.body for m in messages(root, "dead")]
+    write(root, context, batch, **DEAD, maxMessageSize="100")
+    assert ([m.body for m in messages(root)], [m.body for m in messages(root, "dead")]) == before
+
+
+def test_without_the_option_the_batch_is_refused(root, context) -> None:
+    with pytest.raises(MessageIllegalError, match=r"partition 0.*nothing of this batch was written"):
+        write(root, context, hostile(), maxMessageSize="100")
+    with pytest.raises(ConfigError, match="found deadLetter without deadLetterTopic"):
+        sink_options({"path": root, "invalidRows": "deadLetter"})
+    with pytest.raises(ConfigError, match="found without invalidRows=deadLetter"):
+        sink_options({"path": root, "deadLetterTopic": "dead"})
+
+
+def test_every_row_is_a_dead_letter(root, context) -> None:
+    """A batch without a good row; a header that is not UTF-8."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    headers = pa.array([[{"key": "h", "value": b"\xff"}]] * 3, kind)
+    write(root, context, pa.record_batch({"value": ["a", "b", "c"], "headers": headers}), topic="t", **DEAD)
+    assert messages(root) == []
+    letters = messages(root, "dead")
+    assert sorted(m.body for m in letters) == [b"a", b"b", b"c"]
+    assert all("not UTF-8" in m.properties["dlqReason"] for m in letters)
+
+
+def test_random_rows_are_stored_or_dead_letters_once_each(root, context) -> None:
+    """Whatever the mixture: as many messages as rows, and no good row among the dead letters."""
+    random.seed(5)
+    bodies = [random.choice([b"ok%d" % i, None, b"y" * 300]) for i in range(500)]
+    keys = [random.choice([["k"], ["a b"], [], None, ["x", ""]]) for _ in bodies]
+    batch = pa.record_batch({"body": pa.array(bodies, pa.binary()), "keys": pa.array(keys, pa.list_(pa.string()))})
+    write(root, context, batch, topic="t", maxMessageSize="200", **DEAD)
+    good = [b for b, k in zip(bodies, keys, strict=True) if b and len(b) <= 200 and k in (["k"], [], None)]
+    assert sorted(m.body for m in messages(root)) == sorted(good)
+    assert len(messages(root, "dead")) == len(bodies) - len(good)
+
+
+def test_other_columns_become_properties(root, context) -> None:
+    """Text, whole numbers, booleans and dates; nulls are left out; a property of the map stays."""
+    batch = pa.record_batch(
+        {
+            "body": ["a", "b", "c"],
+            "properties": pa.array([[("own", "1")], None, []], MAP),
+            "gate": pa.array(["C3", None, "\u00fc"]),
+            "delay": pa.array([7, -1, None], pa.int32()),
+            "late": pa.array([True, False, None]),
+            "day": pa.array([0, 1, None], pa.date32()),
+        }
+    )
+    write(root, context, batch, topic="t", unknownColumns="properties")
+    assert {m.body: m.properties for m in messages(root)} == {
+        b"a": {"own": "1", "gate": "C3", "delay": "7", "late": "true", "day": "1970-01-01"},
+        b"b": {"delay": "-1", "late": "false", "day": "1970-01-02"},
+        b"c": {"gate": "\u00fc"},
+    }
+
+
+def test_other_columns_are_left_out_or_refused(root, context) -> None:
+    batch = pa.record_batch({"body": ["a"], "gate": ["C3"]})
+    write(root, context, batch, topic="t", unknownColumns="ignore")
+    assert messages(root)[0].properties == {}
+    with pytest.raises(ConfigError, match=r"column gate: no such column.* unknownColumns"):
+        planned(root, batch, topic="t")
+    for name, values, words in (
+        ("price", pa.array([1.5]), "found type double.*cast it to string"),
+        ("WAIT", pa.array(["x"]), "cannot become a property"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            planned(root, pa.record_batch({"body": ["a"], name: values}), topic="t", unknownColumns="properties")
+    twice = pa.record_batch({"body": ["a"], "properties": pa.array([[("gate", "1")]], MAP), "gate": ["C3"]})
+    with pytest.raises(MessageIllegalError, match="property 'gate': found twice"):
+        write(root, context, twice, 1, topic="t", unknownColumns="properties")
+
+
+def test_unique_keys_are_the_same_after_a_replay_and_differ_otherwise(root, context) -> None:
+    batch = pa.record_batch({"body": ["a", "b", "c"]})
+    write(root, context, batch, topic="t", uniqKey="true", txnAppId="app")
+    keys = [m.unique_key for m in messages(root)]
+    assert len(set(keys)) == 3 and all(len(key) == 32 and set(key) <= set("0123456789ABCDEF") for key in keys)
+    assert all(key[20:28] == "00000000" for key in keys)
+    with MessageStore.open_read_only(root) as store:
+        for key in keys:
+            assert [m.unique_key for m in store.query_message("t", key)] == [key]
+
+    of = lambda *place: UniqueKeys(*place)(np.arange(70_000)).to_pylist()  # noqa: E731
+    assert of("app", 0, 0)[:3] == sorted(keys)
+    assert len({*of("app", 0, 0), *of("app", 1, 0), *of("app", 0, 1), *of("other", 0, 0)}) == 280_000
+    assert of(None, None, 0)[0] != of(None, None, 0)[0]
+
+
+def test_the_store_host_is_in_every_record(root, context) -> None:
+    """It is what the option says, and without one it is that of the store's records."""
+    batch = pa.record_batch({"body": ["a"]})
+    write(root, context, batch, 0, topic="t", storeHost="10.1.2.3:10912", txnAppId="a")
+    write(root, context, batch, 1, topic="t", txnAppId="a")
+    write(root, context, batch, 2, topic="t", storeHost="[fe80::1]:10911", txnAppId="a")
+    write(root, context, batch, 3, topic="t", txnAppId="a")
+    hosts = ["10.1.2.3:10912", "10.1.2.3:10912", "[fe80::1]:10911", "10.1.2.3:10912"]
+    assert [m.store_host for m in messages(root)] == hosts
+    for wrong in ("10.1.2.3", "fe80::1:10911", "host:1", "10.1.2.3:70000", ":1", "[10.1.2.3]:1"):
+        with pytest.raises(ConfigError, match="option storeHost: found"):
+            sink_options({"path": root, "storeHost": wrong})
+
+
+def test_puts_of_the_library_name_the_same_host(root) -> None:
+    config = StoreConfig.load(settings(root))
+    with MessageStore.open(root, config.replace(broker_ip1="10.9.8.7", listen_port=1)) as store:
+        store.put_message(Message(topic="t", body=b"x", queue_id=0))
+    with MessageStore.open(root, config) as store:
+        result = store.put_message(Message(topic="t", body=b"y", queue_id=0))
+        assert result.message_id.startswith("0A09080700000001")
+    assert [m.store_host for m in messages(root)] == ["10.9.8.7:1"] * 2
+
+
+def test_a_staging_folder_of_its_own(root, context, tmp_path: Path) -> None:
+    """Files lie there until the commit, and a missing folder is refused before anything is created."""
+    batch = pa.record_batch({"body": ["a"]})
+    folder = tmp_path / "staging"
+    with pytest.raises(ConfigError, match=rf"found no folder {folder}; create it"):
+        planned(root, batch, topic="t", stagingDir=str(folder))
+    assert not os.path.exists(root)
+    folder.mkdir()
+    writer = StreamWriter(planned(root, batch, topic="t", stagingDir=str(folder)))
+    left = staged(writer.sink, context, 0, batch)
+    assert [name.rsplit(".")[-1] for name in os.listdir(folder)] == ["staged"]
+    assert not os.path.exists(root)
+    writer.commit(left, 0)
+    assert [m.body for m in messages(root)] == [b"a"]
+    assert os.listdir(folder) == os.listdir(Path(root) / "spark" / "staging") == []
+    writer.abort(staged(writer.sink, context, 1, batch), 1)
+    assert os.listdir(folder) == []
+
+
+def test_segments_are_allocated_at_once(root, context) -> None:
+    write(root, context, pa.record_batch({"body": ["a"]}), topic="t", preallocate="true")
+    segment = Path(root) / "commitlog" / ("0" * 20)
+    assert segment.stat().st_blocks * 512 >= segment.stat().st_size == 65_536
