@@ -158,8 +158,8 @@ class MessageBatch:
 def _in_doubt(error: StorePoisonedError, physical_offset: int) -> StorePoisonedError:
     """The error for a put whose record was appended, and may or may not be there when the store is opened again."""
     doubt = StorePoisonedError(
-        f"{error}. This put was appended at physical offset {physical_offset}: whether it counts is decided when the "
-        "store is opened again. Look for it there (look_message_by_offset) before you put it again"
+        f"{error}. This put was appended at physical offset {physical_offset}. Whether it counts is decided when the "
+        "store is opened again; look for it there (look_message_by_offset) before you put it again"
     )
     doubt.physical_offset = physical_offset
     return doubt
@@ -174,12 +174,12 @@ def _check_of_batch(message: Message, first: Message, row: int) -> None:
     for name in ("topic", "queue_id"):
         found, wanted = getattr(message, name), getattr(first, name)
         if found != wanted:
-            fault = f"{name}: found {found!r}; the first message's is {wanted!r}; use append_batch for several"
+            fault = f"{name}: found {found!r}; allowed is {wanted!r}, as in the first message. Use append_batch"
             raise MessageIllegalError(fault, field=name, row=row)
     for name in _OF_THE_BATCH:
         found, wanted = getattr(message, name), getattr(_NEW, name)
         if found != wanted:
-            fault = f"{name}: found {found!r}; allowed in a batch is {wanted!r}; put the message by itself"
+            fault = f"{name}: found {found!r}; allowed in a batch is {wanted!r}. Put this message by itself"
             raise MessageIllegalError(fault, field=name, row=row)
     record.size_of_body(message.body, row)
     check_keys(message.keys, row)
@@ -235,7 +235,7 @@ class ReadOnlyStore:
         StoreClosedError
         """
         if self._view is None:
-            raise StoreClosedError("the store is closed; open it again")
+            raise StoreClosedError("the store is closed. Open it again")
         return self._view
 
     @property
@@ -621,7 +621,7 @@ class MessageStore(ReadOnlyStore):
         StoreClosedError
         """
         if self._closed or self._writer is None:
-            raise StoreClosedError("the store is closed; open it again")
+            raise StoreClosedError("the store is closed. Open it again")
         return self._writer
 
     @property
@@ -886,13 +886,15 @@ class MessageStore(ReadOnlyStore):
             batch.columns, limits=config, store_host=writer.files.store_host, born_host=self._born_host()
         )
         if len(chunk.run_topics) != 1:
-            raise MessageIllegalError("batch: found several topics or queues; use append_batch", field="batch")
+            raise MessageIllegalError(
+                "batch: found several topics or queues; allowed is one. Use append_batch", field="batch"
+            )
         topic, queue_id = check_topic(chunk.run_topics[0]), int(chunk.run_queue_ids[0])
         self._check_queue(topic, queue_id)
         size = chunk.end
         if size > config.max_message_size:
             raise MessageIllegalError(
-                f"batch: found {size} bytes of records; allowed are {config.max_message_size} (maxMessageSize); use "
+                f"batch: found {size} bytes of records; allowed are {config.max_message_size} (maxMessageSize). Use "
                 f"append_batch",
                 field="batch",
                 size=size,
@@ -943,7 +945,7 @@ class MessageStore(ReadOnlyStore):
         """
         if version < 1:
             raise ConfigError(
-                f"start version: found {version}; allowed is 1 or more: an app begins with version 0 by itself",
+                f"start version: found {version}; allowed is 1 or more, because an app begins with version 0 by itself",
                 key="version",
                 value=version,
             )
@@ -1059,7 +1061,7 @@ class MessageStore(ReadOnlyStore):
         room = self.writer.log.segment_size - BLANK.size
         if size > room:
             raise MessageIllegalError(
-                f"record: found {size} bytes; a segment has room for {room} (mappedFileSizeCommitLog)",
+                f"record: found {size} bytes; allowed are {room}, the room in a segment (mappedFileSizeCommitLog)",
                 field="body",
                 size=size,
                 limit=room,

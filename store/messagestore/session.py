@@ -57,7 +57,10 @@ _log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 """The interval at which the store checks whether a broker waits."""
 _LONGEST_PAUSE_S = 3600.0
-_NOT_WRITABLE = "a writer makes files there; make the folder writable for this user, or open the store read-only"
+_NOT_WRITABLE = (
+    "this user may not create files there, as a writer must. Make the folder writable for this user, or open the store "
+    "read-only"
+)
 
 
 def attached_store(
@@ -71,7 +74,9 @@ def attached_store(
             store = None  # a forked child starts from scratch
         if store is not None and disk is not store.disk and (disk is not None or type(store.disk) is not Disk):
             if store.attached:
-                raise ConfigError(f"{path}: is already open in this process through another disk", key="disk")
+                raise ConfigError(
+                    f"{path}: this process has the store open through another disk. Pass that one", key="disk"
+                )
             store = None
         if store is None:
             store = _stores[path] = AttachedStore(path, config or StoreConfig(), disk or Disk())
@@ -413,7 +418,9 @@ class AttachedStore:
         self._end_watch()
 
     def _closed(self) -> StoreClosedError:
-        return StoreClosedError(f"{self.paths.root}: this process has closed the store meanwhile; open it again")
+        return StoreClosedError(
+            f"{self.paths.root}: another thread of this process has closed the store. Open it again"
+        )
 
 
 class _Ending:
@@ -507,8 +514,8 @@ def _warn_of_others(root: str) -> None:
     if root not in _warned and writable_by_others(root):
         _warned.add(root)
         _log.warning(
-            "%s: every user may write in this folder, and so replace the store's files or put links there; take the "
-            "permission away (chmod o-w)",
+            "%s: every user may write in this folder, and could replace the store's files or put links there. Take "
+            "this permission away (chmod o-w)",
             root,
         )
 
@@ -522,8 +529,8 @@ def _warn_of_hard_links(disk: Disk, paths: Paths) -> None:
     for path in (os.path.join(paths.commit_log, segments[-1]) if segments else "", paths.state):
         if path and other_names(path):
             _log.warning(
-                "%s: this file has another name somewhere (a hard link): a backup that shares the store's files "
-                "changes with them and is none; copy the files",
+                "%s: this file has a second name (a hard link). A backup that shares the store's files changes with "
+                "them, and so is no backup. Copy the files instead",
                 path,
             )
 

@@ -114,7 +114,7 @@ def test_a_store_that_a_broker_holds(tmp_path: Path) -> None:
         assert broker.stdout.readline() == "held\n"
         with pytest.raises(
             RuntimeError,
-            match=f"locked by a RocketMQ broker, pid {broker.pid} .* on {socket.gethostname()}; stop it, .*nothing of this batch was written",
+            match=rf"locked by a RocketMQ broker, pid {broker.pid} .* on {socket.gethostname()}\. Nothing of this batch was written\. Stop that process",
         ):
             source(path=str(path), topic="t").writer(BODIES, False)
     finally:

@@ -196,7 +196,7 @@ def test_a_task_that_sees_another_store(root, context) -> None:
     make(root)
     sink = planned(root)
     elsewhere = Sink(sink.options, sink.config, sink.mapping, "0" * 32)
-    with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
+    with pytest.raises(NotAStoreError, match="executors and driver see the same disk"):
         elsewhere.stage(iter([rows("a")]))
 
 
@@ -206,7 +206,7 @@ def test_a_store_that_is_gone_at_the_commit_is_not_made_anew(root, context) -> N
     sink = planned(root)
     message = sink.stage(iter([rows("a")]))
     shutil.rmtree(root)
-    with pytest.raises(NotAStoreError, match="found no store there, and the write was planned for store"):
+    with pytest.raises(NotAStoreError, match="found no store there, but the write was planned for store"):
         sink.commit([message], 0)
     assert not os.path.exists(root)
 

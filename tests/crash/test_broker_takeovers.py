@@ -216,7 +216,7 @@ def test_a_topic_deleted_and_made_again_shows_its_later_run(root: Path, process:
         broker.close()
     notes = recovered(root)
     assert seen(root)[("java", 0)] == ["new0", "new1"]
-    assert closes or any("made again" in note for note in notes)
+    assert closes or any("created again" in note for note in notes)
     with reopened(root) as store:
         put(store, "put/2/", topic="java")
     assert seen(root)[("java", 0)] == ["new0", "new1", "put/2/"]

@@ -79,8 +79,8 @@ def test_verify_names_a_record_of_the_future(root: Path) -> None:
     assert report.ok
     assert report.notes == [
         (
-            f"a record was stored at {(NOW_S + 7200) * 1000}, which is 7200 s ahead of this machine's clock: one of the two "
-            "clocks is, or was, wrong"
+            f"a record was stored at {(NOW_S + 7200) * 1000}, which is 7200 s ahead of this machine's clock: the clock "
+            "of the writer or of this machine is, or was, wrong"
         )
     ]
 
@@ -100,4 +100,4 @@ def test_a_clock_that_goes_back_by_more_than_an_hour_is_warned_of_once(
         for number in (2, 3):
             assert put(store, f"put/{number}/").store_timestamp_ms == disk.now_ms
     assert len(caplog.records) == 1
-    assert "is 3601 s ahead of this machine's clock: store times go back to now" in caplog.text
+    assert "is 3601 s ahead of this machine's clock. Store times go back to now" in caplog.text

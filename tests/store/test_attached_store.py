@@ -423,7 +423,7 @@ def test_a_session_cannot_write_behind_a_lock_file_that_was_replaced(tmp_path: P
         session.put_message(Message("t", b"x", queue_id=0))
         (root / "lock").rename(root / "old")
         append(root, "app", 0)
-        with pytest.raises(StoreClosedError, match="has closed the store meanwhile"):
+        with pytest.raises(StoreClosedError, match="has closed the store"):
             session.put_message(Message("t", b"y", queue_id=0))
     assert append(root, "app", 1) == "appended"
     attached_store(root).detach()

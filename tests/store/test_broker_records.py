@@ -124,7 +124,7 @@ def test_a_named_topic_of_a_broker_that_lost_its_folder_is_made_again(root: Path
     records = lost_topic(root, named=True)
     assert not verify(root, SMALL).ok
     with MessageStore.open(root, SMALL) as store:
-        assert notes(store) == ["t/0, t/1: the queues' folders were missing: rebuilt from the log"]
+        assert notes(store) == ["t/0, t/1: the queues' folders were missing and were rebuilt from the log"]
         assert store.put_message(Message("t", b"next", queue_id=0)).queue_offset == 20
     assert seen(root, SMALL) == last_runs(walk(root)[0])
     assert walk(root)[0][:-1] == records
@@ -167,7 +167,7 @@ def test_a_deleted_index_of_a_broker_is_made_again(root: Path) -> None:
     broker.close()
     with MessageStore.open(root, SMALL) as store:
         assert store.report is not None
-        assert store.report.notes == ["index: the files were missing; rebuilt from the log"]
+        assert store.report.notes == ["index: the files were missing and were rebuilt from the log"]
     assert (root / "index").is_dir()
     report = verify(root, SMALL)
     assert (report.ok, report.key_count) == (True, 31)
@@ -271,7 +271,9 @@ def test_a_damaged_queue_of_a_store_that_a_broker_closed_is_made_again(root: Pat
         assert opened_after_a_kill_at_every(root, tmp_path / "copy", last_runs(records), step=5) > 50
     with MessageStore.open(root, SMALL) as store:
         assert store.report is not None
-        assert any("units were missing: rebuilt from the log" in note for note in store.report.notes), store.report
+        assert any("units were missing and were rebuilt from the log" in note for note in store.report.notes), (
+            store.report
+        )
         assert seen(root, SMALL) == last_runs(records)
         assert store.put_message(Message("t", b"ours", queue_id=0)).queue_offset == 20
         assert store.put_message(Message("u", b"ours", queue_id=0)).queue_offset == 20

@@ -252,7 +252,7 @@ def test_bad_messages_are_refused(tmp_path: Path, message: Message, field: str) 
 def test_a_record_must_fit_into_a_segment(tmp_path: Path) -> None:
     """With small segments the segment is the limit; Java would waste a whole file here."""
     with MessageStore.open(tmp_path / "s", SMALL.replace(mapped_file_size_commit_log=4096)) as store:
-        with pytest.raises(MessageIllegalError, match="a segment has room for 4088"):
+        with pytest.raises(MessageIllegalError, match="allowed are 4088, the room in a segment"):
             store.put_message(Message("t", b"x" * 4000, queue_id=0))
         assert store.put_message(Message("t", b"x" * 3990, queue_id=0)).is_ok
 
@@ -463,10 +463,10 @@ def test_a_topic_and_queue_for_all_rows_are_looked_at(names: dict[str, Any], wor
     ("changes", "words"),
     [
         *BAD_FIELDS,
-        ({"topic": "u"}, "topic: found 'u'; the first message's is 't'; use append_batch for several"),
-        ({"queue_id": 1}, "queue_id: found 1; the first message's is 0"),
+        ({"topic": "u"}, "topic: found 'u'; allowed is 't', as in the first message"),
+        ({"queue_id": 1}, "queue_id: found 1; allowed is 0, as in the first message"),
         ({"queue_id": None}, "queue_id: found None"),
-        ({"sys_flag": 1}, "sys_flag: found 1; allowed in a batch is 0; put the message by itself"),
+        ({"sys_flag": 1}, "sys_flag: found 1; allowed in a batch is 0. Put this message by itself"),
         ({"born_host": "10.0.0.1:1"}, "born_host: found '10.0.0.1:1'"),
         ({"reconsume_times": 3}, "reconsume_times: found 3"),
         ({"wait_store_msg_ok": False}, "wait_store_msg_ok: found False"),

@@ -76,7 +76,7 @@ def test_a_reader_shows_what_a_broker_shows(root: Path) -> None:
         assert bodies(store) == SHOWN
     report = verify(root, SMALL)
     assert report.ok, report.findings[:3]
-    assert any("t/0: units with another number than their record says: 1 " in note for note in report.notes)
+    assert any("t/0: units whose number is not that of their record: 1 " in note for note in report.notes)
     assert any("t/0: records that repeat a number and are in no queue: 2 " in note for note in report.notes)
 
 

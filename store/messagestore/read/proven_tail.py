@@ -83,13 +83,13 @@ class ProvenTail:
 
     def words(self, root: str) -> str:
         """The text that says what a reader does not see."""
-        hidden = f"{self.hidden_count} records between {self.end} and {self.hidden_end} are there"
+        hidden = f"{self.hidden_count} more records lie between {self.end} and {self.hidden_end}"
         if self.limited:
-            hidden += ", and the log was not looked at any further (provenTailSize)"
+            hidden += ", and the rest of the log was not examined (provenTailSize)"
         return (
-            f"{root}: no writer has opened the store since the machine was started: messages up to {self.end} "
-            f"(physical offset) are shown. {hidden}; nothing proves yet that they stay. Run `messagestore recover`, "
-            f"or open the store for writing, to see what is kept"
+            f"{root}: no writer has opened the store since the machine was started, so messages up to physical offset "
+            f"{self.end} are shown. {hidden}; nothing proves yet that they are on the disk. Run `messagestore "
+            f"recover`, or open the store for writing, to see what is kept"
         )
 
 

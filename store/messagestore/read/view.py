@@ -133,7 +133,7 @@ class StoreView:
         disk = disk or Disk()
         if not looks_like_store(disk, paths):
             raise NotAStoreError(
-                f"{paths.root}: found no message store (no commitlog folder); give the store's root folder",
+                f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder",
                 path=paths.root,
             )
         self._folders: dict[str, File] = {}
@@ -214,7 +214,7 @@ class StoreView:
                     0,
                     "a valid slot",
                     "none",
-                    hint="Run `messagestore recover` on the store: the log has everything.",
+                    hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
                 )
             same_boot = state.boot_hash == boot_hash()
             visible_end = state.visible_end if same_boot else self._proven_end_of(state)
@@ -343,10 +343,10 @@ class StoreView:
         disk, paths = self.files.disk, self.files.paths
         self._drop_files()  # some may have been opened at the path since then
         opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
-        what = "open the store at the place where it is now"
+        what = "Open the store at the place where it is now"
         if not looks_like_store(disk, paths):
             found = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
-            text = f"{paths.root}: found {found} where {opened} was: it was renamed, deleted or unmounted; {what}"
+            text = f"{paths.root}: found {found} where {opened} was: it was renamed, deleted or unmounted. {what}"
             return NotAStoreError(text, path=paths.root)
         try:
             identity = Identity.read(disk, paths.identity)
@@ -354,7 +354,7 @@ class StoreView:
         except StoreError as error:
             found = f"a store that cannot be read ({error})"
         return StoreWentBackwardsError(
-            f"{paths.root}: found {found} in another folder than {opened}: it was restored, replaced or made again; "
+            f"{paths.root}: found {found} in another folder than {opened}: it was restored, replaced or created again. "
             f"{what}"
         )
 
@@ -759,8 +759,8 @@ class StoreView:
             if block is None:
                 self._check_retention(topic, queue_id, position, end)
                 raise StoreWentBackwardsError(
-                    f"{topic}/{queue_id}: unit {position} was visible and is gone: the queue was deleted or the "
-                    f"store restored"
+                    f"{topic}/{queue_id}: message {position} was visible and is gone. The queue was deleted, or the "
+                    f"store was restored"
                 )
             position += len(block.sizes)
             yield block
@@ -815,8 +815,8 @@ class StoreView:
             return
         high = self.max_offset(topic, queue_id)
         raise OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: {min(begin, end) - position} messages from {position} on are gone: their segments "
-            f"were deleted (retention); {begin} to {high} are there",
+            f"{topic}/{queue_id}: {min(begin, end) - position} messages from {position} on are gone, because retention "
+            f"has deleted their segments. The queue holds {begin} to {high}",
             topic=topic,
             queue_id=queue_id,
             queue_offset=position,

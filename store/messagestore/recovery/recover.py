@@ -160,9 +160,9 @@ def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter,
                     error.physical_offset,
                     error.expected,
                     error.found,
-                    hint=f"Restore this file from a copy. If there is none, run `messagestore verify`: if the log is "
-                    f"whole, remove the folder {files.paths.consume_queue} and run `messagestore recover`, which "
-                    "rebuilds all queues from the log.",
+                    hint=f"Restore this file from a copy. If there is none, run `messagestore verify`. If it finds no "
+                    f"fault in the log, remove the folder {files.paths.consume_queue} and run `messagestore recover`, "
+                    "which rebuilds all queues from the log.",
                 ) from error
             raise
     end = writer.end
@@ -238,7 +238,7 @@ class _Recovery:
         tail = tail_behind(self.log, survey.end.physical_offset)
         self.report.cut_messages, self.report.cut_queues = tail.message_count, len(tail.queues)
         if self.state is None and self.journal.end:
-            self.report.notes.append(f"{self.files.paths.state} was missing or damaged: made again")
+            self.report.notes.append(f"{self.files.paths.state} was missing or damaged, and was rebuilt")
         # From here on, recovery changes the store.
         self._begin(survey)
         self.files.sweep_temporary()
@@ -261,10 +261,11 @@ class _Recovery:
         self.report.stop = survey.stop.reason
         for runs in (self.below, survey.queues):
             self.report.notes += [
-                f"{t}/{q}: queue offsets started again: the topic was deleted and made again" for t, q in runs.restarted
+                f"{t}/{q}: the queue offsets start again, because the topic was deleted and created again"
+                for t, q in runs.restarted
             ]
             self.report.notes += [
-                f"{t}/{q}: {count} records repeat the number of another one; they are in the log, and in no queue"
+                f"{t}/{q}: {count} records repeat the number of another one. They are in the log, but in no queue"
                 for (t, q), count in runs.left_out.items()
             ]
         if self.report.changed is not None:
@@ -354,7 +355,7 @@ class _Recovery:
         if not self.accept_loss:
             raise lost.error(self.log)
         self.report.lost = f"{lost.words} ({lost.proof})"
-        _LOGGER.warning("%s: goes on without what is lost: %s", self.files.paths.root, self.report.lost)
+        _LOGGER.warning("%s: recovery continues without what is lost: %s", self.files.paths.root, self.report.lost)
 
     # ---- the survey
 
@@ -385,7 +386,7 @@ class _Recovery:
         if self.log.files.offsets and (self.all_queues or self.all_index):
             what = {(True, True): "ConsumeQueues and index", (True, False): "ConsumeQueues"}
             missing = what.get((self.all_queues, self.all_index), "index")
-            note = f"{missing}: the files were missing; rebuilt from the log"
+            note = f"{missing}: the files were missing and were rebuilt from the log"
             if self.all_queues:
                 self._note_queues(note)
             else:
@@ -482,7 +483,7 @@ class _Recovery:
 
     def _newest_chained_segment(self) -> LogEnd:
         """The newest segment with a first record that a unit of its queue points to."""
-        self.report.notes.append("the record before the clean end is not there: walked from an earlier segment")
+        self.report.notes.append("the record before the clean end is gone, so recovery began at an earlier segment")
         for segment in reversed(self.log.files.offsets):
             data = self.log.record_bytes(segment)
             if data is None:
@@ -510,8 +511,8 @@ class _Recovery:
             if proven and not self.accept_loss:
                 raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
             self.report.notes.append(
-                f"the log ends at {end}, and was synced up to {state.clean_end} before: a broker cut it, and went on "
-                f"there, or the folder spark/ is another copy's"
+                f"the log ends at {end}, but was synced up to {state.clean_end} before. Either a broker cut it and "
+                f"continued there, or the folder spark/ belongs to another copy"
             )
         if not ours and state is not None and self.report.lost is None:
             self.report.changed = self._changed_below(state)
@@ -543,8 +544,8 @@ class _Recovery:
         for run in Walk(self.log, self.log.segment_of(begin), begin, Depth.FRAMING):
             before = LogEnd(begin, run.last_offset, run.last_size, run.last_timestamp_ms)
         self.report.notes.append(
-            f"app {batch.app_id!r}, version {batch.version}: a part of this batch is lost, and the rest of it was cut "
-            f"off from {begin} on; it can be sent again"
+            f"app {batch.app_id!r}, version {batch.version}: a part of this batch is lost, and the rest was cut off "
+            f"from {begin} on. The batch can be sent again"
         )
         return Survey(begin, before, QueueRuns(self.files, begin, units=True))
 
@@ -563,8 +564,8 @@ class _Recovery:
             return None
         return (
             f"bytes below {state.clean_end}, which this project had written and synced, have changed: the record at "
-            f"{state.anchor_position} is not there any more. A broker that was started beside a writer, or a "
-            f"restored copy, has replaced acknowledged messages; compare with what was sent"
+            f"{state.anchor_position} is gone. A broker that was started beside a writer, or a restored copy, has "
+            f"replaced acknowledged messages. Compare the store with what was sent"
         )
 
     def _queues_to_look_at(self) -> dict[str, list[int]]:
@@ -595,10 +596,10 @@ class _Recovery:
         raise CorruptionError(
             path,
             end,
-            f"{survey.stop.expected or 'a record'} (the store was closed, and records lie behind this place)",
+            f"{survey.stop.expected or 'a record'} (the store was closed, and more records follow)",
             survey.stop.found or "none",
-            hint="Put back the folder consumequeue, or this segment from a copy. If these bytes are what a crash left "
-            "behind the log's end, let a broker open and close the store once.",
+            hint="Restore the folder consumequeue, or this segment, from a copy. If a crash left these bytes behind "
+            "the log's end, let a broker open and close the store once.",
         )
 
     def _check_unit_behind(self, topic: str, queue_id: int, survey: Survey, path: str) -> None:
@@ -619,7 +620,7 @@ class _Recovery:
                 f"{int(unit['physical_offset'])} synced, or is damaged itself)",
                 survey.stop.found or "none",
                 hint=f"If records are lost, restore the log from a copy. If the queue is damaged, remove the folder "
-                f"{self.files.paths.consume_queue} and run `messagestore recover`: it makes all queues again.",
+                f"{self.files.paths.consume_queue} and run `messagestore recover`, which rebuilds all queues.",
             )
 
     # ---- changes
@@ -686,7 +687,7 @@ class _Recovery:
             )
         missing = sorted(self.below.doubtful - self.lost)
         if missing:
-            self._note_queues(f"{listed(missing)}: units were missing: rebuilt from the log")
+            self._note_queues(f"{listed(missing)}: units were missing and were rebuilt from the log")
         rest = map(rows_of, Walk(self.log, survey.kept_end, survey.end.physical_offset, Depth.FRAMING))
         dispatcher.dispatch(map(runs.apply, itertools.chain(survey.kept, rest)))
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()
@@ -703,7 +704,7 @@ class _Recovery:
             for queue_id in queue_ids:
                 zeroed += self._truncate_queue(topic, queue_id, survey)
         if zeroed:
-            self.report.notes.append(f"{zeroed} queues had units behind the log's end: zeroed")
+            self.report.notes.append(f"{zeroed} queues had units behind the log's end, which were set to zero")
 
     def _rewind_index(self, survey: Survey, dispatcher: Dispatcher) -> None:
         """Take everything from the walk's start on, or everything, out of the index."""
@@ -795,7 +796,7 @@ class _Recovery:
                 made.dropped.append((app_id, entry.version))
         if batches and batches[-1].queue_offset >= count:
             Dispatcher(files).rebuild_queue(BATCH_TOPIC, 0, end)
-            self._note_queues(f"{BATCH_TOPIC}/0: units were missing: rebuilt from the log")
+            self._note_queues(f"{BATCH_TOPIC}/0: units were missing and were rebuilt from the log")
         if journal.queues is None:
             self._rebuild_unlisted(batches, end)
         self._note_rebuilt(made)
@@ -823,7 +824,7 @@ class _Recovery:
             return
         rebuilt = Dispatcher(files).rebuild_queues(lost, end, topics)
         if rebuilt:
-            self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+            self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing and were rebuilt from the log")
 
     def _rebuild_named(self, end: int) -> None:
         """Rebuild queues that a broker's store has lost: `topics.json` names their topic, which has no folder.
@@ -839,15 +840,15 @@ class _Recovery:
         if end - self.log.min_offset > LOOKED_THROUGH_SIZE:
             names = ", ".join(topics[:5]) + (f" and {len(topics) - 5} more" if len(topics) > 5 else "")
             self.report.notes.append(
-                f"topics.json names topics without a folder in consumequeue: {names}. They were never used, or their "
-                f"queues are lost, and the log was too long to be searched for their records. `messagestore verify` "
-                f"tells; to have all queues made again, remove the folder consumequeue and run `messagestore recover`"
+                f"topics.json names topics without a folder in consumequeue: {names}. Either they were never used, or "
+                f"their queues are lost; the log was too long to be searched for their records. `messagestore verify` "
+                f"tells which. To rebuild all queues, remove the folder consumequeue and run `messagestore recover`"
             )
             return
         self._begin_rebuild(queues=True, index=False)  # if killed from here on, the next recovery rebuilds all queues
         rebuilt = Dispatcher(files).rebuild_queues((), end, topics)
         if rebuilt:
-            self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing: rebuilt from the log")
+            self._note_queues(f"{listed(rebuilt)}: the queues' folders were missing and were rebuilt from the log")
 
     def _note_queues(self, note: str) -> None:
         """Report which queues were missing and rebuilt."""
@@ -860,9 +861,9 @@ class _Recovery:
         if not fault or never_written or not self.log.files.offsets:
             return
         why = "was missing" if fault == MISSING else f"could not be used ({fault})"
-        note = f"{self.files.paths.journal} {why}: made again from the log, {len(made)} batches"
+        note = f"{self.files.paths.journal} {why}, and was rebuilt from the log with {len(made)} batches"
         if not made.complete:
-            note += "; the log does not begin at 0, so batches that retention took are not in it"
+            note += ". The log does not begin at 0, so batches that retention has deleted are not in it"
         self.report.notes.append(note)
 
     def _journal_of(self, survey: Survey) -> BatchJournal:
@@ -872,8 +873,8 @@ class _Recovery:
             end = survey.end.physical_offset
             for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, end), above=clean_end):
                 self.report.notes.append(
-                    f"app {app_id!r}, version {version}: a power cut took a part of this batch, and a broker went on "
-                    "behind the rest"
+                    f"app {app_id!r}, version {version}: a power cut took a part of this batch, and a broker appended "
+                    "to the rest"
                 )
         return journal
 
@@ -945,11 +946,11 @@ class _Recovery:
         names = listed(lost)
         if self._broker_wrote():
             self.report.notes.append(
-                f"{names}: the queues had messages, and have no folder now. A broker was at work since, so it may have "
-                "deleted the topic and made it again; the queues were not rebuilt"
+                f"{names}: the queues had messages, but have no folder now. They were not rebuilt, because a broker "
+                "has used the store since, and may have deleted the topic and created it again"
             )
             return set()
-        self._note_queues(f"{names}: the queues' folders were missing: rebuilt from the log")
+        self._note_queues(f"{names}: the queues' folders were missing and were rebuilt from the log")
         return set(lost)
 
     def _sealed_ends(self, survey: Survey) -> SealedEnds:
@@ -1005,7 +1006,7 @@ class _Recovery:
         journal.check(lambda app_id, entry: batch_is_there(writer, app_id, entry), above=above)
         for app_id, version in journal.dropped:
             self.report.notes.append(
-                f"app {app_id!r}, version {version}: its batch is not in the log any more; dropped from the journal"
+                f"app {app_id!r}, version {version}: the batch is gone from the log, and was removed from the journal"
             )
         if end.physical_offset or self.abort is not None:
             writer.clean_end.move(closing=self.abort is None)

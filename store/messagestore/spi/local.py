@@ -181,8 +181,9 @@ class LocalReader:
         if self._view.store_id and view.store_id != self._view.store_id:
             view.close()
             raise StoreWentBackwardsError(
-                f"{self._path}: found store {view.store_id or 'without an id'} where store {self._view.store_id} "
-                f"was, which this query reads; put that one back, or start a new query with a new checkpoint"
+                f"{self._path}: found store {view.store_id or 'without an id'} in place of store "
+                f"{self._view.store_id}, which this query reads. Put that store back, or start a new query with a new "
+                f"checkpoint"
             )
         self._reopened += self._view.generation + 1
         self._view.close()
@@ -350,8 +351,8 @@ class LocalWriter:
         holder = probe_java(self.paths.root)
         if holder is not None:
             raise StoreLockedError(
-                f"{self.paths.lock}: locked by {holder.words}; stop it, or write to another store: nothing of this "
-                f"batch was written",
+                f"{self.paths.lock}: locked by {holder.words}. Nothing of this batch was written. Stop that "
+                f"process, or write to another store",
                 path=self.paths.lock,
                 holder=holder.words,
             )
@@ -360,7 +361,7 @@ class LocalWriter:
         self._check_staging()
         found = self._described()
         if found.exists and not found.store_id:  # a broker's store
-            with self._attached().writing("making the store"):
+            with self._attached().writing("creating the store"):
                 found = self._described()
         if found.store_id:
             self.config = config_of_records(self.disk, self.paths, self.config)
@@ -381,9 +382,9 @@ class LocalWriter:
         if identity is None or identity.store_id != store_id:
             found = "no store" if identity is None else f"another store, {identity.store_id}"
             raise NotAStoreError(
-                f"{self.paths.root}: host {socket.gethostname()} found {found} there, and the write was planned for "
-                f"store {store_id}; executors and driver must see the same disk, and nobody may replace the folder "
-                f"meanwhile",
+                f"{self.paths.root}: host {socket.gethostname()} found {found} there, but the write was planned for "
+                f"store {store_id}. Let executors and driver see the same disk, and do not replace the folder during a "
+                f"write",
                 path=self.paths.root,
             )
         return True

@@ -149,7 +149,7 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
     position = log.min_offset if start is None else start
     if start is not None and (end is None or start < end) and not view.healed(lambda: _begins(log, start)):
         raise ConfigError(
-            f"--from: no record begins at {start}, or it is damaged; the log holds {log.min_offset} to "
+            f"--from: found no whole record at {start}; allowed is the first byte of a record from {log.min_offset} to "
             f"{end if end is not None else log.files.max_offset}",
             key="--from",
             value=start,
@@ -187,8 +187,8 @@ def _behind_deleted(view: StoreView, position: int, error: FileNotFoundError, te
     if first <= position:
         raise CorruptionError(str(error.filename), 0, "this file", "none") from error
     tell(
-        f"{first - position} bytes of the log from {position} on are gone: retention has deleted their segments; "
-        f"continuing at {first}"
+        f"{first - position} bytes of the log from {position} on are gone, because retention has deleted their "
+        f"segments. Continuing at {first}"
     )
     return first
 
@@ -208,7 +208,9 @@ def _check_end(view: StoreView, walk: Walk, tell: Callable[[str], None]) -> None
     if at < least or (torn and end is None and view.files.read_abort() is None):
         raise walk.broken()
     if torn and end is None:
-        tell(f"a broker is at work or was killed: the log ends at {at}: expected {stop.expected}, found {stop.found}")
+        tell(
+            f"a broker is at work or was killed, and the log ends at {at}: expected {stop.expected}, found {stop.found}"
+        )
 
 
 def _is_blank(log: CommitLog, position: int) -> bool:

@@ -195,7 +195,7 @@ class QueueCheck:
             seen.begin = int(units["physical_offset"][0])
         elif first != seen.next and not (self.gap > seen.gap and first > seen.next):
             if first < seen.next and same[0]:
-                self.report.note(f"{name}: its numbers start again at {first}: the topic was deleted and made again")
+                self.report.note(f"{name}: numbers start again at {first}: the topic was deleted and created again")
                 seen.faults, seen.fault_count, seen.first = [], 0, first
                 seen.renumbered = seen.repeated = 0
                 seen.begin = int(units["physical_offset"][0])
@@ -241,19 +241,19 @@ class QueueCheck:
         if left_out is None:
             left_out = self._left_out[topic] = self._reason(topic) is not None
             if left_out:
-                self.report.note(f"{topic}: {self._reason(topic)}: its records were not compared with units")
+                self.report.note(f"{topic}: {self._reason(topic)}. Its records were not compared with units")
         return left_out
 
     def _reason(self, topic: str) -> str | None:
         """Return the reason why the units of a topic are not checked."""
         if self.files.disk.exists(os.path.join(self.files.paths.consume_queue, _ROCKSDB_FILE)):
-            return "the queues are in RocksDB"
+            return "its queues are in RocksDB"
         if topic.startswith(LIGHT_TOPIC_PREFIX):
-            return "a light message queue"
+            return "it is a light message queue"
         if not self.files.topics.is_simple_queue(topic):
             return "its queues are not of the simple kind"
         if topic != BATCH_TOPIC and topic not in self.names and self.files.topics.get(topic) is None:
-            return "no queue and no entry in config/topics.json, so it was deleted"
+            return "it has no queue and no entry in config/topics.json, so it was deleted"
         return None
 
     def _log_path(self, physical_offset: int) -> str:
@@ -278,8 +278,8 @@ class QueueCheck:
         for (topic, queue_id), seen in self.seen.items():
             if seen.fault_count and self._is_deleted(topic, queue_id, seen):
                 self.report.note(
-                    f"{topic}/{queue_id}: its records up to {seen.last} have no queue: the topic was deleted and made "
-                    "again, and this queue was not used since"
+                    f"{topic}/{queue_id}: the records up to {seen.last} are in no queue, because the topic was deleted "
+                    "and created again, and this queue has not been used since"
                 )
                 continue
             self.report.add(*seen.faults)
@@ -293,7 +293,7 @@ class QueueCheck:
     def _note_numbers(self, name: str, seen: _Seen) -> None:
         why = "a broker brought back a topic that had been deleted"
         if seen.renumbered:
-            self.report.note(f"{name}: units with another number than their record says: {seen.renumbered} ({why})")
+            self.report.note(f"{name}: units whose number is not that of their record: {seen.renumbered} ({why})")
         if seen.repeated:
             self.report.note(f"{name}: records that repeat a number and are in no queue: {seen.repeated} ({why})")
 
@@ -412,15 +412,15 @@ class IndexCheck:
             self.report.note(f"{self.behind_count} keys from {self.behind_from} on are not in the index yet")
         if self.uncovered_count:
             self.report.note(
-                f"{self.uncovered_count} keys, the first of the record at {self.uncovered_from}, are in no index file: "
-                "a look-up scans the log for them"
+                f"{self.uncovered_count} keys are in no index file (the first in the record at {self.uncovered_from}), "
+                "so look-ups scan the log for them"
             )
         for path, position, expected, found in self.index.wrong_headers() if self.up_to_date else ():
             self.report.find(path, position, expected, found)
         for path, position, physical_offset in self.index.unreachable() if self.up_to_date else ():
             if physical_offset < self.limit:
                 expected = f"an entry (of the record at {physical_offset}) to which the chain of its slot leads"
-                self.report.find(path, position, expected, "one that is passed over")
+                self.report.find(path, position, expected, "an entry that no chain reaches")
 
 
 def place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:

@@ -84,19 +84,19 @@ def rules_of(files: StoreFiles, report: VerifyReport, *, at_rest: bool) -> Rules
             report.find(files.paths.state, 0, "a valid slot", "none")
             return Rules(abort, state, _shown_end(files, proven=True), up_to_date=False)
         if state.poisoned:
-            report.note("a sync failed in the process that wrote last: run `messagestore recover`")
+            report.note("a sync failed in the process that wrote last. Run `messagestore recover`")
         if state.boot_hash != boot_hash():
             report.note(
-                f"the machine was started again since the last write: only what is below {state.clean_end}, known to "
-                "be on the disk, was checked; run `messagestore recover`"
+                f"the machine was restarted after the last write, so only what is known to be on the disk, below "
+                f"{state.clean_end}, was checked. Run `messagestore recover`"
             )
             return Rules(abort, state, state.clean_end, up_to_date=False)
         idle = state.in_flight == NOTHING_IN_FLIGHT
         if not idle:
-            report.note(f"a writer is at work, or was killed: what is behind {state.visible_end} was not checked")
+            report.note(f"a writer is at work, or was killed; what lies behind {state.visible_end} was not checked")
         return Rules(abort, state, state.visible_end, all_units=idle and at_rest, zeros_behind=idle and at_rest)
     if abort is not None:
-        report.note("a broker is at work, or was killed: what no unit points to was not checked")
+        report.note("a broker is at work, or was killed; records to which no unit points were not checked")
         return Rules(abort, state, _shown_end(files, proven=True), up_to_date=False)
     end = _shown_end(files, proven=False)
     if state is not None:
@@ -167,8 +167,8 @@ class SmallFiles:
                 report.find(paths.identity, 0, "the store's identity", "no file")
             elif report.batch_count:
                 report.note(
-                    f"{paths.identity} is missing: this is a copy of a store, or one that lost its folder spark/. The "
-                    "next writer gives it a new id and takes its batches over"
+                    f"{paths.identity} is missing, so this is a copy of a store, or a store that lost its folder "
+                    "spark/. The next writer gives it a new id and takes its batches over"
                 )
             return
         if self.journal.fault == MISSING and ours and rules.state is not None and rules.state.clean_end:
@@ -183,7 +183,7 @@ class SmallFiles:
 
         A writer creates the first journal after the clean end has moved. It may be about to, or was killed before that.
         """
-        found = "no file; the next writer makes it again from the log"
+        found = "no file. The next writer rebuilds it from the log"
         if rules.abort == self.files.abort_token:
             self.report.note(f"{self.files.paths.journal}: {found}")
         elif not self.files.disk.exists(self.files.paths.journal):  # the file was read before somebody closed the store
@@ -228,10 +228,10 @@ class SmallFiles:
         if state.clean_end > state.visible_end:
             report.find(path, 0, f"a clean end up to {state.visible_end}, the visible end", f"{state.clean_end}")
         if state.in_flight != NOTHING_IN_FLIGHT and state.in_flight < state.visible_end:
-            report.find(path, 0, f"bytes in flight from {state.visible_end} on or above", f"{state.in_flight}")
+            report.find(path, 0, f"bytes in flight from {state.visible_end} on or later", f"{state.in_flight}")
         if state.clean and (state.visible_end, state.in_flight) != (state.clean_end, NOTHING_IN_FLIGHT):
             found = f"{state.visible_end}, in flight {state.in_flight}"
-            report.find(path, 0, f"a visible end of {state.clean_end}, since the store was closed", found)
+            report.find(path, 0, f"a visible end of {state.clean_end}, because the store was closed", found)
         if state.anchor_size and state.anchor_position >= files.commit_log.min_offset:
             at = state.anchor_position
             log = files.commit_log

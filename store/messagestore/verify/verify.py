@@ -67,7 +67,7 @@ def verify(
     disk, paths = disk or Disk(), Paths(root)
     if not looks_like_store(disk, paths):
         raise NotAStoreError(
-            f"{paths.root}: found no message store (no commitlog folder); give the store's root folder", path=paths.root
+            f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder", path=paths.root
         )
     refuse_rocksdb(disk, paths)
     for left in reversed(range(_TRIES)):
@@ -129,13 +129,13 @@ class _Verifier:
         if self.times_back:
             report.note(
                 f"store times go back at {len(self.times_back)} records, first at {self.times_back[0]}: "
-                "a clock was set back; looking for a time there may miss messages"
+                "a clock was set back. A search by time there may miss messages"
             )
         ahead_s = (self.last_time_ms - self.files.disk.time_ns() // 1_000_000) // 1000
         if ahead_s > MOST_AHEAD_MS // 1000:
             report.note(
                 f"a record was stored at {self.last_time_ms}, which is {ahead_s} s ahead of this machine's clock: "
-                "one of the two clocks is, or was, wrong"
+                "the clock of the writer or of this machine is, or was, wrong"
             )
         self.queues.finish(all_units=rules.all_units and whole, zeros_behind=rules.zeros_behind and whole)
         self.index.finish()
@@ -248,7 +248,7 @@ class _Verifier:
     def _check_batch_at(self, at: int) -> None:
         batch = read_batch(self.log, at)
         if batch is None and self._is_foreign(at):
-            self.report.note(f"topic {BATCH_TOPIC} holds messages of other producers; they are no batches")
+            self.report.note(f"topic {BATCH_TOPIC} holds messages of other producers, which are no batches")
         elif batch is None:
             self.report.find(self._log_path(at), at, "a BATCH record that can be read", "one that cannot")
         else:

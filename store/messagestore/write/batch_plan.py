@@ -217,7 +217,7 @@ class BatchPlan:
             config = topics.get(topic)
             if config is None and not request.auto_create_topic:
                 raise MessageIllegalError(
-                    f"topic {topic!r} is not in config/topics.json and autoCreateTopic is false; create it first",
+                    f"topic {topic!r} is not in config/topics.json, and autoCreateTopic is false. Create it first",
                     field="topic",
                 )
             check_queue_id(
@@ -251,9 +251,9 @@ class BatchPlan:
             limit = log.segment_size - BLANK.size
             if self.size > limit:
                 raise MessageIllegalError(
-                    f"the BATCH record of this batch needs {self.size} bytes, a segment has room for {limit}: it names "
-                    f"{len(self.counts)} queues; write fewer queues at once, or use larger segments "
-                    f"(mappedFileSizeCommitLog)",
+                    f"batch: the BATCH record would have {self.size} bytes, because it names {len(self.counts)} "
+                    f"queues; allowed are {limit}, the room in a segment. Write to fewer queues at once, or use "
+                    f"larger segments (mappedFileSizeCommitLog)",
                     field="batch",
                     size=self.size,
                     limit=limit,
@@ -311,7 +311,8 @@ class BatchPlan:
         room = self.writer.log.segment_size - BLANK.size
         if len(sizes) and int(sizes.max()) > room:
             raise MessageIllegalError(
-                f"a record of {int(sizes.max())} bytes does not fit into a segment, which has room for {room}",
+                f"record: found {int(sizes.max())} bytes; allowed are {room}, the room in a segment "
+                f"(mappedFileSizeCommitLog)",
                 field="body",
                 size=int(sizes.max()),
                 limit=room,

@@ -125,10 +125,10 @@ def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
     known = journal.query_ids(app_id)
     if query_id in journal.replaced(app_id):
         raise QueryConflictError(
-            f"app {app_id!r}: found version {request.version} of query {query_id}, which query "
-            f"{known[-1] if known else 'of another checkpoint'} has replaced with onNewQuery=continue; a replaced "
-            "query is refused for good, and nothing of this batch was written. Stop this query, or give it a "
-            f"{_APP_ID} of its own",
+            f"app {app_id!r}: found version {request.version} of query {query_id}, which "
+            f"{f'query {known[-1]}' if known else 'the query of another checkpoint'} has replaced with "
+            "onNewQuery=continue. A replaced query is refused for good, and nothing of this batch was written. Stop "
+            f"this query, or give it a {_APP_ID} of its own",
             app_id=app_id,
             version=request.version,
         )
@@ -142,17 +142,17 @@ def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
             f"the store, up to version {last.version}, are of query {known[-1]}. Causes: two queries with one "
             f"{_APP_ID}; a checkpoint that was deleted, or a query without checkpointLocation. Allowed is one query "
             f"for each {_APP_ID}, and nothing of this batch was written. Give this query a {_APP_ID} of its own, or "
-            "go on from the old checkpoint. To give the app to this query for good, set onNewQuery=continue: its "
-            f"batches count from 0 again, query {known[-1]} is refused from then on, and rows that both of them "
+            "continue from the old checkpoint. To give the app to this query for good, set onNewQuery=continue. Its "
+            f"batches then count from 0 again, query {known[-1]} is refused from then on, and rows that both of them "
             "read are in the store twice",
             app_id=app_id,
             version=request.version,
         )
     if request.version_source == SOURCE_SPARK and request.version:
         raise LostBatchesError(
-            f"app {app_id!r}: onNewQuery=continue was set and query {query_id} begins with version "
-            f"{request.version}; allowed is version 0, the first batch of a new checkpoint: the batches before this "
-            f"one went elsewhere. Nothing of this batch was written. Give this query a {_APP_ID} of its own (for "
+            f"app {app_id!r}: onNewQuery=continue was set, but query {query_id} begins with version "
+            f"{request.version}; allowed is version 0, the first batch of a new checkpoint. The batches before this "
+            f"one went elsewhere, and nothing of this batch was written. Give this query a {_APP_ID} of its own (for "
             f"example {app_id + '-2'!r}), and run once: {_start_command(writer, app_id + '-2', request.version)}",
             app_id=app_id,
             version=request.version,
@@ -166,8 +166,9 @@ def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest)
         return
     raise QueryConflictError(
         f"app {request.app_id!r}: version {entry.version} is in the store, written by {_query(entry.query_id)}, and "
-        f"came again from {_query(request.query_id)}; the app's last version is {last.version}. Whether this is a "
-        "replay or another query cannot be told: foreachBatch on Spark Connect and batch writes have no query id. "
+        f"came again from {_query(request.query_id)}. The app's last version is {last.version}. The store cannot tell "
+        "whether this is a replay or another query, because foreachBatch on Spark Connect and batch writes have no "
+        "query id. "
         "Nothing of this batch was written. Run this query on the kind of session that wrote the batch, or give it "
         f"a {_APP_ID} of its own",
         app_id=request.app_id or "",
@@ -196,19 +197,18 @@ def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request:
         raise BatchConflictError(
             f"app {app_id!r}: only a part of version {entry.version} is in the store (from {entry.physical_offset} "
             "on): a power cut took the rest of an ASYNC_FLUSH batch, and a broker opened the store before a Python "
-            "writer did. Find out which rows are missing and write them in a batch of their own; onReplayMismatch=skip "
-            "drops the new rows. Before a hand-over, run `messagestore recover`",
+            "writer did. Find out which rows are missing and write them in a batch of their own. With "
+            "onReplayMismatch=skip, the rows of this batch are dropped. Before a hand-over, run `messagestore recover`",
             app_id=app_id,
             version=entry.version,
         )
     raise BatchConflictError(
         f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest "
-        f"{entry.digest:016x}), and came "
-        f"again with {rows} rows (digest {digest:016x}). Causes: a checkpoint that was rolled back or lost its last "
-        f"offsets; two "
-        "queries or two writes under one txnAppId; columns such as uuid(), rand() or current_timestamp() that change "
-        "on replay. "
-        "`messagestore status` shows the last batch; one app id per target; onReplayMismatch=skip drops the new rows",
+        f"{entry.digest:016x}), and came again with {rows} rows (digest {digest:016x}). Nothing of this batch was "
+        "written. Causes: a checkpoint that was rolled back or lost its last offsets; two queries or two writes under "
+        "one txnAppId; columns such as uuid(), rand() or current_timestamp() that change on replay. `messagestore "
+        "status` shows the last batch. Give each target an app id of its own, and leave such columns out. "
+        "With onReplayMismatch=skip, the rows of this batch are dropped",
         app_id=app_id,
         version=entry.version,
     )
@@ -223,9 +223,9 @@ def _check_topics(writer: LogWriter, entry: JournalEntry, topics: set[str], app_
     there, came = _listed(found), _listed(topics)
     raise BatchConflictError(
         f"app {app_id!r}: version {entry.version} is in the store with rows for {there}, and came again with rows "
-        f"for {came}. Allowed is one {_APP_ID} for each target, and nothing of this batch was written. Two sinks: "
-        f"give the second one a {_APP_ID} of its own. One sink whose topic was changed: write this batch with "
-        f"{there} again, and change the topic when it is done",
+        f"for {came}. Allowed is one {_APP_ID} for each target, and nothing of this batch was written. If there are "
+        f"two sinks, give the second one a {_APP_ID} of its own. If the topic of a sink was changed, write this batch "
+        f"with {there} again, and change the topic afterwards",
         app_id=app_id,
         version=entry.version,
     )
@@ -246,17 +246,17 @@ def _older(last: JournalEntry, request: BatchRequest) -> BatchResult:
     app_id, version = request.app_id or "", request.version
     if last.start:
         raise VersionRegressionError(
-            f"app {app_id!r}: found version {version}; `messagestore batches start` has said that the app begins "
-            f"with version {last.version + 1}. Nothing of this batch was written. If the number was wrong, give the "
-            f"query a new {_APP_ID} and start that one with version {version}; onVersionRegression=skip drops these "
-            "rows",
+            f"app {app_id!r}: found version {version}; allowed is version {last.version + 1}, with which the app "
+            "begins according to `messagestore batches start`. Nothing of this batch was written. If the number was "
+            f"wrong, give the query a new {_APP_ID} and start that one with version {version}. With "
+            "onVersionRegression=skip, the rows of this batch are dropped",
             app_id=app_id,
             version=version,
         )
     raise VersionRegressionError(
         f"app {app_id!r}: version {version} is not in the store, but version {last.version} "
         f"({_query(last.query_id)}) is: the query was restarted from another or an older checkpoint. Give it a new "
-        "txnAppId, go on from the right checkpoint, or set onVersionRegression=skip to drop these rows",
+        "txnAppId, continue from the right checkpoint, or set onVersionRegression=skip to drop these rows",
         app_id=app_id,
         version=version,
     )
@@ -272,8 +272,8 @@ def _check_gap(writer: LogWriter, last: JournalEntry, request: BatchRequest) -> 
         f"({_query(last.query_id)}): {missing} not in the store (a backup was restored; ASYNC_FLUSH and a power "
         f"cut; a foreachBatch function that does not call the sink for every batch). Allowed is version {expected}, "
         f"and nothing of this batch was written. Rewind the query's checkpoint to batch {last.version}, so that "
-        "Spark writes the missing ones again. To go on without their rows, run once: "
-        f"{_start_command(writer, app_id, version)}; or set onLostBatches=continue, which goes on at every such gap",
+        "Spark writes the missing ones again. To continue without their rows, run once: "
+        f"{_start_command(writer, app_id, version)}. Or set onLostBatches=continue, which continues at every such gap",
         app_id=app_id,
         version=version,
     )
@@ -286,15 +286,15 @@ def _check_first(writer: LogWriter, request: BatchRequest) -> None:
     if not version or not (spark or request.stream_batch_id or incomplete):
         return
     why = (
-        "the log does not begin at 0 and the list of its batches was lost, so nobody knows whether it held batches "
-        "of this app"
+        "the log does not begin at 0, and the list of its batches was lost, so it is not known whether it held "
+        "batches of this app"
         if incomplete
         else "the store has no batch of this app. Causes: the disk is not mounted and this is another folder; an older "
         "backup was restored; the folder was deleted; the sink was added to a running query"
     )
     raise LostBatchesError(
         f"app {app_id!r}: found version {version} ({_query(request.query_id)}) in store {writer.files.store_id} at "
-        f"{writer.files.paths.root}; {why}. {no_history(app_id, version, writer.files.paths.root)}",
+        f"{writer.files.paths.root}, but {why}. {no_history(app_id, version, writer.files.paths.root)}",
         app_id=app_id,
         version=version,
     )
@@ -304,8 +304,8 @@ def no_history(app_id: str, version: int, root: str) -> str:
     """The text for errors that says what is allowed, and what to do, if a store has no batch of an app."""
     return (
         "Allowed is version 0, and nothing of this batch was written (onLostBatches=continue does not help here). "
-        "Bring the store with the earlier batches back, or begin with a new checkpoint. If the app is to begin "
-        f"with version {version}, run once: {start_command(app_id, version, root)}"
+        "Bring the store with the earlier batches back, or begin with a new checkpoint. To let the app begin with "
+        f"version {version}, run once: {start_command(app_id, version, root)}"
     )
 
 
@@ -341,4 +341,4 @@ _APP_ID = "txnAppId (app_id of MessageStoreSink)"
 
 
 def _query(query_id: str | None) -> str:
-    return f"query {query_id}" if query_id else "a query that is not known"
+    return f"query {query_id}" if query_id else "an unknown query"

@@ -154,8 +154,8 @@ class LogWriter(Standing):
         except OSError as error:
             raise self.poison(f"the store checkpoint could not be written ({error})") from error
         _log.warning(
-            "%s: the last store time, %d, is %d s ahead of this machine's clock: store times go back to now, and "
-            "looking for a time there may miss messages; see `messagestore verify`",
+            "%s: the last store time, %d, is %d s ahead of this machine's clock. Store times go back to now, and a "
+            "search by time there may miss messages; `messagestore verify` names the place",
             files.paths.root,
             last_ms,
             (last_ms - now_ms) // 1000,
@@ -345,9 +345,9 @@ class LogWriter(Standing):
         except StoreFullError as error:
             self.pending, self.half_dispatched = puts + others, True
             return self.no_room(
-                f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). They are in "
-                "the log, and become visible when there is room, or when the store is opened again; nothing more was "
-                "appended",
+                f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). The puts are "
+                "in the log, and become visible when there is room, or when the store is opened again. Nothing more "
+                "was appended",
                 error,
             )
         self.half_dispatched = False

@@ -58,9 +58,7 @@ class QueueNumbers:
         if offset is None:
             offset = self.known[key] = self._checked_end(topic, queue_id)
         if offset > MAX_QUEUE_OFFSET:
-            text = (
-                f"{topic}/{queue_id}: queue offset {offset}; allowed are at most {MAX_QUEUE_OFFSET}: use another queue"
-            )
+            text = f"{topic}/{queue_id}: found queue offset {offset}; allowed is {MAX_QUEUE_OFFSET}. Use another queue"
             raise MessageIllegalError(text, field="queue_offset", size=offset, limit=MAX_QUEUE_OFFSET)
         return offset
 
@@ -80,8 +78,8 @@ class QueueNumbers:
                     0,
                     f"the units of {topic}/{queue_id}, which had messages when the store was closed",
                     "no folder",
-                    hint=f"Remove the folder {os.path.dirname(folder)} and run `messagestore recover`: its queues are "
-                    "made again from the log.",
+                    hint=f"Remove the folder {os.path.dirname(folder)} and run `messagestore recover`, which rebuilds "
+                    "its queues from the log.",
                 )
         known = self.sealed_ends().end_of(key)
         offset = (
@@ -125,7 +123,7 @@ class QueueNumbers:
         try:
             rebuild(files, faults, self._writer.state.visible_end)
         except OSError as error:
-            raise self._writer.poison(f"queues could not be made again ({error})") from error
+            raise self._writer.poison(f"queues could not be rebuilt ({error})") from error
         for key in faults:
             fault = fault_of(files, ends, key)
             if fault is not None:
@@ -133,13 +131,13 @@ class QueueNumbers:
                     fault.path,
                     fault.position,
                     fault.expected,
-                    f"{fault.found}, also after it was made from the log",
-                    hint=f"Put back the folder consumequeue from a copy. To go on with what the log gives, move "
+                    f"{fault.found}, also after it was rebuilt from the log",
+                    hint=f"Restore the folder consumequeue from a copy. To continue with what the log holds, move "
                     f"{files.paths.ends} away and run `messagestore recover`.",
                 )
         count = f"{len(faults)} queue" + ("" if len(faults) == 1 else "s")
         line = (
-            f"{count} did not have what the log says they must have ({listed(faults)}); rebuilt from the log. "
+            f"{count} did not agree with the log and were rebuilt from it ({listed(faults)}). "
             f"The first: {first.path}: offset {first.position}: expected {first.expected}, found {first.found}"
         )
         _log.warning("%s: %s", files.paths.root, line)

@@ -197,7 +197,11 @@ class StagedChunks:
                 reader = pa.ipc.open_file(source)
                 if (reader.schema.metadata or {}).get(b"format") != FORMAT.encode():
                     raise CorruptionError(
-                        staged.path, 0, FORMAT, str(reader.schema.metadata), hint="The batch is written again on retry."
+                        staged.path,
+                        0,
+                        FORMAT,
+                        str(reader.schema.metadata),
+                        hint="Spark's retry writes the batch again.",
                     )
                 self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
             if data is not None:  # the file is small: it stays in memory and is not read again
@@ -249,7 +253,7 @@ def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:
 
 def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None:
     """Read a whole file and compare its CRC; its bytes, if they are to be kept."""
-    hint = "It is not the file its task wrote; the batch is written again on retry."
+    hint = "This is not the file that its task wrote. Spark's retry writes the batch again."
     try:
         file = disk.open(staged.path)
     except FileNotFoundError:
@@ -258,7 +262,7 @@ def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None
             0,
             f"a staging file of {staged.size} bytes",
             "no file",
-            hint="Tasks and driver must see the same stagingDir.",
+            hint="Let tasks and driver see the same stagingDir.",
         ) from None
     crc, size = 0, 0
     wanted = staged.size + 1  # one more: the file may have grown

@@ -47,9 +47,9 @@ def broker_comes(paths: Paths) -> StoreLockedError:
     """The error for a caller that wants to write while a broker waits to open the store."""
     holder = "a RocketMQ broker that is starting"
     return StoreLockedError(
-        f"{paths.lock}: {holder} waits to open this store, and gets it as soon as what was begun before is finished. "
-        f"Nothing more is written by this process; what was acknowledged is on the disk. Open the store again when the "
-        f"broker has stopped",
+        f"{paths.lock}: {holder} waits to open this store, and gets it when the writes that had begun are finished. "
+        f"This process writes nothing more; what was acknowledged is on the disk. Open the store again when the broker "
+        f"has stopped",
         path=paths.lock,
         holder=holder,
     )
@@ -160,7 +160,8 @@ class Standing:
             The store was closed for a broker that starts.
         """
         if os.getpid() != self.pid:
-            raise StoreClosedError(f"{self.files.paths.root}: was opened before a fork; a child opens the store itself")
+            text = f"{self.files.paths.root}: opened before a fork. Open the store again in the child process"
+            raise StoreClosedError(text)
         if self.health is Health.SOUND:
             if self.turn is Turn.RETIRED and self._why_retired is not None:
                 raise self._why_retired()
@@ -168,9 +169,8 @@ class Standing:
         if threading.get_ident() != self.flush_thread:
             self._health(HealthEvent.TELL)
         raise StorePoisonedError(
-            f"{self.files.paths.root}: {self.poison_reason}; nothing more is written by this process. Check the "
-            f"disk, then "
-            "close and open the store again: what was acknowledged is kept, the rest is checked"
+            f"{self.files.paths.root}: {self.poison_reason}. This process writes nothing more. Check the disk, then "
+            "close the store and open it again: what was acknowledged is kept, and the rest is checked"
         )
 
     def check_turn(self) -> None:
@@ -201,11 +201,11 @@ class Standing:
         try:
             intact = self.locks_intact()
         except OSError as error:
-            raise self.poison(f"a lock file cannot be looked at ({error})") from error
+            raise self.poison(f"a lock file cannot be examined ({error})") from error
         if not intact:
             self._turn(TurnEvent.LOSE)
             raise self.poison(
-                "a lock file was removed or replaced, or a broker waited for longer than the kernel lets it, and "
+                "a lock file was removed or replaced, or a broker waited longer than the kernel lets it wait, so "
                 "another writer may be at work"
             )
 

@@ -181,8 +181,8 @@ def _check_space(writer: LogWriter, plan: BatchPlan) -> None:
     free = writer.files.disk.free(writer.files.paths.root)
     if free < needed:
         raise StoreFullError(
-            f"{writer.files.paths.root}: this batch needs about {needed} bytes, {free} are free; nothing of it was "
-            f"written",
+            f"{writer.files.paths.root}: this batch needs about {needed} bytes, but {free} are free. Nothing of it was "
+            f"written. Make room and try again",
             path=writer.files.paths.root,
             needed=needed,
             free=free,

@@ -170,7 +170,7 @@ def a_disk_the_executor_cannot_see(spark, root):
         os.rename(hidden, root)
 
 
-@case(r"StoreFullError: .*this batch needs about \d+ bytes, \d+ are free; nothing of it was written")
+@case(r"StoreFullError: .*this batch needs about \d+ bytes, but \d+ are free\. Nothing of it was written")
 def a_full_disk(spark, root):
     disk = root + "-disk"
     os.mkdir(disk)

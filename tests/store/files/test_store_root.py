@@ -211,7 +211,7 @@ def test_a_backup_of_hard_links_is_warned_of_once(tmp_path: Path, caplog: pytest
             filled(root)
             attached_stores.attached_store(root).detach()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"{segment}: this file has another name somewhere (a hard link)")
+    assert said.startswith(f"{segment}: this file has a second name (a hard link)")
 
 
 def test_a_root_that_everybody_may_write_to_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -224,7 +224,7 @@ def test_a_root_that_everybody_may_write_to_is_warned_of_once(tmp_path: Path, ca
             attached_stores.attached_store(root).detach()
     assert [record.getMessage() for record in caplog.records] == [
         (
-            f"{root}: every user may write in this folder, and so replace the store's files or put links there; take the "
-            "permission away (chmod o-w)"
+            f"{root}: every user may write in this folder, and could replace the store's files or put links there. Take "
+            "this permission away (chmod o-w)"
         )
     ]

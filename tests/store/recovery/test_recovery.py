@@ -302,7 +302,7 @@ def test_rocksdb_and_batch_queues_are_refused_for_writing(tmp_path: Path) -> Non
         MessageStore.open(root, SMALL)
     root = filled(tmp_path / "b", 4)
     (root / "batchconsumequeue" / "t" / "0").mkdir(parents=True)
-    with pytest.raises(ValueError, match="BatchConsumeQueue"):
+    with pytest.raises(ValueError, match="batch queues"):
         MessageStore.open(root, SMALL)
     assert Disk().names(root / "batchconsumequeue") == ["t"]
 

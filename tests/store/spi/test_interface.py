@@ -228,7 +228,7 @@ def test_the_same_store_in_another_folder_is_another_generation(root: str, reade
         reader.ends(["t"])
     filled(Path(root), 2)
     for _ in range(2):
-        with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ where store"):
+        with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ in place of store"):
             reader.ends(["t"])
 
 

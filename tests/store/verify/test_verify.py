@@ -267,7 +267,7 @@ def test_after_a_power_cut_only_what_is_proven_is_checked(tmp_path: Path, monkey
     report = checked(root)
     assert report.ok, report.findings
     assert (report.end, report.record_count) == (clean_end, 1)
-    assert any("started again" in note for note in report.notes)
+    assert any("was restarted" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("crashed", [False, True])
@@ -669,7 +669,7 @@ def test_a_damaged_slot_is_named(tmp_path: Path) -> None:
     damage(index_path(root), INDEX_HEADER.size + slot * INDEX_SLOT_SIZE, b"\0\0\0\0")
     report = checked(root)
     assert {finding.path for finding in report.findings} == {str(index_path(root))}
-    assert all(finding.found == "one that is passed over" for finding in report.findings)
+    assert all(finding.found == "an entry that no chain reaches" for finding in report.findings)
 
 
 def test_a_flipped_bit_in_the_index_hides_keys_and_is_named(tmp_path: Path) -> None:
@@ -795,7 +795,7 @@ def state_of(root: Path) -> tuple[StateFile, State]:
     [
         ({"clean_end": 1 << 40, "flags": 0}, "a clean end up to"),
         ({"in_flight": 1, "flags": 0}, "bytes in flight from"),
-        ({"in_flight": 1 << 40, "flags": STATE_CLEAN}, "since the store was closed"),
+        ({"in_flight": 1 << 40, "flags": STATE_CLEAN}, "because the store was closed"),
         ({"anchor_crc": 1}, "the last one below the clean end"),
     ],
 )

@@ -204,4 +204,4 @@ def test_an_interrupt_stays_one_when_the_store_closes(tmp_path: Path, monkeypatc
         MessageStore.open(tmp_path / "s", SMALL_ASYNC) as store,
     ):
         interrupted_put(store, monkeypatch, KeyboardInterrupt())
-    assert "nothing more is written by this process" in caught.value.__notes__[0]
+    assert "This process writes nothing more" in caught.value.__notes__[0]

@@ -203,7 +203,7 @@ def test_a_lock_that_cannot_be_looked_at_stops_the_writer(tmp_path: Path, batch:
         return store.put_message(Message("t", b"x", queue_id=0))
 
     for _ in range(2):
-        with pytest.raises(StorePoisonedError, match=r"lock file cannot be looked at.*Check the disk"):
+        with pytest.raises(StorePoisonedError, match=r"lock file cannot be examined.*Check the disk"):
             append()
         disk.dead = False  # it stays stopped
     store.close()

@@ -217,7 +217,7 @@ def test_a_failed_sync_poisons(tmp_path: Path) -> None:
     store = MessageStore.open(tmp_path / "s", SMALL, disk=disk)
     store.append_batch(columns(bodies(5)), request(0))
     disk.fail_sync = True
-    with pytest.raises(StorePoisonedError, match="close and open"):
+    with pytest.raises(StorePoisonedError, match="open it again"):
         store.append_batch(columns(bodies(5)), request(1))
     disk.fail_sync = False
     syncs = len(disk.syncs)
@@ -237,7 +237,7 @@ def test_too_large_is_refused_before_the_first_byte(tmp_path: Path) -> None:
     config = SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=1 << 20)
     with MessageStore.open(tmp_path / "s", config) as store:
         store.create_topic("t", 1000)
-        with pytest.raises(MessageIllegalError, match="does not fit into a segment"):
+        with pytest.raises(MessageIllegalError, match="the room in a segment"):
             store.append_batch(columns([b"x" * 5000]), request(0))
         with pytest.raises(MessageIllegalError, match="names 500 queues"):
             store.append_batch(columns(bodies(500), queues=500), request(0))
