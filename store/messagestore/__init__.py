@@ -49,7 +49,7 @@ from messagestore.format.message import (
 from messagestore.format.record_columns import MessageColumns
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
 from messagestore.recovery.recover import RecoveryReport
-from messagestore.write.transaction import BatchRequest, BatchResult
+from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
 
 __all__ = [
     "ASYNC_FLUSH",
@@ -87,6 +87,7 @@ __all__ = [
     "StorePermissionError",
     "StorePoisonedError",
     "StoreWentBackwardsError",
+    "StoredBatch",
     "TornRecordError",
     "UnknownTopicError",
     "VersionRegressionError",

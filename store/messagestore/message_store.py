@@ -56,7 +56,7 @@ from messagestore.recovery.recover import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.states import Health
-from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, append_batch
+from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, StoredBatch, append_batch, last_batch
 
 DEFAULT_QUEUE_NUMS = 8
 CHUNK_ROWS = 65_536
@@ -951,6 +951,44 @@ class MessageStore(ReadOnlyStore):
             )
         request = BatchRequest(app_id=app_id, version=version - 1, version_source=SOURCE_SPARK, start=True)
         return append_batch(self.writer, Chunks(), request)
+
+    def last_batch(self, app_id: str) -> StoredBatch | None:
+        """Return an app's last batch, with the origin that it was appended with; None if the store has none.
+
+        A program that copies rows from elsewhere is exactly-once with it: it gives each batch the next version, and the
+        place after its rows as `origin`. When it starts, it continues at the origin of the last batch.
+
+        Parameters
+        ----------
+        app_id : str
+
+        Raises
+        ------
+        MessageIllegalError
+            The app id is not allowed.
+        LostBatchesError
+            Retention has deleted the batch's own record, so its origin is gone.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from messagestore import BatchRequest, MessageColumns, MessageStore
+        >>> lines = ["B12", "C3", "D7"]
+        >>> def copy_next_line(store):
+        ...     last = store.last_batch("copy")
+        ...     version, line = (0, 0) if last is None else (last.version + 1, last.origin["line"])
+        ...     rows = MessageColumns.from_arrow(
+        ...         pa.record_batch({"body": lines[line : line + 1]}), topic="gates", queue_id=0
+        ...     )
+        ...     store.append_batch(rows, BatchRequest(app_id="copy", version=version, origin={"line": line + 1}))
+        >>> with MessageStore.open("store") as store:
+        ...     copy_next_line(store)
+        >>> with MessageStore.open("store") as store:  # after whatever happened
+        ...     copy_next_line(store)
+        ...     store.last_batch("copy").version, store.last_batch("copy").origin
+        (1, {'line': 2})
+        """
+        return last_batch(self.writer, app_id)
 
     def append_batch(
         self, columns: MessageColumns | Iterable[MessageColumns], request: BatchRequest | None = None

@@ -12,10 +12,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from messagestore.errors import ChecksumError, CorruptionError, MessageIllegalError
+from messagestore.errors import ChecksumError, ConfigError, CorruptionError, MessageIllegalError
 from messagestore.files.commit_log import CommitLog
 from messagestore.format import record, record_scan
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
@@ -29,6 +30,8 @@ BODY_BEGIN = b'{"messagestore":1,"app":'
 CHUNK_SIZE = 16 * 1024 * 1024
 """Number of log bytes that one CRC covers."""
 MAX_APP_ID_SIZE = 255
+MAX_ORIGIN_SIZE = 32 * 1024
+"""Bytes of an origin's JSON text."""
 _BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 _WIDEST = (1 << 63) - 1
 
@@ -66,6 +69,8 @@ class BatchRecord:
         Query ids of this app that are refused from this batch on, because another query has taken the app over.
     start : bool
         The record is not a batch but a mark without rows: the app continues with the version after this one.
+    origin : dict | None
+        Where the rows come from, in the words of the program that appended them.
     torn : bool
         A power cut removed the record's properties, `__CRC32#` among them, and a broker kept the rest. Not stored in
         the body.
@@ -87,6 +92,7 @@ class BatchRecord:
     size: int = 0
     replaces: tuple[str, ...] = ()
     start: bool = False
+    origin: Mapping[str, Any] | None = None
     torn: bool = False
 
     @property
@@ -113,11 +119,31 @@ def check_app_id(app_id: str) -> None:
         )
 
 
+def check_origin(origin: object) -> None:
+    """Refuse an origin that JSON cannot hold and give back unchanged, or that is too large for a BATCH record.
+
+    Raises
+    ------
+    ConfigError
+    """
+    allowed = f"allowed is a dict with text keys that JSON can hold, of at most {MAX_ORIGIN_SIZE} bytes"
+    try:
+        text = json.dumps(origin, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"origin: cannot be stored as JSON ({error}); {allowed}", key="origin") from None
+    if not isinstance(origin, dict) or json.loads(text) != origin:
+        raise ConfigError(f"origin: found {origin!r:.200}; {allowed}", key="origin")
+    if len(text) > MAX_ORIGIN_SIZE:
+        raise ConfigError(f"origin: found {len(text)} bytes of JSON; {allowed}", key="origin")
+
+
 def body(batch: BatchRecord, size: int = 0) -> bytes:
     """Return the JSON text, padded with blanks to `size` bytes."""
     optional: dict[str, object] = {"replaces": list(batch.replaces)} if batch.replaces else {}
     if batch.start:
         optional["start"] = True
+    if batch.origin is not None:
+        optional["origin"] = batch.origin
     text = json.dumps(
         {
             "messagestore": FORMAT,
@@ -217,6 +243,7 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
             size=size,
             replaces=tuple(fields.get("replaces", ())),
             start=fields.get("start", False),
+            origin=fields.get("origin"),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

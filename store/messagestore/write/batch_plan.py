@@ -8,9 +8,9 @@ the size of each chunk and not its rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
 from messagestore.log import batch_record
-from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id
+from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id, check_origin
 from messagestore.log.refusals import check_simple_topic
 from messagestore.write.log_writer import LogWriter
 
@@ -78,6 +78,10 @@ class BatchRequest:
         The number of queues of a topic that is created.
     start : bool
         For `MessageStore.start_batches`: an empty batch that says that the app continues with `version` + 1.
+    origin : dict | None
+        Where the rows come from, for the program that appends them: `MessageStore.last_batch` returns it. It is stored
+        in the batch's own record, so it is in the log exactly if the rows are. At most 32 KiB as JSON; needs an
+        `app_id`.
 
     Raises
     ------
@@ -104,6 +108,7 @@ class BatchRequest:
     auto_create_topic: bool = True
     write_queue_nums: int = 8
     start: bool = False
+    origin: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         allowed = {
@@ -117,6 +122,10 @@ class BatchRequest:
         for key, values in allowed.items():
             if getattr(self, key) not in values:
                 raise ConfigError(f"{key}: found {getattr(self, key)!r}; allowed is {' or '.join(values)}", key=key)
+        if self.origin is not None:
+            check_origin(self.origin)
+            if self.app_id is None:
+                raise ConfigError("origin: found without app_id; give the app that the batch belongs to", key="origin")
         if self.app_id is not None:
             check_app_id(self.app_id)
             version: object = self.version
@@ -195,6 +204,7 @@ class BatchPlan:
             digest=self.digest,
             replaces=replaces,
             start=request.start,
+            origin=request.origin,
         )
         self._place()
 

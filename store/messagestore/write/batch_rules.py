@@ -190,6 +190,7 @@ def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request:
         topics.update(chunk.run_topics)
     _check_topics(writer, entry, topics, app_id)
     if (rows, digest) == (entry.row_count, entry.digest):
+        _check_origin(writer, entry, request)
         return BatchResult(KNOWN, entry.physical_offset, entry.end, entry.row_count)
     if request.on_replay_mismatch == "skip":
         return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
@@ -227,6 +228,20 @@ def _check_topics(writer: LogWriter, entry: JournalEntry, topics: set[str], app_
         f"two sinks, give the second one a {_APP_ID} of its own. If the topic of a sink was changed, write this batch "
         f"with {there} again, and change the topic afterwards",
         app_id=app_id,
+        version=entry.version,
+    )
+
+
+def _check_origin(writer: LogWriter, entry: JournalEntry, request: BatchRequest) -> None:
+    """Refuse the same rows from another origin: the caller takes its next place from the origin in the store."""
+    batch = read_batch(writer.log, entry.physical_offset) if entry.physical_offset >= writer.log.min_offset else None
+    if batch is None or request.origin is None or batch.origin == request.origin:
+        return
+    raise BatchConflictError(
+        f"app {request.app_id!r}: version {entry.version} is in the store with origin {batch.origin!r:.200}, and came "
+        f"again with origin {request.origin!r:.200}. Nothing of this batch was written. Begin where the origin of "
+        f"MessageStore.last_batch says",
+        app_id=request.app_id or "",
         version=entry.version,
     )
 

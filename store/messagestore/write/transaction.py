@@ -13,10 +13,12 @@ A batch comes as chunks of encoded records; the chunk limits the memory, and not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from messagestore.errors import (
+    LostBatchesError,
     StoreFullError,
     StorePoisonedError,
     SyncFailedError,
@@ -29,7 +31,7 @@ from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Row, Rows
 from messagestore.log import batch_record
 from messagestore.log.batch_journal import PARTIAL, JournalEntry
-from messagestore.log.batch_record import CHUNK_SIZE, known_batch, read_batch
+from messagestore.log.batch_record import CHUNK_SIZE, check_app_id, known_batch, read_batch
 from messagestore.log.batch_search import is_gone, not_ours
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
@@ -130,6 +132,63 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             plan.row_count,
             plan.batch.end - plan.batch.physical_offset,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch that is in the store.
+
+    Parameters
+    ----------
+    app_id, version : str, int
+        Identify the batch.
+    query_id : str | None
+        The streaming query that wrote it, if it is known.
+    physical_offset, end : int
+        Where the batch begins and ends in the log, in bytes from its origin.
+    row_count : int
+    origin : dict | None
+        What the program that appended the batch said about where its rows come from. None: nothing.
+    """
+
+    app_id: str
+    version: int
+    query_id: str | None
+    physical_offset: int
+    end: int
+    row_count: int
+    origin: Mapping[str, Any] | None
+
+
+def last_batch(writer: LogWriter, app_id: str) -> StoredBatch | None:
+    """Return an app's last batch, or None if the store has none.
+
+    Raises
+    ------
+    LostBatchesError
+        Retention has deleted the batch's own record, so its origin is gone.
+    """
+    check_app_id(app_id)
+    with writer.mutex:
+        writer.check_turn()
+        last = writer.journal.last(app_id)
+        if last is None:
+            return None
+        _drop_vanished(writer, app_id, last.version)
+        last = writer.journal.last(app_id)
+        if last is None:
+            return None
+        if last.physical_offset < writer.log.min_offset:
+            raise LostBatchesError(
+                f"app {app_id!r}: version {last.version} is the last one, and retention has deleted its record, at "
+                f"{last.physical_offset}: the log begins at {writer.log.min_offset}. Its origin is unknown. "
+                f"Find out where the next batch begins, and give the app a new name",
+                app_id=app_id,
+                version=last.version,
+            )
+        batch = known_batch(writer.log, last.physical_offset)
+        origin = None if batch is None else batch.origin
+        return StoredBatch(app_id, last.version, last.query_id, last.physical_offset, last.end, last.row_count, origin)
 
 
 def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:
