@@ -105,14 +105,7 @@ class MessageStoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for `spark.read`."""
         options = source_options(self.options)
-        for name, value in (
-            ("maxOffsetsPerTrigger", options.max_offsets_per_trigger),
-            ("consumerGroup", options.consumer_group),
-        ):
-            if value is not None:
-                raise ConfigError(
-                    f"option {name}: is for streams, but this is a batch read; leave it out", key=name, value=value
-                )
+        options.check_batch()
         return BatchReader(options, Projection.of(schema), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name

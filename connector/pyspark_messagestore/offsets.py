@@ -1,26 +1,29 @@
-"""The place of a stream: how far it has read, how far it reads next, and in which pieces.
+"""The place of a stream: how far it has read.
 
 A stream offset is a dict that Spark keeps and compares as JSON text, so its form is canonical: its keys are sorted.
 
     {"formatVersion": 1, "last": {"crc": .., "position": .., "size": .., "storeTimestamp": ..}, "physicalOffset": ..,
      "queues": {"flights": {"0": 1200, "1": 1190}}, "storeId": ".."}
 
-`storeTimestamp` is missing in offsets of earlier releases.
+`storeTimestamp` is missing in offsets of earlier releases. These fields are there only if the query uses the options:
 
-The functions are pure and work on numbers; nothing here opens a store.
+    "pattern": ".."                       subscribePattern
+    "started": ".."                       the option that says where the query began, as one text
+    "until": {"asked": "..", "nowMs": .., "queues": {..}}     the option that says where the query ends; when the query
+                                          began, and how far its queues reached at that time (if `latest` is asked for)
+
+Nothing here opens a store.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from messagestore import ConfigError
-from messagestore.spi import LastRecord, Queue, Queues, Range
+from messagestore.spi import LastRecord, Queues
 
 FORMAT_VERSION = 1
 
@@ -35,6 +38,38 @@ def _last_from_json(fields: Mapping[str, Any]) -> LastRecord:
     return LastRecord(
         int(fields["position"]), int(fields["size"]), int(fields["crc"]), None if time_ms is None else int(time_ms)
     )
+
+
+def _queues_to_json(queues: Queues, topics: Iterable[str] = ()) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {topic: {} for topic in topics}
+    for (topic, queue_id), offset in queues.items():
+        found.setdefault(topic, {})[str(queue_id)] = offset
+    return {topic: dict(sorted(found[topic].items())) for topic in sorted(found)}
+
+
+def _queues_from_json(fields: Mapping[str, Mapping[str, Any]]) -> Queues:
+    return {
+        (topic, int(queue_id)): int(offset) for topic, queues in fields.items() for queue_id, offset in queues.items()
+    }
+
+
+@dataclass(frozen=True)
+class Until:
+    """The end of a stream that ends, as it was fixed when the query began.
+
+    Parameters
+    ----------
+    asked : str
+        What the option asks for. If a restarted query asks for something else, its end is fixed anew.
+    now_ms : int
+        The time at which the end was fixed; relative times refer to it.
+    queues : dict
+        The ends of all queues at that time.
+    """
+
+    asked: str
+    now_ms: int
+    queues: Queues
 
 
 @dataclass(frozen=True)
@@ -53,6 +88,12 @@ class StreamOffset:
         The end of the last record that is covered.
     last : LastRecord | None
         That record.
+    pattern : str | None
+        The option `subscribePattern`.
+    started : str
+        The option that says where the query began, as one text; empty if none was given.
+    until : Until | None
+        Where the query ends, if it ends.
     """
 
     store_id: str = ""
@@ -60,19 +101,31 @@ class StreamOffset:
     queues: Queues = field(default_factory=dict)
     physical_offset: int = 0
     last: LastRecord | None = None
+    pattern: str | None = None
+    started: str = ""
+    until: Until | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The form that Spark receives: always the same text for the same offset."""
-        queues: dict[str, dict[str, int]] = {topic: {} for topic in self.topics}
-        for (topic, queue_id), offset in self.queues.items():
-            queues.setdefault(topic, {})[str(queue_id)] = offset
-        return {
+        fields: dict[str, Any] = {
             "formatVersion": FORMAT_VERSION,
             "last": None if self.last is None else _last_to_json(self.last),
-            "physicalOffset": self.physical_offset,
-            "queues": {topic: dict(sorted(queues[topic].items())) for topic in sorted(queues)},
-            "storeId": self.store_id,
         }
+        if self.pattern is not None:
+            fields["pattern"] = self.pattern
+        fields["physicalOffset"] = self.physical_offset
+        fields["queues"] = _queues_to_json(self.queues, self.topics)
+        if self.started:
+            fields["started"] = self.started
+        fields["storeId"] = self.store_id
+        if self.until is not None:
+            until = self.until
+            fields["until"] = {
+                "asked": until.asked,
+                "nowMs": until.now_ms,
+                "queues": _queues_to_json(until.queues),
+            }
+        return fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> StreamOffset:
@@ -87,17 +140,18 @@ class StreamOffset:
             version = fields["formatVersion"]
             if version != FORMAT_VERSION:
                 raise ValueError(f"format version {version}")
-            last = fields["last"]
+            last, until = fields["last"], fields.get("until")
             return cls(
                 store_id=str(fields["storeId"]),
                 topics=tuple(sorted(fields["queues"])),
-                queues={
-                    (topic, int(queue_id)): int(offset)
-                    for topic, queues in fields["queues"].items()
-                    for queue_id, offset in queues.items()
-                },
+                queues=_queues_from_json(fields["queues"]),
                 physical_offset=int(fields["physicalOffset"]),
                 last=None if last is None else _last_from_json(last),
+                pattern=fields.get("pattern"),
+                started=str(fields.get("started", "")),
+                until=None
+                if until is None
+                else Until(str(until["asked"]), int(until["nowMs"]), _queues_from_json(until["queues"])),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
@@ -106,65 +160,3 @@ class StreamOffset:
                 f"format version {FORMAT_VERSION}; use the checkpoint of this query, or a new one",
                 key="checkpointLocation",
             ) from None
-
-
-# ---- how far next
-
-
-def limited(starts: Queues, ends: Queues, most: int) -> Queues:
-    """The ends of a step that takes exactly `most` messages (or all, if there are fewer).
-
-    The share of each queue is in proportion to the messages that it holds, and at least one message. If there are more
-    queues with messages than `most`, the queues take turns. The turns begin at another queue each time, as the start
-    offsets move, so that every queue is read.
-    """
-    waiting = {queue: end - starts.get(queue, 0) for queue, end in sorted(ends.items()) if end > starts.get(queue, 0)}
-    if sum(waiting.values()) <= most:
-        return dict(ends)
-    result = {queue: min(starts.get(queue, 0), end) for queue, end in ends.items()}
-    queues = list(waiting)
-    if most <= len(queues):
-        first = sum(starts.get(queue, 0) for queue in ends) % len(queues)
-        for queue in (queues + queues)[first : first + most]:
-            result[queue] += 1
-        return result
-    rest, more = most - len(queues), sum(waiting.values()) - len(queues)
-    shares = {queue: divmod((count - 1) * rest, more) for queue, count in waiting.items()}
-    left = rest - sum(whole for whole, _ in shares.values())
-    by_remainder = sorted(queues, key=lambda queue: -shares[queue][1])
-    rounded_up = set(by_remainder[:left])
-    for queue in queues:
-        result[queue] += 1 + shares[queue][0] + (queue in rounded_up)
-    return result
-
-
-# ---- in which pieces
-
-
-def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | None = None) -> list[list[Range]]:
-    """Divide and combine ranges into pieces of about the weight `most`, in order; no piece is much heavier.
-
-    A queue that is heavier than `most` is divided into equal parts; light queues are combined.
-
-    Parameters
-    ----------
-    most : float
-    weights : mapping of (topic, queue id) to float, optional
-        The weight of one message of a queue; 1 for queues without an entry.
-    """
-    parts: list[tuple[Range, float]] = []
-    for each in ranges:
-        weight = 1.0 if weights is None else weights.get((each.topic, each.queue_id), 1.0)
-        count = min(each.count, math.ceil(each.count * weight / most))
-        bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
-        cut = [Range(each.topic, each.queue_id, *pair) for pair in itertools.pairwise(bounds)]
-        parts += [(part, part.count * weight) for part in cut]
-    result: list[list[Range]] = []
-    filled = most
-    for part, heavy in parts:
-        if filled + heavy > most:
-            result.append([])
-            filled = 0
-        result[-1].append(part)
-        filled += heavy
-    return result

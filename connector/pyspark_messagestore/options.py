@@ -10,22 +10,24 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import ipaddress
-import json
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, StoreConfig
-from messagestore.spi import duration_s, group_fault, put_topic_fault, stored_topic_fault, topic_fault
+from messagestore.spi import put_topic_fault, topic_fault
+from pyspark_messagestore.kinds import BOOLEAN as _BOOLEAN
+from pyspark_messagestore.kinds import DURATION as _DURATION
+from pyspark_messagestore.kinds import MOST as _MOST
+from pyspark_messagestore.kinds import PATH as _PATH
+from pyspark_messagestore.kinds import SINK, SOURCE, Kind, Option
+from pyspark_messagestore.kinds import TEXT as _TEXT
+from pyspark_messagestore.kinds import choice as _choice
+from pyspark_messagestore.kinds import whole as _whole
+from pyspark_messagestore.source_options import SOURCE_OPTIONS, SourceOptions
 
-SOURCE, SINK = "source", "sink"
 _DOING = {SOURCE: "reading", SINK: "writing"}
-LATEST, EARLIEST = -1, -2
-"""Special queue offsets in `startingOffsets`, with the meaning that Kafka's connector gives them."""
-EVERY_QUEUE = -1
-"""A special queue id in `startingOffsets` (`"*"`): all queues of the topic that are not listed."""
 
 _SPARK_KEYS = frozenset(
     {
@@ -48,38 +50,6 @@ _SPARK_PREFIXES = ("option.", "spark.", "__")
 # ---- kinds of values
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of value: how its text is parsed, and what is allowed, in words."""
-
-    parse: Callable[[str], Any]
-    allowed: str
-
-
-def _whole(least: int, most: int) -> Kind:
-    def parse(text: str) -> int:
-        value = int(text)
-        if not least <= value <= most:
-            raise ValueError
-        return value
-
-    return Kind(parse, f"a whole number from {least} to {most}")
-
-
-def _choice(*values: str) -> Kind:
-    by_name = {value.lower(): value for value in values}
-    return Kind(lambda text: by_name[text.lower()], " or ".join(values))
-
-
-def _topics(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names or any(
-        stored_topic_fault(name) for name in names
-    ):  # a broker's topics may have longer names than users' topics
-        raise ValueError
-    return names
-
-
 def _topic(text: str) -> str:
     if topic_fault(text):
         raise ValueError
@@ -94,40 +64,6 @@ def _put_topic(text: str) -> str:
     return text
 
 
-def _group(text: str) -> str:
-    if group_fault(text):
-        raise ValueError
-    return text
-
-
-def _starting_offsets(text: str) -> int | dict[str, dict[int, int]]:
-    """-2, -1, or topic -> queue id (`EVERY_QUEUE` for `"*"`) -> queue offset."""
-    words = {"earliest": EARLIEST, "latest": LATEST}
-    if text.strip().lower() in words:
-        return words[text.strip().lower()]
-    found = json.loads(text)
-    return {_topic(topic): _queue_offsets(queues) for topic, queues in found.items()}
-
-
-def _queue_offsets(queues: dict[str, Any]) -> dict[int, int]:
-    offsets: dict[int, int] = {}
-    for name, value in queues.items():
-        if isinstance(value, dict):  # RocketMQ's tools write topic -> broker -> queue
-            offsets.update(_queue_offsets(value))
-            continue
-        if type(value) is not int or value < EARLIEST:
-            raise ValueError
-        offsets[EVERY_QUEUE if name == "*" else _whole(0, 65535).parse(name)] = value
-    return offsets
-
-
-def _store_path(text: str) -> str:
-    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
-    if not path or "\0" in path or path.startswith("~") or re.match(r"[A-Za-z][\w+.-]*:", path):
-        raise ValueError
-    return os.path.abspath(path)
-
-
 def _host(text: str) -> tuple[str, int]:
     """An address without its brackets, and a port."""
     host, colon, port = text.strip().rpartition(":")
@@ -137,125 +73,15 @@ def _host(text: str) -> tuple[str, int]:
     return str(address), _whole(0, 65535).parse(port)
 
 
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-_BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false")
-_DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
-_PATH = Kind(
-    _store_path,
-    "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)",
-)
 _HOST = Kind(_host, "an IP address and a port, such as 10.0.0.7:10911 or [fe80::1]:10911")
-_TEXT = Kind(_text, "a text that is not empty")
-_GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
 _TOPIC = Kind(_put_topic, "a topic: letters, digits, and %|-_ , at most 127")
-_TOPICS = Kind(_topics, "topics with commas between them")
-_OFFSETS = Kind(
-    _starting_offsets, 'earliest, latest, or JSON such as {"flights": {"0": 23, "*": -2}} (-2 earliest, -1 latest)'
-)
-_MOST = (1 << 63) - 1
 
 
 # ---- the table
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of one side.
-
-    Parameters
-    ----------
-    side : str
-        "source" or "sink".
-    name : str
-    kind : Kind | None
-        None: a later release may have this option; this one refuses it by name.
-    default : str | None
-        The default as text, or None.
-    meaning : str
-        One sentence, for the documents.
-    aliases : tuple of str
-    shown : str
-        How the documents show the default, if not as `default`.
-    """
-
-    side: str
-    name: str
-    kind: Kind | None
-    default: str | None = None
-    meaning: str = ""
-    aliases: tuple[str, ...] = ()
-    shown: str = ""
-
-    @property
-    def field(self) -> str:
-        """The attribute of `SourceOptions` or `SinkOptions`."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
-
-
-def _later(side: str, *names: str) -> list[Option]:
-    return [Option(side, name, None) for name in names]
-
-
 OPTIONS: tuple[Option, ...] = (
-    Option(SOURCE, "path", _PATH, None, "The store's root folder.", ("storePathRootDir",), "required"),
-    Option(SOURCE, "subscribe", _TOPICS, None, "The topics to read, with commas between them.", ("topic",), "required"),
-    Option(
-        SOURCE,
-        "startingOffsets",
-        _OFFSETS,
-        None,
-        "Where a new query begins: `earliest`, `latest`, or JSON topic -> queue -> offset (-2 earliest, -1 latest; "
-        '`"*"`: the queues that are not listed). A restarted query continues from its checkpoint.',
-        shown="`latest` (stream), `earliest` (batch)",
-    ),
-    Option(
-        SOURCE,
-        "maxOffsetsPerTrigger",
-        _whole(1, _MOST),
-        None,
-        "The largest number of messages in a micro-batch. The queues share it in proportion to what they hold. "
-        "Streams only.",
-    ),
-    Option(
-        SOURCE,
-        "minPartitions",
-        _whole(1, 100_000),
-        None,
-        "The smallest number of Spark partitions, as far as there are rows.",
-    ),
-    Option(
-        SOURCE,
-        "failOnDataLoss",
-        _BOOLEAN,
-        "true",
-        "`false`: messages that are gone (retention, a log that was cut) are skipped and counted. `true`: they are an "
-        "error.",
-    ),
-    Option(
-        SOURCE,
-        "failOnUnproven",
-        _BOOLEAN,
-        "false",
-        "After a reboot, and before a writer has opened the store, a reader shows only what is proven to be on the "
-        "disk. `true`: if there is more, that is an error instead of a warning.",
-    ),
-    Option(
-        SOURCE,
-        "consumerGroup",
-        _GROUP,
-        None,
-        "After each micro-batch, the query publishes how far it has read as this group's offsets in RocketMQ's "
-        "`config/consumerOffset.json` (`messagestore groups` shows them). Give each query a group of its own. The "
-        "offsets are never used for recovery. If they cannot be published (a Java broker holds the store and keeps "
-        "the file itself; the folder is read-only; the disk is full), the query logs a warning, continues, and tries "
-        "again later. Streams only.",
-        ("group",),
-    ),
+    *SOURCE_OPTIONS,
     Option(
         SINK, "path", _PATH, None, "The store's root folder; a missing or empty one becomes a store.", (), "required"
     ),
@@ -439,13 +265,6 @@ OPTIONS: tuple[Option, ...] = (
         "false",
         "`true`: a new segment gets all of its disk blocks at once, so that a full disk shows before rows are written.",
     ),
-    *_later(SOURCE, "subscribePattern", "assign", "startingTimestamp", "startingOffsetsByTimestamp"),
-    *_later(
-        SOURCE, "startingOffsetsByTimestampStrategy", "endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"
-    ),
-    *_later(SOURCE, "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
-    *_later(SOURCE, "maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys"),
-    *_later(SOURCE, "rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
 )
 
 
@@ -459,24 +278,6 @@ _NAMES = {side: _by_name(side) for side in (SOURCE, SINK)}
 
 
 # ---- what the user gave
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """The source's options, typed."""
-
-    path: str
-    subscribe: tuple[str, ...]
-    starting_offsets: int | dict[str, dict[int, int]] | None
-    max_offsets_per_trigger: int | None
-    min_partitions: int | None
-    fail_on_data_loss: bool
-    fail_on_unproven: bool
-    consumer_group: str | None
-
-    def config(self) -> StoreConfig:
-        """The settings with which the store is read."""
-        return StoreConfig(fail_on_unproven=self.fail_on_unproven)
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,9 +357,11 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
     Raises
     ------
     ConfigError
-        For the first option that is missing, unknown, not built yet or wrong.
+        For the first option that is missing, unknown, not built yet or wrong, or does not go with another one.
     """
-    return SourceOptions(**_parsed(SOURCE, options))
+    parsed = SourceOptions(**_parsed(SOURCE, options))
+    parsed.check()
+    return parsed
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -644,7 +447,7 @@ _NO_TABLE = (
 )
 _REQUIRED = {
     "path": 'give the store\'s root folder, as in .load("/data/store") or .start("/data/store")',
-    "subscribe": 'give topics, as in .option("subscribe", "flights")',
+    "subscribe": 'give topics, as in .option("subscribe", "flights"), or subscribePattern or assign',
 }
 
 

@@ -16,8 +16,8 @@ from messagestore.read import queue_ends
 from messagestore.read.proven_tail import _Chain
 from messagestore.read.queue_ends import QueueEnds
 from messagestore.read.view import StoreView
-from pyspark_messagestore import source
-from pyspark_messagestore.source import Follower
+from pyspark_messagestore import reading
+from pyspark_messagestore.follower import Follower
 
 _HISTORIES = 60
 
@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant("a planned micro-batch is not compared with the log", without(Follower, "planned_faults", {}), "surprises", changed_under_streams),
     Mutant("the log is followed without a look at queue offsets", patched(queue_ends._Walk, "_take", numbers_are_not_compared), "a topic made again", story(surprises.ends_over_a_topic_made_again)),
     Mutant("where a queue's last message lies is not remembered", without(QueueEnds, "_place", (-1, 0)), "a topic made again", story(surprises.made_again_as_long)),
-    Mutant("tasks read whatever is there", without(source, "_check_planned"), "a restored backup", story(surprises.restored_before_the_tasks)),
+    Mutant("tasks read whatever is there", without(reading, "_check_planned"), "a restored backup", story(surprises.restored_before_the_tasks)),
     Mutant("a reader takes the visible end of another boot", patched(StoreView, "_proven_end_of", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
     Mutant("a reader of another boot stays at the clean end", patched(_Chain, "run", clean_end_only), "power cuts", power_cuts("batches", "roll-over")),
     Mutant("any batch proves what is below it, whatever its CRCs say", patched(_Chain, "_take_batch", every_batch_proves), "a torn body", story(surprises.a_body_torn_by_a_power_cut)),

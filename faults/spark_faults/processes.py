@@ -22,7 +22,7 @@ from messagestore.session import AttachedStore
 from messagestore.spi import Proven
 from messagestore.spi.local import LocalReader, LocalWriter
 from messagestore.write.staging import StagingWriter
-from pyspark_messagestore import sink, source
+from pyspark_messagestore import follower, same_log, sink, source
 
 T = TypeVar("T")
 _current = threading.local()
@@ -182,7 +182,8 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, do everything as the process that the calling thread plays."""
     monkeypatch.setattr(message_store, "attached_store", lambda path, config, disk: current().store(path, config))
     monkeypatch.setattr(sink, "TaskContext", SimpleNamespace(get=lambda: current().context))
-    monkeypatch.setattr(source._log, "disabled", True)
+    for module in (source, follower, same_log):
+        monkeypatch.setattr(module._log, "disabled", True)
     monkeypatch.setattr(threading, "excepthook", _quiet(threading.excepthook))
 
 

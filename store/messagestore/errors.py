@@ -114,6 +114,13 @@ class OffsetOutOfRangeError(StoreError, IndexError):
 class UnknownTopicError(StoreError, LookupError):
     """The store has no topic of this name.
 
+    Parameters
+    ----------
+    topic : str
+    topics : iterable of str
+    hint : str
+        What to do; it is appended to the message.
+
     Attributes
     ----------
     topic : str
@@ -122,12 +129,12 @@ class UnknownTopicError(StoreError, LookupError):
         The topics that the store has, in alphabetical order.
     """
 
-    def __init__(self, topic: str, topics: Iterable[str]) -> None:
+    def __init__(self, topic: str, topics: Iterable[str], hint: str = "") -> None:
         self.topic = topic
         self.topics = sorted(topics)
         more = f" and {len(self.topics) - 20} more" if len(self.topics) > 20 else ""
         there = f"Its topics are: {', '.join(self.topics[:20])}{more}" if self.topics else "It has no topics"
-        super().__init__(f"topic {topic!r} is not in the store. {there}")
+        super().__init__(f"topic {topic!r} is not in the store. {there}{hint and '. ' + hint}")
 
 
 class StoreClosedError(StoreError, RuntimeError):

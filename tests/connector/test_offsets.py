@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore import ConfigError
-from pyspark_messagestore.offsets import LastRecord, Range, StreamOffset, limited, pieces
+from messagestore.spi import LastRecord, Range
+from pyspark_messagestore.limits import limited
+from pyspark_messagestore.offsets import StreamOffset
+from pyspark_messagestore.planning import pieces
 
 QUEUES = st.dictionaries(
     st.tuples(st.sampled_from(["a", "b-c", "flights"]), st.integers(0, 12)),

@@ -10,9 +10,6 @@ import pytest
 
 from messagestore import ConfigError
 from pyspark_messagestore.options import (
-    EARLIEST,
-    EVERY_QUEUE,
-    LATEST,
     OPTIONS,
     SINK,
     SOURCE,
@@ -21,6 +18,7 @@ from pyspark_messagestore.options import (
     source_options,
     with_tables,
 )
+from pyspark_messagestore.positions import EARLIEST, EVERY_QUEUE, LATEST
 
 README = Path(__file__).resolve().parent.parent.parent / "connector" / "README.md"
 READ = {"path": "/data/store", "subscribe": "flights"}

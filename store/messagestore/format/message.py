@@ -378,6 +378,11 @@ def put_topic_fault(topic: object) -> str | None:
     return None
 
 
+def is_ordinary_topic(topic: str) -> bool:
+    """Whether a topic is one that users choose: neither a broker's own, nor of a group's retries and dead letters."""
+    return put_topic_fault(topic) is None and not topic.startswith(GROUP_TOPIC_PREFIXES)
+
+
 _known_fault = functools.lru_cache(4096)(put_topic_fault)  # a store has few topics, and every put names one of them
 
 

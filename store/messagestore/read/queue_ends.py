@@ -11,12 +11,14 @@ last message is remembered, and is compared when the queue is read again.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
 from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.format.message import is_ordinary_topic
 from messagestore.log.batch_record import BatchRecord
 from messagestore.log.walk import Depth, Run, Walk, rows_of
 from messagestore.read.view import StoreView
@@ -53,6 +55,8 @@ class QueueEnds:
     ----------
     view : StoreView
     topics : iterable of str
+    pattern : str | None
+        A regular expression: also the topics whose whole name matches it, except retry, dead letter and system topics.
 
     Attributes
     ----------
@@ -65,9 +69,11 @@ class QueueEnds:
         The last look was skipped, because it would have taken long and the one before was recent.
     """
 
-    def __init__(self, view: StoreView, topics: Iterable[str]) -> None:
+    def __init__(self, view: StoreView, topics: Iterable[str], pattern: str | None = None) -> None:
         self.view = view
         self.topics = tuple(topics)
+        self.pattern = pattern
+        self._is_covered = dict.fromkeys(self.topics, True)
         self.ends: Ends = {}
         self.restarted: set[tuple[str, int]] = set()
         self.waiting = False
@@ -92,13 +98,22 @@ class QueueEnds:
             self.ends = found
         return self.ends
 
+    def covers(self, topic: str) -> bool:
+        """Whether the queues of a topic are followed."""
+        known = self._is_covered.get(topic)
+        if known is None:
+            known = self.pattern is not None and is_ordinary_topic(topic)
+            known = self._is_covered[topic] = known and re.fullmatch(self.pattern or "", topic) is not None
+        return known
+
     # ---- all queues
 
     def _asked(self, find_queues: bool) -> Ends:
         begin_s = time.thread_time()
         view = self.view
         if find_queues or self._queue_ids is None:
-            self._queue_ids = {topic: view.queue_ids(topic) for topic in self.topics}
+            topics = self.topics if self.pattern is None else filter(self.covers, view.topics())
+            self._queue_ids = {topic: view.queue_ids(topic) for topic in topics}
         ends = view.max_offsets((topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids)
         newest = (-1, 0)
         for key, end in ends.items():
@@ -161,7 +176,7 @@ class _Walk:
         self.log = known.view.files.commit_log
         self.limit = limit
         self.own = known.view.own
-        self.topics = frozenset(known.topics)
+        self.covers = known.covers
         self.ends = dict(known.ends)
         self.grown: set[tuple[str, int]] = set()
         self.restarted: set[tuple[str, int]] = set()
@@ -185,7 +200,7 @@ class _Walk:
         return walk.position == self.limit
 
     def _take_batch(self, batch: BatchRecord) -> bool:
-        for topic in self.topics & batch.ranges.keys():
+        for topic in filter(self.covers, batch.ranges):
             for queue_id, first, count in batch.ranges[topic]:
                 if not self._take(topic, queue_id, first, count):
                     return False
@@ -195,7 +210,7 @@ class _Walk:
         """Add single messages."""
         rows = rows_of(run)
         for topic, queue_id, start, stop in rows.runs():
-            if topic in self.topics:
+            if self.covers(topic):
                 first, last = int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
                 if last - first != stop - 1 - start or not self._take(topic, queue_id, first, stop - start):
                     return False

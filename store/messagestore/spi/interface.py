@@ -10,7 +10,8 @@ second implementation of `Stores`, `StoreReader` and `StoreWriter`.
     stage, commit, abort         write rows to a staged file; append staged files to the log; delete staged files
 
 The other methods of a reader answer the source's questions about single messages: `begins`, `places`, `seek`,
-`prove_last`, `mean_sizes`, `proven`. `publish_progress` shows others how far a query has read.
+`prove_last`, `mean_sizes`, `proven`. `publish_progress` shows others how far a query has read, and
+`published_progress` reads what a consumer group has published.
 """
 
 from __future__ import annotations
@@ -277,8 +278,15 @@ class StoreReader(Protocol):
         """Which store this is; with `queues` also which queues exist, which requires a look at all folders."""
         ...
 
-    def ends(self, topics: Sequence[str]) -> Ends:
+    def ends(self, topics: Sequence[str], pattern: str | None = None) -> Ends:
         """How far the queues of some topics reach. The call takes microseconds if nothing has changed.
+
+        Parameters
+        ----------
+        topics : sequence of str
+        pattern : str | None
+            A regular expression: also the topics whose whole name matches it, except retry, dead letter and system
+            topics.
 
         Raises
         ------
@@ -346,6 +354,16 @@ class StoreReader(Protocol):
             A broker holds the store, and keeps all consumer offsets itself.
         CorruptionError, ConfigError, OSError
             The file cannot be read or written, or the group is not allowed; the file is unchanged.
+        """
+        ...
+
+    def published_progress(self, group: str) -> Queues:
+        """How far a consumer group has read, in the queues in which it has read at all.
+
+        Raises
+        ------
+        CorruptionError
+            The file cannot be read.
         """
         ...
 

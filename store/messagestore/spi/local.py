@@ -20,7 +20,7 @@ import numpy as np
 
 from messagestore.errors import ConfigError, NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
 from messagestore.files.consume_queue import UNIT_DTYPE
-from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.mapped_file import Disk
 from messagestore.files.staging_files import Write, remove, sweep, sweep_write
 from messagestore.files.topics import Topics
@@ -134,10 +134,10 @@ class LocalReader:
 
     # ---- ends
 
-    def ends(self, topics: Sequence[str]) -> Ends:
+    def ends(self, topics: Sequence[str], pattern: str | None = None) -> Ends:
         """How far the queues of some topics reach."""
-        if self._queues.topics != tuple(topics):
-            self._queues = QueueEnds(self._view, topics)
+        if (self._queues.topics, self._queues.pattern) != (tuple(topics), pattern):
+            self._queues = QueueEnds(self._view, topics, pattern)
             self._visible = self._quiet = None
         try:
             return self._look()
@@ -187,7 +187,7 @@ class LocalReader:
             )
         self._reopened += self._view.generation + 1
         self._view.close()
-        self._view, self._queues = view, QueueEnds(view, self._queues.topics)
+        self._view, self._queues = view, QueueEnds(view, self._queues.topics, self._queues.pattern)
         self._visible = self._quiet = None
 
     # ---- single messages
@@ -275,6 +275,16 @@ class LocalReader:
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`."""
         publish_offsets(self._path, group, offsets, disk=self._disk)
+
+    def published_progress(self, group: str) -> Queues:
+        """How far a consumer group has read, from `config/consumerOffset.json`."""
+        offsets = ConsumerOffsets(self._disk or Disk(), self._path)
+        offsets.load()
+        return {
+            (topic, queue_id): offset
+            for topic in offsets.topics(group)
+            for queue_id, offset in offsets.get(topic, group).items()
+        }
 
     def close(self) -> None:
         """Close all files."""

@@ -194,6 +194,20 @@ def test_ends_grow_and_stay_the_same_object(root: str, reader: StoreReader) -> N
     assert reader.ends(["t"]).queues == after.queues
 
 
+def test_ends_of_the_topics_that_match_a_pattern(root: str, reader: StoreReader) -> None:
+    """Whole names, as topics come and go; never those of a broker or of a group's retries."""
+    assert reader.ends([], "t|u.*").queues == {Q0: 30, Q1: 30}
+    before = reader.ends([], "t|u.*")
+    assert reader.ends([], "t|u.*").queues is before.queues
+    for topic in ("u1", "tt", "%RETRY%u"):
+        add(root, 2, topic=topic)
+    after = reader.ends([], "t|u.*")
+    assert after.queues == {Q0: 30, Q1: 30, ("u1", 0): 1, ("u1", 1): 1}
+    assert reader.ends([], ".*RETRY.*").queues == {}
+    assert reader.ends(["%RETRY%u"]).queues == {("%RETRY%u", 0): 1, ("%RETRY%u", 1): 1}
+    assert reader.ends([], "none").queues == {}
+
+
 def test_a_queue_that_was_made_again_is_reported_once(root: str, reader: StoreReader) -> None:
     """It is as long as before: only where its messages lie tells."""
     reader.ends(["t"])
@@ -388,6 +402,8 @@ def test_progress_is_published_as_a_consumer_groups(root: str, reader: StoreRead
     assert offsets.get("t", "g") == {0: 7, 1: 9}
     with pytest.raises(ConfigError):
         reader.publish_progress("not a group", {Q0: 7})
+    assert reader.published_progress("g") == {Q0: 7, Q1: 9}
+    assert reader.published_progress("another") == {}
 
 
 # ---- writing

@@ -1,0 +1,103 @@
+"""Kinds of option values: how the text of a value is parsed, and what is allowed, in words."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from messagestore.spi import duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value. `parse` raises ValueError, KeyError, TypeError or AttributeError for a text that is wrong."""
+
+    parse: Callable[[str], Any]
+    allowed: str
+
+
+def whole(least: int, most: int) -> Kind:
+    """A whole number between two limits, both of which are allowed."""
+
+    def parse(text: str) -> int:
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError
+        return value
+
+    return Kind(parse, f"a whole number from {least} to {most}")
+
+
+def choice(*values: str) -> Kind:
+    """One of some words, in any case."""
+    by_name = {value.lower(): value for value in values}
+    return Kind(lambda text: by_name[text.lower()], " or ".join(values))
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
+
+
+def _store_path(text: str) -> str:
+    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
+    if not path or "\0" in path or path.startswith("~") or re.match(r"[A-Za-z][\w+.-]*:", path):
+        raise ValueError
+    return os.path.abspath(path)
+
+
+BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false")
+DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
+TEXT = Kind(_text, "a text that is not empty")
+PATH = Kind(
+    _store_path,
+    "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)",
+)
+MOST = (1 << 63) - 1
+"""The largest number that fits into 64 bits."""
+
+
+SOURCE, SINK = "source", "sink"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of one side.
+
+    Parameters
+    ----------
+    side : str
+        "source" or "sink".
+    name : str
+    kind : Kind | None
+        None: a later release may have this option; this one refuses it by name.
+    default : str | None
+        The default as text, or None.
+    meaning : str
+        One sentence, for the documents.
+    aliases : tuple of str
+    shown : str
+        How the documents show the default, if not as `default`.
+    """
+
+    side: str
+    name: str
+    kind: Kind | None
+    default: str | None = None
+    meaning: str = ""
+    aliases: tuple[str, ...] = ()
+    shown: str = ""
+
+    @property
+    def field(self) -> str:
+        """The attribute of `SourceOptions` or `SinkOptions`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+
+
+def later(side: str, *names: str) -> tuple[Option, ...]:
+    """Options that this release refuses by name."""
+    return tuple(Option(side, name, None) for name in names)

@@ -1,0 +1,119 @@
+"""The partitions of a read: ranges of queues, divided and combined into what one task reads each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+from messagestore.spi import LastRecord, Proven, Queue, Queues, Range, StoreReader
+from pyspark_messagestore.offsets import StreamOffset
+from pyspark_messagestore.source_options import SourceOptions
+
+PARTITION_ROWS = 262_144
+"""The largest number of messages in a Spark partition."""
+PARTITION_SIZE = 128 * 1024 * 1024
+"""The largest number of bytes of records in a Spark partition."""
+ROW_WEIGHT = 256
+"""The cost of one more message for a task, expressed in bytes of records."""
+SMALL_WEIGHT = 16 * 1024 * 1024
+"""A range with a weight below this is not divided: another task would cost more than it saves."""
+_SLACK = 1.05
+"""A task may get this many times its share before a queue is divided or another task is begun."""
+_SAMPLED_QUEUES = 64
+"""The number of queues from which the sizes of some records are read."""
+
+
+@dataclass
+class RangesPartition(InputPartition):
+    """What one task reads: plain values only.
+
+    Parameters
+    ----------
+    store_id : str
+        The store in which these ranges were planned.
+    ranges : list of (topic, queue id, start, end)
+    physical_offset : int
+        No record of the ranges ends after this offset. 0: the offset is not known.
+    last : LastRecord | None
+        The last record that was planned; by it, a task recognises the log.
+    proven : Proven | None
+        What the driver has proven about a store that no writer has recovered since the machine was started, as far as
+        these ranges need it.
+    """
+
+    store_id: str
+    ranges: list[tuple[str, int, int, int]]
+    physical_offset: int = 0
+    last: LastRecord | None = None
+    proven: Proven | None = None
+
+    def __init__(
+        self, store_id: str, ranges: list[Range], finish: StreamOffset | None = None, proven: Proven | None = None
+    ) -> None:
+        super().__init__(None)
+        self.store_id = store_id
+        self.ranges = [(r.topic, r.queue_id, r.start, r.end) for r in ranges]
+        self.proven = proven
+        if finish is not None:
+            self.physical_offset, self.last = finish.physical_offset, finish.last
+
+
+def plan(
+    store: StoreReader, store_id: str, options: SourceOptions, firsts: Queues, ends: Queues, finish: StreamOffset
+) -> list[InputPartition]:
+    """The pieces that tasks read: as many as there are processors, unless these would be too small or too large."""
+    ranges = [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
+    if not ranges:
+        return []
+    weights = _weights(store, ranges)
+    total = sum(r.count * weights[r.topic, r.queue_id] for r in ranges)
+    rows = sum(r.count for r in ranges)
+    heaviest = min(PARTITION_SIZE, PARTITION_ROWS * total / rows)
+    most = min(heaviest, max(SMALL_WEIGHT, _SLACK * total / len(os.sched_getaffinity(0))))
+    if options.min_partitions is not None:
+        most = min(most, total / min(rows, options.min_partitions))
+    parts = pieces(ranges, most, weights)
+    return [RangesPartition(store_id, part, finish, store.proven(part)) for part in parts]
+
+
+def _weights(store: StoreReader, ranges: list[Range]) -> dict[Queue, float]:
+    """The cost of one message of each range, estimated from the sizes in some units; no record is read."""
+    longest = sorted(ranges, key=lambda r: -r.count)[:_SAMPLED_QUEUES]
+    sizes = zip(longest, store.mean_sizes(longest), strict=True)
+    weights = {(each.topic, each.queue_id): ROW_WEIGHT + max(0.0, size) for each, size in sizes}
+    mean = sum(weights.values()) / len(weights)
+    return {(r.topic, r.queue_id): weights.get((r.topic, r.queue_id), mean) for r in ranges}
+
+
+def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | None = None) -> list[list[Range]]:
+    """Divide and combine ranges into pieces of about the weight `most`, in order; no piece is much heavier.
+
+    A queue that is heavier than `most` is divided into equal parts; light queues are combined.
+
+    Parameters
+    ----------
+    most : float
+    weights : mapping of (topic, queue id) to float, optional
+        The weight of one message of a queue; 1 for queues without an entry.
+    """
+    parts: list[tuple[Range, float]] = []
+    for each in ranges:
+        weight = 1.0 if weights is None else weights.get((each.topic, each.queue_id), 1.0)
+        count = min(each.count, math.ceil(each.count * weight / most))
+        bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
+        cut = [Range(each.topic, each.queue_id, *pair) for pair in itertools.pairwise(bounds)]
+        parts += [(part, part.count * weight) for part in cut]
+    result: list[list[Range]] = []
+    filled = most
+    for part, heavy in parts:
+        if filled + heavy > most:
+            result.append([])
+            filled = 0
+        result[-1].append(part)
+        filled += heavy
+    return result

@@ -1,0 +1,290 @@
+"""The source's options: a table of what users can give, and the class that holds what they gave."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from messagestore import ConfigError, StoreConfig
+from messagestore.spi import group_fault
+from pyspark_messagestore.kinds import BOOLEAN, MOST, PATH, SOURCE, Kind, Option, choice, later, whole
+from pyspark_messagestore.positions import (
+    ENDING_OFFSETS,
+    LATEST,
+    OFFSETS_BY_TIMESTAMP,
+    STARTING_OFFSETS,
+    TIMESTAMP,
+    Asked,
+    ByQueue,
+    Committed,
+    Moment,
+    Position,
+)
+from pyspark_messagestore.subscription import ASSIGNED, PATTERN, TOPICS, Assigned, Subscription
+
+
+def _group(text: str) -> str:
+    if group_fault(text):
+        raise ValueError
+    return text
+
+
+_GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
+
+SOURCE_OPTIONS: tuple[Option, ...] = (
+    Option(SOURCE, "path", PATH, None, "The store's root folder.", ("storePathRootDir",), "required"),
+    Option(
+        SOURCE,
+        "subscribe",
+        TOPICS,
+        None,
+        "The topics to read, with commas between them. Exactly one of `subscribe`, `subscribePattern` and `assign` is "
+        "required.",
+        ("topic",),
+    ),
+    Option(
+        SOURCE,
+        "subscribePattern",
+        PATTERN,
+        None,
+        "A regular expression (Python's), which is compared with whole names of topics. A topic that is created later "
+        "is read from its first message. Retry, dead letter and system topics are read only if `subscribe` or `assign` "
+        "names them.",
+    ),
+    Option(
+        SOURCE,
+        "assign",
+        ASSIGNED,
+        None,
+        'The queues to read: JSON topic -> queue ids, such as `{"flights": [0, 1]}`.',
+    ),
+    Option(
+        SOURCE,
+        "startingOffsets",
+        STARTING_OFFSETS,
+        None,
+        "Where a new query begins: `earliest`, `latest`, or JSON topic -> queue -> offset (-2 earliest, -1 latest; "
+        '`"*"`: the queues that are not listed). `committed` begins where the `consumerGroup` has read to; '
+        "`committed:earliest` and `committed:latest` say where to begin in a queue that the group has not read. A "
+        "restarted query continues from its checkpoint, and warns once if this option was changed.",
+        shown="`latest` (stream), `earliest` (batch)",
+    ),
+    Option(
+        SOURCE,
+        "startingTimestamp",
+        TIMESTAMP,
+        None,
+        "A new query begins at the first message that was stored at this time or later. A time is written as "
+        "milliseconds since 1970, as ISO 8601 with a time zone, or as a time ago (`-10m`). It takes precedence over "
+        "`startingOffsetsByTimestamp`, which takes precedence over `startingOffsets`.",
+    ),
+    Option(
+        SOURCE,
+        "startingOffsetsByTimestamp",
+        OFFSETS_BY_TIMESTAMP,
+        None,
+        "The same with a time for each queue: JSON topic -> queue -> time.",
+    ),
+    Option(
+        SOURCE,
+        "startingOffsetsByTimestampStrategy",
+        choice("latest", "earliest", "error"),
+        "latest",
+        "Where to begin in a queue without a message at or after the starting time.",
+    ),
+    Option(
+        SOURCE,
+        "endingOffsets",
+        ENDING_OFFSETS,
+        None,
+        "Where the read ends: `latest`, or JSON topic -> queue -> offset, which is the offset after the last message "
+        "(-1 latest). A stream reads no further; with the trigger AvailableNow the query ends there. The end is fixed "
+        "when the stream reads its first messages, and stays the same after a restart with the same options.",
+        shown="`latest` (batch)",
+    ),
+    Option(
+        SOURCE,
+        "endingTimestamp",
+        TIMESTAMP,
+        None,
+        "The read ends before the first message that was stored at this time or later. It takes precedence over "
+        "`endingOffsetsByTimestamp`, which takes precedence over `endingOffsets`.",
+    ),
+    Option(
+        SOURCE,
+        "endingOffsetsByTimestamp",
+        OFFSETS_BY_TIMESTAMP,
+        None,
+        "The same with a time for each queue: JSON topic -> queue -> time.",
+    ),
+    Option(
+        SOURCE,
+        "maxOffsetsPerTrigger",
+        whole(1, MOST),
+        None,
+        "The largest number of messages in a micro-batch. The queues share it in proportion to what they hold. "
+        "Streams only.",
+    ),
+    Option(
+        SOURCE,
+        "minPartitions",
+        whole(1, 100_000),
+        None,
+        "The smallest number of Spark partitions, as far as there are rows.",
+    ),
+    Option(
+        SOURCE,
+        "failOnDataLoss",
+        BOOLEAN,
+        "true",
+        "`false`: messages that are gone (retention, a log that was cut) are skipped and counted. `true`: they are an "
+        "error.",
+    ),
+    Option(
+        SOURCE,
+        "failOnUnproven",
+        BOOLEAN,
+        "false",
+        "After a reboot, and before a writer has opened the store, a reader shows only what is proven to be on the "
+        "disk. `true`: if there is more, that is an error instead of a warning.",
+    ),
+    Option(
+        SOURCE,
+        "onMissingTopic",
+        choice("fail", "wait"),
+        "fail",
+        "What to do if a topic, or the whole store, does not exist. `wait`: the query begins before them, and reads "
+        "them from their first message as soon as they are there. Streams only.",
+    ),
+    Option(
+        SOURCE,
+        "consumerGroup",
+        _GROUP,
+        None,
+        "After each micro-batch, the query publishes how far it has read as this group's offsets in RocketMQ's "
+        "`config/consumerOffset.json` (`messagestore groups` shows them). Give each query a group of its own. The "
+        "offsets are never used for recovery. If they cannot be published (a Java broker holds the store and keeps "
+        "the file itself; the folder is read-only; the disk is full), the query logs a warning, continues, and tries "
+        "again later. Streams only.",
+        ("group",),
+    ),
+    *later(
+        SOURCE,
+        *("maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
+        *("maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys"),
+        *("rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The source's options, typed. Fields and options have the same order."""
+
+    path: str
+    subscribe: tuple[str, ...] | None
+    subscribe_pattern: str | None
+    assign: Assigned | None
+    starting_offsets: Position | ByQueue | None
+    starting_timestamp: Moment | None
+    starting_offsets_by_timestamp: ByQueue | None
+    starting_offsets_by_timestamp_strategy: str
+    ending_offsets: Position | ByQueue | None
+    ending_timestamp: Moment | None
+    ending_offsets_by_timestamp: ByQueue | None
+    max_offsets_per_trigger: int | None
+    min_partitions: int | None
+    fail_on_data_loss: bool
+    fail_on_unproven: bool
+    on_missing_topic: str
+    consumer_group: str | None
+
+    def config(self) -> StoreConfig:
+        """The settings with which the store is read."""
+        return StoreConfig(fail_on_unproven=self.fail_on_unproven)
+
+    @property
+    def subscription(self) -> Subscription:
+        """Which queues are read."""
+        return Subscription(self.subscribe or (), self.subscribe_pattern, self.assign)
+
+    @property
+    def starting(self) -> Asked | None:
+        """Where a new query begins: the option that takes precedence, as in Kafka's connector."""
+        return _first_of(
+            ("startingTimestamp", self.starting_timestamp),
+            ("startingOffsetsByTimestamp", self.starting_offsets_by_timestamp),
+            ("startingOffsets", self.starting_offsets),
+        )
+
+    @property
+    def ending(self) -> Asked | None:
+        """Where the read ends: the option that takes precedence. None: what is there, or for a stream, never."""
+        return _first_of(
+            ("endingTimestamp", self.ending_timestamp),
+            ("endingOffsetsByTimestamp", self.ending_offsets_by_timestamp),
+            ("endingOffsets", self.ending_offsets),
+        )
+
+    def check(self) -> None:
+        """Refuse options that do not go together.
+
+        Raises
+        ------
+        ConfigError
+        """
+        given = [
+            name
+            for name, value in (
+                ("subscribe", self.subscribe),
+                ("subscribePattern", self.subscribe_pattern),
+                ("assign", self.assign),
+            )
+            if value is not None
+        ]
+        if not given:
+            raise ConfigError(
+                "option subscribe (or topic): is missing; give exactly one of subscribe, subscribePattern and assign, "
+                'as in .option("subscribe", "flights")',
+                key="subscribe",
+            )
+        if len(given) > 1:
+            raise ConfigError(
+                f"option {given[1]}: found beside {given[0]}; give exactly one of subscribe, subscribePattern and "
+                f"assign",
+                key=given[1],
+            )
+        if isinstance(self.starting_offsets, Committed) and self.consumer_group is None:
+            raise ConfigError(
+                "option startingOffsets: found committed without consumerGroup; give the group whose offsets to begin "
+                "with",
+                key="startingOffsets",
+            )
+
+    def check_batch(self) -> None:
+        """Refuse options that a batch read cannot have.
+
+        Raises
+        ------
+        ConfigError
+        """
+        for name, value in (
+            ("maxOffsetsPerTrigger", self.max_offsets_per_trigger),
+            ("onMissingTopic", None if self.on_missing_topic == "fail" else self.on_missing_topic),
+            ("consumerGroup", self.consumer_group),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"option {name}: is for streams, but this is a batch read; leave it out", key=name, value=value
+                )
+        starting = self.starting
+        if starting is not None and starting.wanted == LATEST:
+            raise ConfigError(
+                "option startingOffsets: found latest, but a batch read that begins at the latest message reads "
+                "nothing; leave it out, or give earliest, offsets, or a startingTimestamp",
+                key="startingOffsets",
+                value="latest",
+            )
+
+
+def _first_of(*given: tuple[str, Position | ByQueue | None]) -> Asked | None:
+    return next((Asked(name, wanted) for name, wanted in given if wanted is not None), None)
