@@ -1,8 +1,8 @@
 """The speed of single puts.
 
 With ASYNC_FLUSH, the time ends when `put_message` returns, or when the last message is visible. With SYNC_FLUSH, one
-thread puts, or 16 threads that share syncs. For each put, the floors handle a record of the same size: they copy it,
-write it, or write and sync it.
+thread puts, or 16 or 64 threads that share syncs. For each put, the floors handle a record of the same size: they copy
+it, write it, or write and sync it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.messages import QUEUE_COUNT, TAGS, TOPIC
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig
 from messagestore.read.view import StoreView
 
-_THREADS = 16
+_THREADS = (16, 64)
 _BODY = bytes(range(100))
 
 
@@ -37,8 +37,9 @@ def run(settings: Settings) -> None:
             _async(stores[ASYNC_FLUSH], asynchronous, into, name, by_key=by_key)
         settle(settings.folder)
         into.add_rate("put.sync.1_thread", synchronous, _sync(stores[SYNC_FLUSH], synchronous, 1))
-        count = 4 * synchronous // _THREADS * _THREADS
-        into.add_rate(f"put.sync.{_THREADS}_threads", count, _sync(stores[SYNC_FLUSH], count, _THREADS))
+        for threads in _THREADS:
+            count = 4 * synchronous // threads * threads
+            into.add_rate(f"put.sync.{threads}_threads", count, _sync(stores[SYNC_FLUSH], count, threads))
     for store in stores.values():
         store.close()
     for kind in ("memcpy", "pwrite", "fdatasync"):
@@ -47,7 +48,8 @@ def run(settings: Settings) -> None:
         rounds.report(name, "messages/s", floor="put.floor.pwrite", goal=40_000)
         rounds.report(f"{name}.until_visible", "messages/s", floor="put.floor.pwrite")
     rounds.report("put.sync.1_thread", "messages/s", floor="put.floor.fdatasync")
-    rounds.report(f"put.sync.{_THREADS}_threads", "messages/s", floor="put.floor.fdatasync")
+    for threads in _THREADS:
+        rounds.report(f"put.sync.{threads}_threads", "messages/s", floor="put.floor.fdatasync")
 
 
 def _messages(count: int, *, by_key: bool = False) -> list[Message]:

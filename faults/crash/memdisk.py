@@ -329,6 +329,9 @@ class MemDisk(Disk):
             return super().at_path(file)  # for a lock file
         return self.nodes.get(file.path) is file.node
 
+    def linked(self, file: File) -> bool:
+        return self.at_path(file) if isinstance(file, MemFile) else super().linked(file)
+
     def check_folders(self, path: str | Path) -> None:
         """Do nothing, because there are no links."""
 

@@ -17,13 +17,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from crash.harness import SMALL, batch_columns, commit_staged, die
-from messagestore import BatchRequest, Message, MessageStore, StoreError
+from messagestore import BatchRequest, Message, MessageStore, StoreError, StorePoisonedError
+from messagestore.files import written
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.mapped_file import Disk
 from messagestore.files.staging_files import Write, process_token, sweep, sweep_write
 from messagestore.format.record_columns import encode
+from messagestore.log import dispatch
 from messagestore.log.store_files import Paths, StoreFiles
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.write.transaction import append_batch
@@ -268,7 +271,55 @@ def _torn_bytes_of_years(folder: Path) -> None:
         assert (root / "spark" / "cut" / "notes.txt").exists()
 
 
+def files_that_were_just_replaced(folder: Path) -> None:
+    """Between two puts, a file is deleted or another one renamed to its path, while paths are looked at by time only.
+
+    No put is acknowledged into a segment or a `state` that is gone; queues and index are made again.
+    """
+    for part in ("commitlog", "spark/state", "consumequeue", "index"):
+        for how in ("deleted", "replaced"):
+            root = folder / f"{part.replace('/', '-')}-{how}"
+            with (
+                mock.patch.object(written, "PATH_CHECK_S", 3600.0),
+                mock.patch.object(dispatch, "PATH_CHECK_S", 3600.0),
+            ):
+                bodies = _puts_around_a_change(root, part, how)
+            with MessageStore.open_read_only(root) as reader:
+                found = [message.body for message in reader.get_message("t", 0, 0).messages]
+                by_key = [message.body for message in reader.query_message("t", "key")]
+            assert found[: len(bodies)] == bodies, f"{part} {how}: {found}, acknowledged {bodies}"
+            assert sorted(by_key) == sorted(found), f"{part} {how}: {by_key} by key, {found} in the queue"
+
+
+def _puts_around_a_change(root: Path, part: str, how: str) -> list[bytes]:
+    """The bodies of the puts that were acknowledged and must still be there."""
+    store = MessageStore.open(root, SMALL)
+    try:
+        assert store.put_message(Message("t", b"first", queue_id=0, keys=["key"])).is_ok
+        _change(root / part, how)
+        if part in ("commitlog", "spark/state"):
+            with contextlib.suppress(StorePoisonedError):
+                status = store.put_message(Message("t", b"second", queue_id=0, keys=["key"])).status
+                raise AssertionError(f"{part} {how}: a put was acknowledged ({status})")
+            return [b"first"]
+        assert store.put_message(Message("t", b"second", queue_id=0, keys=["key"])).is_ok
+        return [b"first", b"second"]
+    finally:
+        with contextlib.suppress(StoreError):
+            store.close()
+
+
+def _change(path: Path, how: str) -> None:
+    for file in [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file()):
+        copy = file.with_suffix(".copy")
+        shutil.copyfile(file, copy)
+        if how == "deleted":
+            file.unlink()
+        copy.rename(file)
+
+
 CASES: dict[str, Callable[[Path], None]] = {
+    "files that were just replaced": files_that_were_just_replaced,
     "links to a victim": _links_to_a_victim,
     "folders elsewhere": _folders_elsewhere,
     "root works for the owner": _root_works_for_the_owner,

@@ -27,7 +27,6 @@ import os
 import signal
 import threading
 import time
-from _thread import LockType, allocate_lock
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -43,7 +42,7 @@ from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, ma
 from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import RecoveryReport, recover
 from messagestore.write.catching_up import catch_up
-from messagestore.write.flush import FlushService
+from messagestore.write.flush import FlushService, held_lock
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import broker_comes
 from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
@@ -107,12 +106,12 @@ class AttachedStore:
         """The number of open sessions; while one is open, this process is HOLDING."""
         self._last_used_s = 0.0
         self._watcher: threading.Thread | None = None
-        self._awake = _held_lock()
+        self._awake = held_lock()
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
-        self._awake = _held_lock()
+        self._awake = held_lock()
         for part in (self.writer, self.flush):
             if part is not None:
                 part.forget_threads()
@@ -500,13 +499,6 @@ def detach_at_the_end() -> None:
     The user's own signal handlers stay.
     """
     _ending.install()
-
-
-def _held_lock() -> LockType:
-    """A lock that is taken. Releasing it wakes the thread that waits for it, and a signal handler may do that."""
-    lock = allocate_lock()
-    lock.acquire()
-    return lock
 
 
 def _warn_of_others(root: str) -> None:

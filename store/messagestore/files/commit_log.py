@@ -258,7 +258,7 @@ class CommitLog:
             if start + self.segment_size <= below:
                 self.written.forget(self.files.path(start))
 
-    def check_files(self, start: int, end: int) -> None:
+    def check_files(self, start: int, end: int, *, often: bool = False) -> None:
         """Check that each segment between two offsets that was written is still the file at its path.
 
         Raises
@@ -266,7 +266,7 @@ class CommitLog:
         FileReplaced
             A segment was replaced; the error is for the first one.
         """
-        self.written.check(map(self.files.path, range(self.segment_of(start), end, self.segment_size)))
+        self.written.check(map(self.files.path, range(self.segment_of(start), end, self.segment_size)), often=often)
 
     def undo(self, start: int, end: int) -> None:
         """Zero `start..end` again after a failed append."""

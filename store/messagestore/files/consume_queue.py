@@ -19,7 +19,7 @@ Offsets are in messages. Threads: one writer; any number of readers, each with i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ UNIT_DTYPE: np.dtype[Any] = UNIT.dtype.newbyteorder("=")
 
 Units = NDArray[np.void]
 
-_INT64 = np.iinfo(np.int64)
+_MAX_UNIT_COUNT = int(np.iinfo(np.int64).max) // UNIT.size
 _INT32 = np.iinfo(np.int32)
 _PROBE_COUNT = 128
 """The number of units that are read at once around a hint: one page."""
@@ -258,10 +258,13 @@ class ConsumeQueue:
         FileReplaced
             A file is no longer at its path.
         """
-        if not len(units):
+        self.append_packed(queue_offset, pack_units(units))
+
+    def append_packed(self, queue_offset: int, data: bytes) -> None:
+        """Append units as `append` does, given as the bytes that `pack_units` or `pack_few` returned."""
+        if not data:
             return
-        self._check(queue_offset, units)
-        data = (units if UNIT.dtype == UNIT_DTYPE else units.byteswap()).tobytes()
+        self._check_place(queue_offset, len(data) // UNIT.size)
         offset = queue_offset * UNIT.size
         done = 0
         while done < len(data):
@@ -276,17 +279,12 @@ class ConsumeQueue:
                 self.disk.pwrite(self.written.writable(self.files.path(start)), chunk, position)
             done += len(chunk)
 
-    def _check(self, queue_offset: int, units: Units) -> None:
-        if units.dtype != UNIT_DTYPE or units.ndim != 1:
-            raise ValueError(f"units: found {units.dtype} of {units.ndim} dimensions; allowed is one of UNIT_DTYPE")
+    def _check_place(self, queue_offset: int, count: int) -> None:
         if not self.file_size:
             raise ValueError(f"{self.files.directory}: the queue has no file. Set file_size before the first append")
-        most = int(_INT64.max) // UNIT.size - len(units)
+        most = _MAX_UNIT_COUNT - count
         if not 0 <= queue_offset <= most:
             raise ValueError(f"queue offset: found {queue_offset}; allowed is 0 to {most}")
-        if not _there(units, None).all():
-            row = int(_there(units, None).argmin())
-            raise ValueError(f"unit {row}: found {units[row]}; allowed are physical offsets >= 0 and sizes > 0")
         first, end = self.first_file_queue_offset, self.end_file_queue_offset
         if self.files.offsets and not first <= queue_offset <= end:
             allowed = f"allowed is {first} to {end}, by the files in {self.files.directory}"
@@ -345,15 +343,17 @@ class ConsumeQueue:
 
     # ---- the disk
 
-    def check_files(self) -> None:
+    def check_files(self, *, often: bool = False) -> None:
         """Check that every file written since the last sync is still the file at its path. This runs before publishing.
+
+        With `often`, paths are looked at by time only (`WrittenFiles.opened`).
 
         Raises
         ------
         FileReplaced
             A file was replaced.
         """
-        self.written.check()
+        self.written.check(often=often)
 
     def sync(self) -> None:
         """Force the dirty files and folders to disk. After an `OSError`, it must not be called again.
@@ -385,6 +385,50 @@ class ConsumeQueue:
     @staticmethod
     def _start(path: str) -> int:
         return int(os.path.basename(path))
+
+
+def pack_units(units: Units) -> bytes:
+    """Return units as they lie in a file.
+
+    Raises
+    ------
+    ValueError
+        The array is not one of `UNIT_DTYPE`, or a unit belongs to no record.
+    """
+    if units.dtype != UNIT_DTYPE or units.ndim != 1:
+        raise ValueError(f"units: found {units.dtype} of {units.ndim} dimensions; allowed is one of UNIT_DTYPE")
+    there = _there(units, None)
+    if not there.all():
+        row = int(there.argmin())
+        raise _no_unit(row, units[row])
+    return unit_bytes(units)
+
+
+def unit_bytes(units: Units) -> bytes:
+    """Return units, whatever they are, as they lie in a file."""
+    return (units if units.dtype == UNIT.dtype else units.byteswap()).tobytes()
+
+
+def pack_few(units: Iterable[tuple[int, int, int]]) -> bytes:
+    """Return a few units, given as (physical offset, size, tags code), as they lie in a file.
+
+    This is a loop over units, for single puts: an array costs more than a few units.
+
+    Raises
+    ------
+    ValueError
+        A unit belongs to no record.
+    """
+    packed = []
+    for row, (physical_offset, size, tags_code) in enumerate(units):
+        if physical_offset < 0 or size <= 0:
+            raise _no_unit(row, (physical_offset, size, tags_code))
+        packed.append(UNIT.struct.pack(physical_offset, size, tags_code))
+    return b"".join(packed)
+
+
+def _no_unit(row: int, unit: object) -> ValueError:
+    return ValueError(f"unit {row}: found {unit}; allowed are physical offsets >= 0 and sizes > 0")
 
 
 def _there(units: Units, limit: int | None) -> NDArray[np.bool_]:

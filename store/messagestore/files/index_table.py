@@ -55,7 +55,7 @@ class IndexHeader(NamedTuple):
 
     def to_bytes(self) -> bytes:
         """Return the header's bytes as on disk."""
-        return np.array([tuple(self)], INDEX_HEADER.dtype).tobytes()
+        return INDEX_HEADER.struct.pack(*self)
 
 
 class IndexTable:
@@ -101,7 +101,7 @@ class IndexTable:
     def header(self) -> IndexHeader:
         """Return the header on disk; as in RocketMQ, an entry count of 0 or less reads as 1."""
         data = read_exactly(self.disk, self.pool.get(self.path), INDEX_HEADER.size, 0)
-        header = IndexHeader(*np.frombuffer(data, INDEX_HEADER.dtype)[0].item())
+        header = IndexHeader(*INDEX_HEADER.struct.unpack(data))
         return header._replace(entry_count=min(max(1, header.entry_count), self.max_entry_count))
 
     def slots(self, first: int, count: int) -> NDArray[np.int32]:
@@ -122,7 +122,7 @@ class IndexTable:
     def entry(self, number: int) -> tuple[int, int, int, int]:
         """Return one entry: key hash, physical offset, seconds, previous."""
         data = read_exactly(self.disk, self.pool.get(self.path), INDEX_ENTRY.size, self.entry_position(number))
-        key_hash, physical_offset, seconds, previous = np.frombuffer(data, INDEX_ENTRY.dtype)[0].item()
+        key_hash, physical_offset, seconds, previous = INDEX_ENTRY.struct.unpack(data)
         return key_hash, physical_offset, seconds, previous
 
     def entry_position(self, number: int) -> int:
@@ -214,10 +214,10 @@ class IndexTable:
             slots[slot] = number
             begin_ms = header.begin_timestamp_ms
             seconds = min(max(0, timestamp_ms - begin_ms) // 1000, MAX_SECONDS) if begin_ms > 0 else 0
-            entries.append((key_hash, physical_offset, seconds, previous))
+            entries.append(INDEX_ENTRY.struct.pack(key_hash, physical_offset, seconds, previous))
             if number <= 1:
                 header = header._replace(begin_timestamp_ms=timestamp_ms, begin_physical_offset=physical_offset)
-        self.disk.pwrite(file, np.array(entries, INDEX_ENTRY.dtype).tobytes(), self.entry_position(first_number))
+        self.disk.pwrite(file, b"".join(entries), self.entry_position(first_number))
         header = header._replace(
             end_timestamp_ms=timestamp_ms, end_physical_offset=physical_offset, entry_count=first_number + len(keys)
         )

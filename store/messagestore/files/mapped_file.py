@@ -355,6 +355,13 @@ class Disk:
             return False
         return info.st_ino == file.inode and info.st_dev == file.device
 
+    def linked(self, file: File) -> bool:
+        """Whether `file` still has a name: False once it was deleted, or another file was renamed to its path.
+
+        This asks the open descriptor, which costs a fraction of `at_path`, and does not notice that a file was moved.
+        """
+        return os.fstat(file.fileno()).st_nlink > 0
+
     def check_folders(self, path: str | Path) -> None:
         """Refuse a file's path that leads elsewhere through a link; folders may be missing.
 

@@ -35,8 +35,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _READ_SIZE = STATE_SLOT_POSITIONS[-1] + STATE_SLOT.size
 _READ_TRIES = 3
 
-# A struct in the table's format, for one slot, because a numpy scalar costs more than everything else in this module.
-_SLOT = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[field.type] for field in STATE_SLOT.fields))
+_SLOT = STATE_SLOT.struct
 _CRC_POSITION = STATE_SLOT.offset("crc")
 _PACKED = struct.Struct(_SLOT.format[:-1])  # what the CRC covers
 

@@ -3,16 +3,22 @@
 The CommitLog, each ConsumeQueue, the index and `spark/state` have one ledger each. It notes a file when it is written,
 and a folder when a name in it changes; `sync` forces both to disk. A Java broker that is started by mistake deletes and
 recreates files before it asks for the lock, and somebody may restore a copy while a writer runs. Therefore a file is
-compared with its path before it is written again, before its contents are published, and before it is synced.
+looked at before it is written again, before its contents are published, and before it is synced. Either its path is
+compared with the open file, or, for a while after that, the open file is asked whether it still has a name.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
+import time
 from collections.abc import Iterable
 
 from messagestore.files.mapped_file import Disk, File, FilePool, sync_errors
+
+PATH_CHECK_S = 0.02
+"""After a file was found at its path, only its link count is looked at for this time, unless the caller wants more."""
 
 
 class FileReplaced(FileNotFoundError):
@@ -57,9 +63,14 @@ class WrittenFiles:
         self.files: dict[str, tuple[int, int]] = {}
         self.folders: set[str] = set()
         self.held: dict[str, File] = {}
+        self._at_path_s: dict[str, float] = {}
+        """When each file was last found at its path."""
 
-    def opened(self, path: str) -> File:
+    def opened(self, path: str, *, often: bool = False) -> File:
         """Return the file, open for writing, if the file at its path is the one that was written before.
+
+        With `often`, the path is looked at once every `PATH_CHECK_S`; in between, a file that still has a name is taken
+        for the one at its path.
 
         Raises
         ------
@@ -73,14 +84,21 @@ class WrittenFiles:
                 file = self.disk.open(path, writable=True)
         except FileNotFoundError:
             raise self._replaced(path) from None
-        identity = (file.device, file.inode)
-        if not self.disk.at_path(file) or self.files.get(path, identity) != identity:
+        identity, now_s = (file.device, file.inode), time.monotonic()
+        if self.files.get(path, identity) != identity:
+            raise self._replaced(path)
+        if often and now_s < self._at_path_s.get(path, -math.inf) + PATH_CHECK_S:
+            there = self.disk.linked(file)
+        else:
+            there = self.disk.at_path(file)
+            self._at_path_s[path] = now_s
+        if not there:
             raise self._replaced(path)
         return file
 
     def writable(self, path: str) -> File:
-        """Return the same file as `opened`, and note it as written."""
-        return self.note(self.opened(path))
+        """Return the same file as `opened` does with `often`, and note it as written."""
+        return self.note(self.opened(path, often=True))
 
     def note(self, file: File) -> File:
         """Note that a file is written, and return the file."""
@@ -108,6 +126,7 @@ class WrittenFiles:
         """Release a file because it was synced, or no longer belongs to us."""
         self.files.pop(path, None)
         self.held.pop(path, None)
+        self._at_path_s.pop(path, None)
 
     def removed(self, path: str) -> None:
         """Note that a file was unlinked."""
@@ -119,9 +138,10 @@ class WrittenFiles:
         self.files.clear()
         self.folders.clear()
         self.held.clear()
+        self._at_path_s.clear()
 
-    def check(self, paths: Iterable[str] | None = None) -> None:
-        """Check that every file that was written, or each of `paths`, is still the file at its path.
+    def check(self, paths: Iterable[str] | None = None, *, often: bool = False) -> None:
+        """Check that every file that was written, or each of `paths`, is still the file at its path, as `opened` does.
 
         Raises
         ------
@@ -130,7 +150,7 @@ class WrittenFiles:
         """
         for path in list(self.files if paths is None else paths):
             if path in self.files:
-                self.opened(path)
+                self.opened(path, often=often)
 
     def sync_file(self, path: str) -> None:
         """Sync one file, whether this process wrote it or not.

@@ -14,7 +14,6 @@ the log. The entries are one array, so reading and writing ten thousand of them 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +46,7 @@ MISSING = "missing"
 KEPT_REPLACED = 1_000
 """How many replaced query ids are remembered for each app."""
 _ROW = np.dtype([(f.name, f.type) for f in JOURNAL_ENTRY.fields])
-_HEADER = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[f.type] for f in JOURNAL_HEADER.fields))
+_HEADER = JOURNAL_HEADER.struct
 _CRC_POSITION = JOURNAL_HEADER.offset("crc")
 _NONE = -1
 _FORMAT_1 = 1

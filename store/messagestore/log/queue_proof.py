@@ -9,7 +9,6 @@ that was created again shifts the numbers.
 from __future__ import annotations
 
 import itertools
-import struct
 
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import queue_directory
@@ -18,7 +17,6 @@ from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.log.store_files import StoreFiles
 
-_UNIT = struct.Struct(">" + "".join({"i8": "q", "i4": "i"}[field.type] for field in UNIT.fields))
 _TAIL_SIZE = 4096
 
 
@@ -116,5 +114,5 @@ def is_settled(files: StoreFiles, topic: str, queue_id: int, clean_end: int) -> 
     if not length:
         return False
     at = (length - 1) // UNIT.size * UNIT.size
-    physical_offset, size, _ = _UNIT.unpack(tail[at:length].ljust(UNIT.size, b"\0"))
+    physical_offset, size, _ = UNIT.struct.unpack(tail[at:length].ljust(UNIT.size, b"\0"))
     return bool(physical_offset >= 0 and 0 < size != FILLER_UNIT_SIZE and physical_offset + size <= clean_end)

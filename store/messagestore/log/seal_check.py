@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 
 from messagestore.errors import CorruptionError
-from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, queue_directory
+from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, queue_directory, unit_bytes
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.log.sealed_ends import Key, Seal, SealedEnds, units_crc
+from messagestore.log.sealed_ends import Key, Seal, SealedEnds
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of
 
@@ -90,7 +90,7 @@ def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
             units["physical_offset"] = read.physical_offsets[rows]
             units["size"] = read.sizes[rows]
             units["tags_code"] = read.tags_codes[rows]
-            ends.extend(key, int(offsets[0]), units)
+            ends.extend(key, int(offsets[0]), unit_bytes(units))
 
 
 # ---- checks
@@ -145,7 +145,7 @@ def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fau
     crc = 0
     for start in range(queue.first_file_queue_offset, seal.end, _CHUNK):
         units = queue.read(start, min(_CHUNK, seal.end - start))
-        crc = units_crc(units[max(0, seal.crc_from - start) :], crc)
+        crc = record.crc32(unit_bytes(units[max(0, seal.crc_from - start) :]), crc)
         bad = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
         if len(bad):
             path, position = _place(queue, start + int(bad[0]))
@@ -192,7 +192,7 @@ def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> S
         units = queue.read(first, end - first)
         if len(units) < end - first or int(units["size"][-1]) <= 0 or int(units["size"][-1]) == FILLER_UNIT_SIZE:
             return None
-        seal = Seal.of(first, units, old)
+        seal = Seal.of(first, unit_bytes(units), old)
         return seal if seal.physical_offset + seal.size <= limit else None
     except (CorruptionError, FileNotFoundError):
         return None

@@ -16,13 +16,11 @@ The file may lag behind `spark/state`, which is written first. The log supplies 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from messagestore.files.mapped_file import Disk, replace_file
 from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, ENDS_MAGIC, UNIT
@@ -33,7 +31,7 @@ MAX_SIZE = 256 * 1024 * 1024
 Key = tuple[str, int]
 _UNKNOWN = -1
 _GROWTH_SIZE = 64 * 1024
-_HEADER = struct.Struct(">" + "".join({"i8": "q", "i4": "i", "u4": "I"}[f.type] for f in ENDS_HEADER.fields))
+_HEADER = ENDS_HEADER.struct
 _CRC_POSITION = ENDS_HEADER.offset("crc")
 
 
@@ -48,11 +46,12 @@ class Seal(NamedTuple):
     crc: int
 
     @classmethod
-    def of(cls, first: int, units: NDArray[np.void], old: Seal | None = None) -> Seal:
-        """Return the seal of a queue that ended at `old` and then got units from number `first` on."""
+    def of(cls, first: int, units: bytes, old: Seal | None = None) -> Seal:
+        """Return the seal of a queue that ended at `old` and then got units from number `first` on, as in its file."""
         crc_from, crc = (old.crc_from, old.crc) if old is not None else (first, 0)
-        physical_offset, size, tags_code = units[-1].item()
-        return cls(first + len(units), physical_offset, tags_code, crc_from, size, units_crc(units, crc))
+        physical_offset, size, tags_code = UNIT.struct.unpack_from(units, len(units) - UNIT.size)
+        end = first + len(units) // UNIT.size
+        return cls(end, physical_offset, tags_code, crc_from, size, crc32(units, crc))
 
 
 class Anchor(NamedTuple):
@@ -101,9 +100,9 @@ class SealedEnds:
         seal = self.seals.get(key)
         return None if seal is None else seal.end
 
-    def extend(self, key: Key, first: int, units: NDArray[np.void]) -> None:
-        """Add units that were appended to a queue from number `first` on."""
-        old, end = self.seals.get(key), first + len(units)
+    def extend(self, key: Key, first: int, units: bytes) -> None:
+        """Add units, as they lie in the file, that were appended to a queue from number `first` on."""
+        old, end = self.seals.get(key), first + len(units) // UNIT.size
         if key in self.asked or first != (old.end if old is not None else 0):
             self.ask(key, end)
             return
@@ -229,8 +228,3 @@ class SealedEnds:
             ENDS_MAGIC, ENDS_FORMAT, previous, clean_end, *anchor, len(keys), len(names), crc32(body), 0, 0
         )[:_CRC_POSITION]
         return head + crc32(head).to_bytes(4, "big") + body
-
-
-def units_crc(units: NDArray[np.void], crc: int = 0) -> int:
-    """Return the CRC-32 of units as they lie in their file, continuing from `crc`."""
-    return crc32((units if units.dtype == UNIT.dtype else units.byteswap()).tobytes(), crc)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from _thread import LockType, allocate_lock
 from collections.abc import Callable
 
 from messagestore.errors import StoreError, StoreFullError
@@ -24,6 +25,13 @@ _BUSY_DELAY_S = 0.02  # a dispatch of many costs hardly more than one of a singl
 _BUSY_COUNT = 32
 _PAGE_SIZE = 4096
 _STOP_TIMEOUT_S = 30.0
+
+
+def held_lock() -> LockType:
+    """A lock that is taken. Releasing it wakes the thread that waits for it, and a signal handler may do that."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
 
 
 class FlushService:
@@ -41,7 +49,15 @@ class FlushService:
     def __init__(self, writer: LogWriter, remember_poison: Callable[[], None] = lambda: None) -> None:
         self.writer = writer
         self._remember_poison = remember_poison
-        self._changed = threading.Condition()
+        self._mutex = threading.Lock()
+        self._work = held_lock()
+        """Released whenever there may be something to do. The thread takes it again, or after an interval."""
+        self._waiters: list[tuple[int, LockType]] = []
+        """The ends for which callers wait, each with a lock that is released when the log is durable up to that end.
+
+        Each caller has a lock of its own: if all were woken to find out whose turn it is, they would take the
+        interpreter away from the thread that serves them.
+        """
         self._requested = 0
         self._flushed = writer.synced_end
         self._dispatch_wanted = False
@@ -56,7 +72,7 @@ class FlushService:
             self._start_once()
 
     def _start_once(self) -> None:
-        with self._changed:  # the thread waits for this, and ends if it is not the thread that was started here
+        with self._mutex:  # the thread waits for this, and ends if it is not the thread that was started here
             if self._thread is not None or self._stopped:
                 return
             thread = threading.Thread(target=self._run, name="messagestore-flush", daemon=True)
@@ -76,48 +92,58 @@ class FlushService:
             The sync failed: the message is not acknowledged.
         """
         self.start()
-        deadline = time.monotonic() + timeout_s
-        with self._changed:
-            self._requested = max(self._requested, end)
-            self._changed.notify_all()
-            while self._flushed < end:
+        waiter = (end, held_lock())
+        try:
+            with self._mutex:
+                if self._flushed >= end:
+                    return True
+                self._waiters.append(waiter)
+            self.writer.check_usable()  # after that: if the writer stops later, everybody who waits is woken
+            self.request(end)
+            waiter[1].acquire(timeout=max(0.0, timeout_s))
+            if self._flushed < end:
                 self.writer.check_usable()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
+            return self._flushed >= end
+        finally:
+            if self._flushed < end:
+                with self._mutex:
+                    self._waiters = [other for other in self._waiters if other is not waiter]
 
     def request(self, end: int) -> None:
         """Ask for a sync up to `end` without waiting."""
-        with self._changed:
+        with self._mutex:
             self._requested = max(self._requested, end)
-            self._changed.notify_all()
+        self._wake_thread()
 
     def wake(self) -> None:
         """Wake the thread because there is something to dispatch."""
         if not self._dispatch_wanted:
-            with self._changed:
-                self._dispatch_wanted = True
-                self._changed.notify_all()
+            self._dispatch_wanted = True
+            self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is awake, or will be at once
+            self._work.release()
 
     def stop(self) -> None:
         """End the thread; the caller finishes what is pending."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self._stopped = True
+        self._wake_thread()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_STOP_TIMEOUT_S)
 
     def finished(self, end: int) -> None:
         """Wake the callers that wait for `end`, since another thread has made the log durable and visible up to it."""
-        with self._changed:
-            self._flushed = max(self._flushed, end)
-            self._changed.notify_all()
+        with self._mutex:
+            self._flushed = end = max(self._flushed, end)
+            served = [lock for wanted, lock in self._waiters if wanted <= end]
+            self._waiters = [waiter for waiter in self._waiters if waiter[0] > end]
+        for lock in served:
+            lock.release()
 
     def forget_threads(self) -> None:
-        """Replace the lock in a forked child, where the thread that held it does not exist."""
-        self._changed = threading.Condition()
+        """Replace the locks in a forked child, where the threads that held them do not exist."""
+        self._mutex, self._work, self._waiters = threading.Lock(), held_lock(), []
 
     @property
     def alive(self) -> bool:
@@ -126,18 +152,15 @@ class FlushService:
 
     def _run(self) -> None:
         own, interval_s = threading.current_thread(), self.writer.files.config.flush_interval_commit_log / 1000
-        with self._changed:
+        with self._mutex:
             if self._thread is not own:
                 return
             self.writer.flush_thread = own.ident
         while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._stopped or self._dispatch_wanted or self._requested > self._flushed,
-                    timeout=interval_s,
-                )
-                if self._stopped:
-                    return
+            if not (self._dispatch_wanted or self._requested > self._flushed):
+                self._work.acquire(timeout=interval_s)
+            if self._stopped:
+                return
             try:
                 self._round()
             except (StoreError, OSError) as error:
@@ -156,8 +179,10 @@ class FlushService:
                 raise
 
     def _wake_all(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self._mutex:
+            waiters, self._waiters = self._waiters, []
+        for _, lock in waiters:
+            lock.release()
 
     def _round(self) -> None:
         if self._requested > self._flushed:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from messagestore.errors import (
     StoreError,
@@ -34,7 +34,7 @@ from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
 from messagestore.format.rows import NO_DATA, Row, Rows
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.dispatch import Dispatcher
+from messagestore.log.dispatch import FEW_COUNT, Dispatcher
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.clean_end import CleanEnd
 from messagestore.write.queue_numbers import QueueNumbers
@@ -53,6 +53,10 @@ def _columns_of(puts: list[Row | Rows]) -> Iterator[Rows]:
     for kind, same in itertools.groupby(puts, type):
         found: list[Any] = list(same)
         yield from [Rows.of(found)] if kind is Row else found
+
+
+def _only_few(puts: list[Row | Rows]) -> TypeGuard[list[Row]]:
+    return len(puts) <= FEW_COUNT and all(type(put) is Row for put in puts)
 
 
 class LogWriter(Standing):
@@ -336,11 +340,19 @@ class LogWriter(Standing):
         self.pending = others
         self.check_locks(often=True)
         start = puts[0].physical_offset
-        self.check_segments(start, visible)
+        self.check_segments(start, visible, often=True)
+
+        def dispatch() -> None:
+            if _only_few(puts):
+                self.dispatcher.dispatch_few(puts)
+            else:
+                self.dispatcher.dispatch(_columns_of(puts))
+            self.dispatcher.check_files(often=True)
+
         try:
             if self.half_dispatched:
                 self.dispatcher.repair(start)
-            self.dispatch_or_poison(lambda: _columns_of(puts), start)
+            self.dispatch_or_poison(dispatch, start)
             self.write_state(visible_end=visible, in_flight=visible)
         except StoreFullError as error:
             self.pending, self.half_dispatched = puts + others, True
@@ -368,23 +380,23 @@ class LogWriter(Standing):
         if self.half_dispatched:
             self.drain()
 
-    def check_segments(self, start: int, end: int) -> None:
+    def check_segments(self, start: int, end: int, *, often: bool = False) -> None:
         """Poison the writer if a segment that was written is no longer the file at its path."""
         try:
-            self.log.check_files(start, end)
+            self.log.check_files(start, end, often=often)
         except FileReplaced as error:
             raise self.poison(
                 f"{error.path} was deleted or replaced while it was written (a broker started on this store?)"
             ) from error
 
-    def dispatch_or_poison(self, rows: Callable[[], Iterable[Rows]], physical_offset: int) -> None:
-        """Dispatch rows, and try once more after a failure. If that fails too, poison the writer, since nothing may be
-        appended after records that are in the log but in no queue.
+    def dispatch_or_poison(self, dispatch: Callable[[], None], physical_offset: int) -> None:
+        """Dispatch records, and try once more after a failure. If that fails too, poison the writer, since nothing may
+        be appended after records that are in the log but in no queue.
 
         Parameters
         ----------
-        rows : callable
-            Returns the rows, from the first one on in every call.
+        dispatch : callable
+            Dispatches the records, from the first one on in every call, and checks the files.
         physical_offset : int
             The offset of the first record.
 
@@ -395,15 +407,13 @@ class LogWriter(Standing):
         """
         failures = (OSError, StoreError)
         try:
-            self.dispatcher.dispatch(rows())
-            self.dispatcher.check_files()
+            dispatch()
         except SyncFailedError as error:
             raise self.poison(f"{error}") from error
         except failures as first_error:
             try:
                 self.dispatcher.repair(physical_offset)
-                self.dispatcher.dispatch(rows())
-                self.dispatcher.check_files()
+                dispatch()
             except StoreFullError:
                 raise
             except failures:

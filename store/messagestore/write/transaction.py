@@ -306,7 +306,12 @@ def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchReque
 def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
     """Dispatch the batch, then make it visible. It is in the log: if this fails, the next recovery finishes it."""
     batch = plan.batch
-    writer.dispatch_or_poison(lambda: _rows(plan, timestamp_ms), batch.physical_offset)
+
+    def dispatch() -> None:
+        writer.dispatcher.dispatch(_rows(plan, timestamp_ms))
+        writer.dispatcher.check_files()
+
+    writer.dispatch_or_poison(dispatch, batch.physical_offset)
     writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
     for key, count in plan.counts.items():
         writer.numbers.known[key] = plan.first_offsets[key] + count

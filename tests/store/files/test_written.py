@@ -29,6 +29,39 @@ def put_another_there(path: str) -> None:
     os.rename(path + ".x", path)
 
 
+@pytest.mark.parametrize("how", ["deleted", "replaced", "deleted and made again"])
+def test_a_file_that_is_gone_is_noticed_though_its_path_was_just_looked_at(disk: Disk, path: str, how: str) -> None:
+    """Between two looks at the path, the open file is asked whether it still has a name."""
+    written = WrittenFiles(disk, hold=True, pool=FilePool(disk))
+    disk.at_path = lambda file: pytest.fail("the path was looked at") if asked else True  # type: ignore[method-assign]
+    asked = False
+    written.writable(path)
+    asked = True
+    written.check(often=True)
+    if how == "replaced":
+        put_another_there(path)
+    else:
+        os.unlink(path)
+        if how != "deleted":
+            Path(path).write_bytes(b"ours")
+    for look in (written.writable, lambda path: written.check([path], often=True)):
+        with pytest.raises(FileReplaced):
+            look(path)
+
+
+def test_a_file_that_was_moved_is_noticed_in_time(disk: Disk, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A moved file still has a name: its path tells, as soon as it is looked at again."""
+    written = WrittenFiles(disk, hold=True, pool=FilePool(disk))
+    written.writable(path)
+    os.rename(path, path + ".moved")
+    written.check(often=True)
+    with pytest.raises(FileReplaced):
+        written.check()
+    monkeypatch.setattr("messagestore.files.written.PATH_CHECK_S", 0.0)
+    with pytest.raises(FileReplaced):
+        written.check(often=True)
+
+
 def test_a_file_that_was_replaced_is_never_written_where_nothing_makes_it_again(disk: Disk, path: str) -> None:
     """`spark/state` of a backup that was restored under its writer: not at the first write, and not at the second."""
     written = WrittenFiles(disk)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+import tempfile
 from dataclasses import fields
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
 import strategies
-from messagestore import BatchRequest, Message, MessageStore
+from messagestore import BatchRequest, Message, MessageStore, StoreConfig
 from messagestore.format import record, record_scan
 from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
@@ -22,7 +25,8 @@ from messagestore.format.message import SCHEDULE_TOPIC
 from messagestore.format.rows import Rows
 from messagestore.log import walk
 from messagestore.log.walk import Run, Walk, rows_of
-from small import SMALL, bodies, columns, filled, read_all
+from messagestore.write import log_writer
+from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
 
 
 def test_what_is_read_back_is_what_was_dispatched(tmp_path: Path) -> None:
@@ -57,6 +61,53 @@ def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
     assert index
     with MessageStore.open_read_only(root) as reader:
         assert [m.body for m in reader.query_message("t", "k7")] == [bodies(40)[7]]
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_single_puts_are_dispatched_as_arrays_are(data: st.DataObject) -> None:
+    """Queues and index have the same bytes, whether groups of puts go through loops or through arrays."""
+    groups = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
+    half = [0, SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK]
+    messages = [
+        Message(
+            data.draw(st.sampled_from(["t", "u"])),
+            b"x",
+            queue_id=data.draw(st.integers(0, 2)),
+            keys=data.draw(st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=3)),
+            tags=data.draw(st.sampled_from([None, "tag"])),
+            sys_flag=data.draw(st.sampled_from([*half[:1] * 4, *half[1:]])),
+        )
+        for _ in range(sum(groups))
+    ]
+    jumps = data.draw(
+        st.lists(st.sampled_from([0, 1, 999, 5_000_000, -4_000_000]), min_size=len(groups), max_size=len(groups))
+    )
+    config = SMALL_ASYNC.replace(max_index_num=data.draw(st.sampled_from([5, 20, 200])))
+    with tempfile.TemporaryDirectory() as folder:
+        found = [_dispatched(Path(folder, str(few)), config, groups, messages, jumps, few=few) for few in (0, 100)]
+    assert found[0] == found[1]
+
+
+def _dispatched(
+    root: Path, config: StoreConfig, groups: list[int], messages: list[Message], jumps: list[int], *, few: int
+) -> dict[str, object]:
+    """The bytes of queue and index files, and the seals, after puts in groups."""
+    disk = ClockDisk(1_800_000_000_000)
+    rest = iter(messages)
+    with mock.patch.object(log_writer, "FEW_COUNT", few), MessageStore.open(root, config, disk=disk) as store:
+        store._attached.flush.start = lambda: None  # type: ignore[union-attr, method-assign]
+        store.writer.start_flushing = lambda: None
+        for count, jump_ms in zip(groups, jumps, strict=True):
+            disk.now_ms += jump_ms
+            for message in itertools.islice(rest, count):
+                store.put_message(message)
+            store.writer.drain()
+        ends = store.writer.files.ends
+        seals = None if ends is None else dict(ends.seals)
+        index = [Path(file.path).read_bytes() for file in store.writer.files.index.files]  # type: ignore[union-attr]
+    queues = {str(p.relative_to(root)): p.read_bytes() for p in (root / "consumequeue").rglob("*") if p.is_file()}
+    return {"index": index, "seals": seals, **queues}
 
 
 @pytest.mark.parametrize("what", ["consumequeue", "index"])

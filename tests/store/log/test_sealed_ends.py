@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from messagestore import BatchRequest, CorruptionError, Message, MessageColumns, MessageStore, StoreConfig
-from messagestore.files.consume_queue import UNIT_DTYPE
+from messagestore.files.consume_queue import UNIT_DTYPE, unit_bytes
 from messagestore.files.mapped_file import Disk
 from messagestore.log.sealed_ends import Anchor, SealedEnds
 from messagestore.session import attached_store
@@ -249,12 +249,12 @@ def test_the_file_grows_with_the_queues_that_are_touched(tmp_path: Path) -> None
     unit = np.zeros(1, UNIT_DTYPE)
     unit["size"] = 100
     for queue_id in range(2000):
-        ends.extend(("many", queue_id), 0, unit)
+        ends.extend(("many", queue_id), 0, unit_bytes(unit))
     ends.write(disk, path, via, 1, Anchor(0, 1, 0))
     size = disk.size(path)
     assert size > 2000 * 48
     for number in range(1, 3000):
-        ends.extend(("many", 7), number, unit)
+        ends.extend(("many", 7), number, unit_bytes(unit))
         ends.write(disk, path, via, number + 1, Anchor(0, 1, 0))
         if number == 1:
             assert disk.size(path) - size == 72 + 48 + len(b'["many"]')
@@ -271,7 +271,7 @@ def test_the_file_byte_by_byte(tmp_path: Path) -> None:
     ends = SealedEnds()
     units = np.zeros(2, UNIT_DTYPE)
     units["physical_offset"], units["size"], units["tags_code"] = [100, 300], [200, 150], [-1, 7]
-    ends.extend(("t", 3), 0, units)
+    ends.extend(("t", 3), 0, unit_bytes(units))
     ends.write(disk, path, str(tmp_path / "new-ends"), 450, Anchor(300, 150, 9))
     bytes_of_units = struct.pack(">qiqqiq", 100, 200, -1, 300, 150, 7)
     body = struct.pack(">qqqqiiiI", 2, 300, 7, 0, 150, 0, 3, zlib.crc32(bytes_of_units)) + b'["t"]'
@@ -285,10 +285,10 @@ def test_a_torn_block_counts_for_nothing(tmp_path: Path) -> None:
     unit = np.zeros(1, UNIT_DTYPE)
     unit["size"] = 100
     ends = SealedEnds()
-    ends.extend(("t", 0), 0, unit)
+    ends.extend(("t", 0), 0, unit_bytes(unit))
     ends.write(disk, path, via, 1, Anchor(0, 1, 0))
     whole = disk.size(path)
-    ends.extend(("t", 0), 1, unit)
+    ends.extend(("t", 0), 1, unit_bytes(unit))
     ends.write(disk, path, via, 2, Anchor(0, 1, 0))
     data = Path(path).read_bytes()
     for size in range(whole, len(data)):
@@ -297,7 +297,7 @@ def test_a_torn_block_counts_for_nothing(tmp_path: Path) -> None:
         torn = data[:size] + bytes(len(data) - size) != data
         assert (found.clean_end, found.seals["t", 0].end) == ((1, 1) if torn else (2, 2))
         if torn and size % 16 == 0:
-            found.extend(("u", 0), 0, unit)
+            found.extend(("u", 0), 0, unit_bytes(unit))
             found.write(disk, path, via, 3, Anchor(0, 1, 0))
             again = SealedEnds.read(disk, path, 9)
             assert (again.clean_end, again.seals) == (3, found.seals)

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig, StorePoisonedError
+from messagestore import (
+    ASYNC_FLUSH,
+    BatchRequest,
+    Message,
+    MessageStore,
+    PutMessageStatus,
+    StoreConfig,
+    StorePoisonedError,
+)
 from messagestore.files.mapped_file import Disk, File
 from small import SMALL, SMALL_ASYNC, bodies, columns, read_all
 
@@ -52,6 +60,48 @@ def test_one_sync_for_all_who_wait(tmp_path: Path) -> None:
             thread.join()
         assert len(disk.synced_s) - before <= 3
         assert store.max_offset("t", 0) == 11
+
+
+def test_a_put_is_woken_by_its_own_sync_only(tmp_path: Path) -> None:
+    """Puts that come while a sync is under way are not acknowledged by it."""
+    disk = WatchedDisk()
+    with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"first", queue_id=0))
+        disk.gate.clear()
+        before, done = len(disk.synced_s), []
+
+        def put() -> None:
+            store.put_message(Message("t", b"x", queue_id=0))
+            done.append(len(disk.synced_s) - before)
+
+        threads = [threading.Thread(target=put)]
+        threads[0].start()
+        while len(disk.synced_s) == before:
+            time.sleep(0.001)
+        threads += [threading.Thread(target=put) for _ in range(5)]
+        for thread in threads[1:]:
+            thread.start()
+        while len(store._attached.flush._waiters) < 6:  # type: ignore[union-attr]
+            time.sleep(0.001)
+        disk.gate.set()
+        for thread in threads:
+            thread.join()
+        assert sorted(done)[1:] == [2] * 5
+        assert not store._attached.flush._waiters  # type: ignore[union-attr]
+
+
+def test_a_put_that_gave_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A late sync finds nobody who waits for it any more."""
+    disk = WatchedDisk()
+    with MessageStore.open(tmp_path / "s", SMALL.replace(sync_flush_timeout=20), disk=disk) as store:
+        disk.gate.clear()
+        started_s = time.monotonic()
+        assert store.put_message(Message("t", b"x", queue_id=0)).status is PutMessageStatus.FLUSH_DISK_TIMEOUT
+        assert time.monotonic() - started_s < 60
+        assert not store._attached.flush._waiters  # type: ignore[union-attr]
+        disk.gate.set()
+        store.flush()
+        assert read_all(store) == [b"x"]
 
 
 def test_async_syncs_in_its_rhythm(tmp_path: Path) -> None:
