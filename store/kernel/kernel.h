@@ -24,7 +24,7 @@
 #error "the kernel is written for little-endian machines; the package works without it"
 #endif
 
-#define KERNEL_VERSION 1
+#define KERNEL_VERSION 2
 
 /* ---- numbers in buffers; no address needs to be aligned */
 
@@ -76,5 +76,11 @@ static inline uint32_t index_hash(uint32_t hash) {
 
 PyObject *kernel_java_hashes(PyObject *module, PyObject *arguments);
 PyObject *kernel_index_hashes(PyObject *module, PyObject *arguments);
+
+/* ---- columns to records (encode.c) */
+
+PyObject *kernel_encode_size(PyObject *module, PyObject *batch);
+PyObject *kernel_encode(PyObject *module, PyObject *arguments);
+PyObject *kernel_stamp(PyObject *module, PyObject *arguments);
 
 #endif

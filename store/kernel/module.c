@@ -37,6 +37,11 @@ static PyMethodDef methods[] = {
      "java_hashes(data, starts, ends, before, out): String.hashCode of the UTF-8 text in each range, into int32[n]."},
     {"index_hashes", kernel_index_hashes, METH_VARARGS,
      "index_hashes(data, starts, ends, before, out): the index hash of each range, into int32[n]."},
+    {"encode_size", kernel_encode_size, METH_O, "encode_size(batch): the bytes and index hashes of all records, or None."},
+    {"encode", kernel_encode, METH_VARARGS,
+     "encode(batch, order, data, starts, tags_codes, key_hashes, key_counts): the sum of the row hashes, or None."},
+    {"stamp", kernel_stamp, METH_VARARGS,
+     "stamp(data, starts, queue_offsets, physical_offsets, store_timestamp_ms, position, property_crc)"},
     {NULL, NULL, 0, NULL},
 };
 

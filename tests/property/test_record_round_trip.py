@@ -94,9 +94,7 @@ def test_the_digest_does_not_depend_on_order_or_parts(messages: list[Message], r
     """Rows in another order, in two parts: the sums agree."""
 
     def digest(rows: list[Message]) -> int:
-        columns = columns_of(rows, [0] * len(rows))
-        crcs = np.array([record.crc32(m.body) for m in rows], np.uint32)
-        return int(record_columns.row_hashes(columns, crcs).sum(dtype=np.uint64))
+        return sum(record_columns.row_hashes(columns_of(rows, [0] * len(rows)))) % 2**64
 
     mixed = random.sample(messages, len(messages))
     cut = random.randrange(len(messages) + 1)

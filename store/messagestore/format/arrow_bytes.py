@@ -205,7 +205,7 @@ def lengths_of(array: pa.Array) -> NDArray[np.int64]:
 
 
 def items_of(array: pa.Array) -> tuple[NDArray[np.int64], Callable[[pa.Array], pa.Array]]:
-    """How many items each row of a list or map array has, and a function that picks these out of a child array.
+    """How many items each row of a list or map array has, and a function that picks these out of a textual child array.
 
     A null row has none, whatever its offsets say.
     """
@@ -215,7 +215,7 @@ def items_of(array: pa.Array) -> tuple[NDArray[np.int64], Callable[[pa.Array], p
     if int(lengths.sum()) == count:
         return lengths, lambda child: child.slice(first, count)
     index = array_of(flat_index(offsets[:-1].astype(np.int64), lengths))
-    return lengths, lambda child: child.take(index)
+    return lengths, lambda child: (child if pa.types.is_dictionary(child.type) else plain(child)).take(index)
 
 
 def flat_index(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

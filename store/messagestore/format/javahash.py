@@ -252,11 +252,3 @@ def queue_of_hash(hashes: NDArray[np.int32], queue_count: int | np.int32 | NDArr
     `queue_count` is one number, or one number per row.
     """
     return index_hashes(hashes) % np.asarray(queue_count, np.int32)
-
-
-def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (add the golden gamma, then mix), mod 2**64."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

@@ -17,13 +17,18 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 """The version of the functions that this code calls. A kernel of another version is not used."""
 VARIABLE = "MESSAGESTORE_KERNEL"
 OFF = "off"
 FILE = "_kernel.abi3.so"
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
+Column: TypeAlias = tuple[Any, ...]
+"""An array of Arrow: its data, offsets, validity (or None), offset, length, and whether its offsets have 64 bits. For
+lists and maps the data are None, and the number of items of the child follows."""
+Batch: TypeAlias = tuple[Any, ...]
+"""The columns and settings of `encode`, as `record_encode` gathers them and `take_batch` in encode.c takes them."""
 
 
 class Kernel(Protocol):
@@ -50,6 +55,38 @@ class Kernel(Protocol):
 
     def index_hashes(self, data: Buffer, starts: Buffer, ends: Buffer, before: Buffer, out: Buffer, /) -> None:
         """The index hash of the text in each range, which comes behind a text with the hash `before`."""
+
+    def encode_size(self, batch: Batch, /) -> tuple[int, int] | None:
+        """The bytes of all records, and the number of their index hashes; None if a row cannot be stored."""
+
+    def encode(
+        self,
+        batch: Batch,
+        order: Buffer | None,
+        data: Buffer,
+        starts: Buffer,
+        tags_codes: Buffer,
+        key_hashes: Buffer,
+        key_counts: Buffer,
+        /,
+    ) -> int | None:
+        """Write the records of the rows in this order (int64[n]; None: as they are), and what goes with them.
+
+        Returns the sum of the row hashes mod 2**64, or None if a row cannot be stored.
+        """
+
+    def stamp(
+        self,
+        data: Buffer,
+        starts: Buffer,
+        queue_offsets: Buffer,
+        physical_offsets: Buffer,
+        store_timestamp_ms: int,
+        store_timestamp_position: int,
+        property_crc: bool,
+        /,
+    ) -> None:
+        """Write the places, the store time and the `__CRC32#` into records that lie back to back (int64[n] each)."""
 
 
 def load(path: str | Path) -> Kernel:

@@ -27,10 +27,18 @@ from messagestore.format.arrow_bytes import (
     valid_of,
 )
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import MAX_PROPERTIES_SIZE, MAX_V1_TOPIC_LENGTH
+from messagestore.format.layout import MAX_PROPERTIES_SIZE, MAX_V1_TOPIC_LENGTH, PROPERTY_CRC_SIZE
 from messagestore.format.message import MAX_QUEUE_ID, check_queue_id, check_topic
 from messagestore.format.message_columns import ColumnTexts, Entries
-from messagestore.format.properties import RESERVED_PROPERTIES, check_keys, check_properties, check_tags
+from messagestore.format.properties import (
+    KEYS,
+    RESERVED_PROPERTIES,
+    TAGS,
+    UNIQUE_KEY,
+    check_keys,
+    check_properties,
+    check_tags,
+)
 from messagestore.format.record import too_large
 
 Fault = tuple[NDArray[np.int64], Callable[[int, int], MessageIllegalError]]
@@ -59,9 +67,6 @@ def first_fault(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> 
 def all_faults(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> dict[int, MessageIllegalError]:
     """An error for each row that cannot be stored, by the row in the batch.
 
-    A property string that exceeds the format's limit is not found here, because its size is known only when the batch
-    is encoded.
-
     Parameters
     ----------
     first_row : int
@@ -73,14 +78,6 @@ def all_faults(texts: ColumnTexts, limits: StoreConfig, first_row: int = 0) -> d
             if row not in errors:
                 errors[row] = error(row, first_row + row)
     return errors
-
-
-def sizes_fault(sizes: NDArray[np.int64], first_row: int) -> MessageIllegalError | None:
-    """The error of the first row whose property string exceeds the format's limit, or None."""
-    bad = np.flatnonzero(sizes > MAX_PROPERTIES_SIZE)
-    if not len(bad):
-        return None
-    return too_large("properties", int(sizes[bad[0]]), MAX_PROPERTIES_SIZE, first_row + int(bad[0]))
 
 
 def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
@@ -95,6 +92,7 @@ def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
         yield from _text_faults(texts.unique_key, lambda value, row: check_keys((value,), row), blanks=True)
     if texts.entries is not None:
         yield from _property_faults(texts.entries)
+    yield from _size_faults(texts, limits)
 
 
 def _body_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
@@ -118,7 +116,7 @@ def _topic_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
     if not len(codes):
         return
     for code, name in enumerate(texts.topic_names):
-        error = _topic_error(name, limits)
+        error = topic_error(name, limits.auto_message_version_on_topic_len)
         if error is not None and (rows := np.flatnonzero(codes == code)).size:
             yield rows, _same(error.reason, "topic")
     if int(codes.min()) < 0:
@@ -133,12 +131,13 @@ def _same(reason: str, field: str) -> Callable[[int, int], MessageIllegalError]:
     return lambda _row, number: MessageIllegalError(reason, field=field, row=number)
 
 
-def _topic_error(name: str, limits: StoreConfig) -> MessageIllegalError | None:
+def topic_error(name: str, auto_version: bool) -> MessageIllegalError | None:
+    """Why no message of this topic can be stored, or None. `auto_version`: autoMessageVersionOnTopicLen."""
     try:
         check_topic(name)
     except MessageIllegalError as error:
         return error
-    if len(name) > MAX_V1_TOPIC_LENGTH and not limits.auto_message_version_on_topic_len:
+    if len(name) > MAX_V1_TOPIC_LENGTH and not auto_version:
         message = (
             f"topic: found {len(name)} bytes; allowed are {MAX_V1_TOPIC_LENGTH} without autoMessageVersionOnTopicLen"
         )
@@ -227,6 +226,32 @@ def _twice_faults(entries: Entries, name_count: int) -> Iterator[Fault]:
         return MessageIllegalError(message, field="properties", row=number)
 
     yield rows, error
+
+
+def _size_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
+    """Refuse property strings that exceed the format's limit."""
+    sizes = np.full(texts.columns.row_count, PROPERTY_CRC_SIZE if limits.enabled_append_prop_crc else 0, np.int64)
+    if texts.keys is not None:
+        counts = texts.keys.counts
+        sizes += np.where(counts, _sums(lengths_of(texts.keys.texts) + 1, counts) + len(f"{KEYS}="), 0)
+    for name, column in ((UNIQUE_KEY, texts.unique_key), (TAGS, texts.tags)):
+        if column is not None:
+            sizes += np.where(valid_of(column), lengths_of(column) + len(f"{name}=;"), 0)
+    if texts.entries is not None:
+        names, codes = lengths_of(plain(texts.entries.names.dictionary)), texts.entries.name_codes
+        each = lengths_of(texts.entries.values) + 2
+        each += np.append(names, 0)[codes]  # the last size is for nulls
+        sizes += _sums(each, texts.entries.counts)
+    bad = np.flatnonzero(sizes > MAX_PROPERTIES_SIZE)
+    if len(bad):
+        yield bad, lambda row, number: too_large("properties", int(sizes[row]), MAX_PROPERTIES_SIZE, number)
+
+
+def _sums(values: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sum of each row's values, which lie one row behind the other."""
+    sums, ends = np.concatenate([[0], np.cumsum(values)]), np.cumsum(counts)
+    found: NDArray[np.int64] = sums[ends] - sums[ends - counts]
+    return found
 
 
 # ---- texts

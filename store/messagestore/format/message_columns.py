@@ -14,26 +14,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from messagestore.errors import MessageIllegalError
 from messagestore.format import javahash
 from messagestore.format.arrow_bytes import (
-    array_of,
     as_binary,
-    binary_array,
     codes_of,
     is_textual,
     items_of,
     numpy_of,
-    offsets_of,
     plain,
-    scalar_of,
     valid_of,
 )
 from messagestore.format.message import check_queue_id
-from messagestore.format.properties import KEY_SEPARATOR
 
 _NAMES = {
     "body": ("body", "value"),
@@ -260,25 +254,15 @@ class Keys:
         All keys as a plain array, in row order. Nulls are only those in the user's lists.
     counts : int64[n]
         The number of keys of each row.
-    joined : pa.Array[n]
-        KEYS of each row: its keys, separated by blanks; empty if it has none.
     """
 
     texts: pa.Array
     counts: NDArray[np.int64]
-    joined: pa.Array
 
     @cached_property
     def hashes(self) -> NDArray[np.int32]:
         """Java hash of each key: int32[k]."""
         return javahash.java_hashes(self.texts)
-
-    @cached_property
-    def joined_hashes(self) -> NDArray[np.int32]:
-        """Java hash of each row's KEYS: int32[n]."""
-        if len(self.counts) == len(self.texts) and self.counts.all():
-            return self.hashes  # one key per row
-        return javahash.java_hashes(self.joined)
 
 
 @dataclass
@@ -350,28 +334,16 @@ class ColumnTexts:
         if is_textual(column.type):
             column = plain(column)
             valid = valid_of(column)
-            return Keys(column.drop_null() if column.null_count else column, valid.astype(np.int64), column)
+            return Keys(column.drop_null() if column.null_count else column, valid.astype(np.int64))
         if pa.types.is_fixed_size_list(column.type):
             column = column.cast(pa.list_(column.type.value_type))
         counts, pick = items_of(column)
-        texts = plain(pick(column.values))
-        if texts.null_count or int(counts.max(initial=0)) > 1:
-            lists = pa.LargeListArray.from_arrays(array_of(np.concatenate([[0], np.cumsum(counts)])), texts)
-            return Keys(texts, counts, pc.binary_join(lists, scalar_of(KEY_SEPARATOR, texts.type)))
-        offsets = offsets_of(texts)[
-            np.concatenate([[0], np.cumsum(counts)])
-        ]  # no key or one key per row: the same bytes
-        return Keys(texts, counts, binary_array(texts.buffers()[2] or pa.py_buffer(b""), offsets, texts.type))
+        return Keys(plain(pick(column.values)), counts)
 
     @cached_property
     def tags(self) -> pa.Array | None:
         """The tags as a plain array."""
         return None if self.columns.tags is None else plain(self.columns.tags)
-
-    @cached_property
-    def tags_hashes(self) -> NDArray[np.int32] | None:
-        """Java hash of each row's tag: int32[n]; 0 without one."""
-        return None if self.tags is None else javahash.java_hashes(self.tags)
 
     @cached_property
     def unique_key(self) -> pa.Array | None:
@@ -390,3 +362,43 @@ class ColumnTexts:
         names = pick(column.keys)
         names = names if isinstance(names, pa.DictionaryArray) else plain(names).dictionary_encode()
         return Entries(counts, names, plain(pick(column.items)))
+
+    # ---- the same as Python objects, for what goes row by row
+
+    @cached_property
+    def key_rows(self) -> list[list[str]]:
+        """The keys of each row."""
+        keys = self.keys
+        if keys is None:
+            return [[]] * self.columns.row_count
+        ends = np.cumsum(keys.counts).tolist()
+        each = _strings(keys.texts)
+        return [each[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    @cached_property
+    def tag_rows(self) -> list[str | None]:
+        """The tag of each row."""
+        return [None] * self.columns.row_count if self.tags is None else _strings(self.tags)
+
+    @cached_property
+    def unique_key_rows(self) -> list[str | None]:
+        """The unique key of each row."""
+        return [None] * self.columns.row_count if self.unique_key is None else _strings(self.unique_key)
+
+    @cached_property
+    def property_rows(self) -> list[dict[str, str]]:
+        """The properties of each row."""
+        entries = self.entries
+        if entries is None:
+            return [{}] * self.columns.row_count
+        ends = np.cumsum(entries.counts).tolist()
+        names, values = _strings(plain(entries.names)), _strings(entries.values)
+        return [
+            dict(zip(names[start:end], values[start:end], strict=True))
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+
+
+def _strings(array: pa.Array) -> list[Any]:
+    """The values of a plain array as text; bytes that are not UTF-8 as U+FFFD, as Java reads them."""
+    return [None if value is None else str(value, "utf-8", "replace") for value in as_binary(array).to_pylist()]

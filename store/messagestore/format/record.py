@@ -201,6 +201,12 @@ def encode_message(
     return record
 
 
+def pack_head(store_host: bytes, born_host: bytes, born_timestamp_ms: int) -> bytes:
+    """The head of a record with what is the same in all records of a batch, and zeros elsewhere."""
+    flags = host_flags(born_host, store_host)
+    return _HEADS[flags].pack(0, 0, 0, 0, 0, 0, 0, flags, born_timestamp_ms, born_host, 0, store_host, 0, 0, 0)
+
+
 def size_of_body(body: object, row: int | None = None) -> int:
     """The size of a body in bytes.
 
@@ -286,14 +292,18 @@ def is_half(sys_flag: int) -> bool:
 
 
 def stamp_record(
-    record: bytearray, queue_offset: int, physical_offset: int, store_timestamp_ms: int, property_crc: bool = False
+    record: bytearray | memoryview,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    property_crc: bool = False,
 ) -> None:
     """Fill in what depends on the place of the record: both offsets, the store time, and then the property CRC.
 
     Parameters
     ----------
-    record : bytearray
-        The result of `encode_message`; it is changed in place.
+    record : bytearray or memoryview
+        The result of `encode_message`, or its place in a larger buffer; it is changed in place.
     property_crc : bool
         Whether the record was encoded with one.
     """

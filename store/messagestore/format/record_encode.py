@@ -2,63 +2,49 @@
 
     head | body | TOPICLEN topic | PROPLEN | KEYS.. UNIQ_KEY.. TAGS.. the user's.. [__CRC32#..]
 
-Every part is an array with one value per row, and Arrow joins the parts row by row in one pass. The heads are one
-structured array that is made beforehand, because all sizes are known. Finally the records are sorted by queue.
+The kernel checks and writes all records in one pass over the buffers of the columns (`store/kernel/encode.c`). Without
+the kernel, `encode_message` writes one record after the other: the same bytes, many times more slowly.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from messagestore.format import javahash
-from messagestore.format.arrow_bytes import (
-    MAX_SMALL,
-    array_of,
-    as_binary,
-    binary_array,
-    data_of,
-    flat_index,
-    join,
-    lengths_of,
-    list_array,
-    offsets_of,
-    plain,
-    scalar_of,
-    unaligned,
-    valid_of,
-)
+from messagestore.format import javahash, kernel
+from messagestore.format.arrow_bytes import is_large, is_textual, plain
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import (
-    CRC_MASK,
-    PROPERTIES_LENGTH_SIZE,
-    PROPERTY_CRC_SIZE,
-    RECORD_HEAD,
-)
-from messagestore.format.message_checks import first_fault, sizes_fault
-from messagestore.format.message_columns import ColumnTexts, Entries, MessageColumns
-from messagestore.format.properties import KEYS, NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR, TAGS, UNIQUE_KEY
+from messagestore.format.hosts import unpack_host
+from messagestore.format.message import Message
+from messagestore.format.message_checks import first_fault, topic_error
+from messagestore.format.message_columns import ColumnTexts, MessageColumns
+from messagestore.format.properties import RESERVED_PROPERTIES
 from messagestore.format.record import (
-    OFFSETS_POSITION,
-    PROPERTY_CRC_BLANK,
+    encode_message,
     host_flags,
+    pack_head,
+    stamp_record,
     store_timestamp_position,
     topic_bytes,
 )
-from messagestore.format.record_scan import (
-    PROPERTY_CRC_BEGIN,
-    PROPERTY_CRC_DIGITS,
-    crcs_of,
-    crcs_of_ranges,
-    property_crc_digits,
-)
-from messagestore.format.row_digest import hashes_of
+from messagestore.format.row_digest import digest_fields, row_hashes
 from messagestore.format.rows import Rows
+
+
+class _Encoded(NamedTuple):
+    """What either way of encoding makes, in the order of the records; see `Rows`."""
+
+    starts: NDArray[np.int64]
+    data: NDArray[np.uint8]
+    tags_codes: NDArray[np.int64]
+    key_hashes: NDArray[np.int32]
+    key_counts: NDArray[np.int32]
+    row_hash_sum: int
 
 
 def encode(
@@ -92,142 +78,35 @@ def encode(
     """
     texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
     columns = texts.columns
-    fault = first_fault(texts, limits, first_row)
-    if fault is not None:
-        raise fault
-    property_crc = limits.enabled_append_prop_crc
-    properties, property_sizes = _properties(texts, property_crc)
-    fault = sizes_fault(property_sizes, first_row)
-    if fault is not None:
-        raise fault
-    crcs = crcs_of(texts.body)
-    topics, topic_sizes, magics = _topics(texts, limits)
-    body_sizes = lengths_of(texts.body)
-    heads = _heads(columns, store_host, born_host)
-    heads["body_crc"] = crcs & np.uint32(CRC_MASK)
-    heads["body_size"] = body_sizes
-    heads["magic"] = magics
-    sizes = heads.dtype.itemsize + body_sizes + topic_sizes + PROPERTIES_LENGTH_SIZE + property_sizes
-    heads["total_size"] = sizes
-    pieces = [_fixed(heads), texts.body, topics, _fixed(property_sizes.astype(">i2")), *properties]
-    records = join(pieces, large=int(sizes.sum()) > MAX_SMALL)
-    order, run_firsts, run_counts = _group(texts)
-    if order is not None:
-        records = records.take(array_of(order))
-    key_hashes, key_counts = _key_hashes(texts, order)
-    codes = texts.topic_codes[run_firsts].tolist()
+    found = None
+    if kernel.lib is not None and columns.queue_id is not None and not _outside(columns.queue_id, columns.flag):
+        batch = _batch(texts, limits, store_host, born_host)
+        size = kernel.lib.encode_size(batch)
+        if size is not None:
+            order, run_firsts, run_counts = _group(texts)
+            found = _by_kernel(kernel.lib, batch, order, columns.row_count, *size)
+    if found is None:
+        fault = first_fault(texts, limits, first_row)
+        if fault is not None:
+            raise fault
+        if kernel.lib is not None:
+            raise AssertionError("the kernel refuses a batch in which every row is legal")
+        order, run_firsts, run_counts = _group(texts)
+        found = _by_rows(texts, order, limits, store_host, born_host)
     assert columns.queue_id is not None
     return Rows.unplaced(
-        offsets_of(records).astype(np.int64),
-        data=data_of(records)[: int(offsets_of(records)[-1])],
+        found.starts,
+        data=found.data,
         store_timestamp_position=store_timestamp_position(host_flags(born_host, store_host)),
-        run_topics=[texts.topic_names[code] for code in codes],
+        run_topics=[texts.topic_names[code] for code in texts.topic_codes[run_firsts].tolist()],
         run_queue_ids=columns.queue_id[run_firsts].astype(np.int32),
         run_counts=run_counts.astype(np.int32),
-        tags_codes=_tags_codes(texts, order),
-        key_hashes=key_hashes,
-        key_counts=key_counts,
-        row_hash_sum=int(hashes_of(texts, crcs).sum(dtype=np.uint64)),
-        property_crc=property_crc,
+        tags_codes=found.tags_codes,
+        key_hashes=found.key_hashes,
+        key_counts=found.key_counts,
+        row_hash_sum=found.row_hash_sum,
+        property_crc=limits.enabled_append_prop_crc,
     )
-
-
-def _fixed(items: NDArray[Any]) -> pa.Array:
-    """Items of one size as a binary array over the same bytes."""
-    n, size = len(items), items.dtype.itemsize
-    large = n * size > MAX_SMALL
-    offsets = np.arange(0, (n + 1) * size, size, dtype=np.int64 if large else np.int32)
-    return binary_array(items.view(np.uint8), offsets, pa.large_binary() if large else pa.binary())
-
-
-def _heads(columns: MessageColumns, store_host: bytes, born_host: bytes) -> NDArray[np.void]:
-    """The heads without the fields that depend on body, topic and properties; 88, 100 or 112 bytes each."""
-    rows: list[tuple[str, Any]] = []
-    for name in RECORD_HEAD.dtype.names or ():
-        if name in ("born_ip", "store_ip"):
-            rows.append((name[:-3] + "_host", f"V{len(born_host if name == 'born_ip' else store_host)}"))
-        elif name not in ("born_port", "store_port"):
-            rows.append((name, RECORD_HEAD.dtype[name]))
-    kind = np.dtype(rows)
-    blank = np.zeros(1, kind)
-    blank["sys_flag"] = host_flags(born_host, store_host)
-    blank["born_host"] = np.void(born_host)
-    blank["store_host"] = np.void(store_host)
-    if columns.born_timestamp_ms is None:
-        blank["born_timestamp_ms"] = time.time_ns() // 1_000_000
-    raw = np.empty(columns.row_count, f"V{kind.itemsize}")
-    raw[:] = blank.view(raw.dtype)
-    heads: NDArray[np.void] = raw.view(kind)
-    heads["queue_id"] = columns.queue_id
-    if columns.flag is not None:
-        heads["flag"] = columns.flag
-    if columns.born_timestamp_ms is not None:
-        heads["born_timestamp_ms"] = columns.born_timestamp_ms
-    return heads
-
-
-def _topics(texts: ColumnTexts, limits: StoreConfig) -> tuple[pa.Array | bytes, Any, Any]:
-    """TOPICLEN and topic of each row, their sizes, and the magics; one value each if there is only one topic."""
-    codes = texts.topic_codes
-    auto = limits.auto_message_version_on_topic_len
-    used = np.unique(codes).tolist() if len(texts.topic_names) > 1 else [0]
-    if not len(codes):
-        return b"", 0, 0
-    if len(used) == 1:
-        magic, name = topic_bytes(texts.topic_names[used[0]], auto)
-        return name, len(name), magic
-    packed = {
-        code: topic_bytes(texts.topic_names[code], auto) for code in used
-    }  # a name that no row has may be illegal
-    names = list_array(
-        [packed[code][1] if code in packed else b"" for code in range(len(texts.topic_names))], pa.binary()
-    )
-    magics = np.array([packed[code][0] if code in packed else 0 for code in range(len(texts.topic_names))], np.int32)
-    return names.take(array_of(codes)), lengths_of(names)[codes], magics[codes]
-
-
-def _properties(texts: ColumnTexts, property_crc: bool) -> tuple[list[pa.Array | bytes], NDArray[np.int64]]:
-    """The pieces of each row's property string, and its size in bytes."""
-    n = texts.columns.row_count
-    sizes = np.zeros(n, np.int64)
-    pieces: list[pa.Array | bytes] = []
-    columns: list[tuple[str, pa.Array, NDArray[np.bool_]]] = []
-    if texts.keys is not None:
-        columns.append((KEYS, texts.keys.joined, texts.keys.counts > 0))
-    if texts.unique_key is not None:
-        columns.append((UNIQUE_KEY, texts.unique_key, valid_of(texts.unique_key)))
-    if texts.tags is not None:
-        columns.append((TAGS, texts.tags, valid_of(texts.tags)))
-    for name, values, present in columns:
-        begin, end = name.encode() + NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-        if present.all():
-            pieces += [begin, as_binary(values), end]
-            sizes += len(begin) + len(end) + lengths_of(values)
-        elif present.any():
-            pieces += [_where(present, begin), as_binary(values), _where(present, end)]
-            sizes += (len(begin) + len(end)) * present + lengths_of(values)
-    if texts.entries is not None:
-        users = _users(texts.entries)
-        pieces.append(users)
-        sizes += lengths_of(users)
-    if property_crc:
-        pieces.append(PROPERTY_CRC_BLANK)
-        sizes += len(PROPERTY_CRC_BLANK)
-    return pieces, sizes
-
-
-def _where(present: NDArray[np.bool_], text: bytes) -> pa.Array:
-    """The text in the rows that have the property, and null in the others."""
-    return pc.if_else(array_of(present), scalar_of(text, pa.binary()), scalar_of(None, pa.binary()))
-
-
-def _users(entries: Entries) -> pa.Array:
-    """The user's part of each row's property string. The entries of a row are neighbours, so the part is one range."""
-    names = as_binary(plain(entries.names.dictionary)).take(entries.names.indices)
-    total = int(lengths_of(names).sum() + lengths_of(entries.values).sum()) + 2 * len(names)
-    pairs = join([names, NAME_VALUE_SEPARATOR, as_binary(entries.values), PROPERTY_SEPARATOR], large=total > MAX_SMALL)
-    offsets = offsets_of(pairs)[np.concatenate([[0], np.cumsum(entries.counts)])]
-    return binary_array(data_of(pairs), offsets, pairs.type)
 
 
 def _group(texts: ColumnTexts) -> tuple[NDArray[np.int64] | None, NDArray[np.int64], NDArray[np.int64]]:
@@ -256,38 +135,137 @@ def _group(texts: ColumnTexts) -> tuple[NDArray[np.int64] | None, NDArray[np.int
     return order, order[firsts], np.diff(np.append(firsts, n))
 
 
-def _tags_codes(texts: ColumnTexts, order: NDArray[np.int64] | None) -> NDArray[np.int64]:
-    hashes = texts.tags_hashes
-    if hashes is None:
-        return np.zeros(texts.columns.row_count, np.int64)
-    return (hashes if order is None else hashes[order]).astype(np.int64)
+# ---- by the kernel
 
 
-def _key_hashes(texts: ColumnTexts, order: NDArray[np.int64] | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The index hashes (of topic#key) in the order of the records, and how many each record has."""
-    n = texts.columns.row_count
-    keys, unique = texts.keys, texts.unique_key
-    prefixes = javahash.java_hashes(list_array([f"{name}#" for name in texts.topic_names], pa.string()))
-    hashes, counts = np.empty(0, np.int32), np.zeros(n, np.int64)
-    if keys is not None:
-        counts = keys.counts
-        rows = texts.topic_codes if len(keys.texts) == n and counts.all() else np.repeat(texts.topic_codes, counts)
-        prefix = prefixes[rows] if len(texts.topic_names) > 1 else prefixes
-        lengths = javahash.utf16_lengths(keys.texts)
-        hashes = javahash.index_hashes(javahash.hash_after(prefix, keys.hashes, lengths))
-    if unique is not None:
-        present = valid_of(unique)
-        lengths = javahash.utf16_lengths(unique)
-        own = javahash.index_hashes(
-            javahash.hash_after(prefixes[texts.topic_codes], javahash.java_hashes(unique), lengths)
+def _outside(*columns: NDArray[Any] | None) -> bool:
+    """Whether a column has a number that does not fit into an int32."""
+    limit = 1 << 31
+    return any(
+        column is not None
+        and column.dtype != np.int32
+        and bool(((column < -limit) | (column >= limit)).any())
+        for column in columns
+    )  # fmt: skip
+
+
+def _by_kernel(
+    lib: kernel.Kernel, batch: kernel.Batch, order: NDArray[np.int64] | None, n: int, size: int, key_count: int
+) -> _Encoded | None:
+    """All records at once; None if a row cannot be stored."""
+    starts, data = np.empty(n + 1, np.int64), np.empty(size, np.uint8)
+    tags_codes = np.empty(n, np.int64)
+    key_hashes, key_counts = np.empty(key_count, np.int32), np.empty(n, np.int32)
+    hash_sum = lib.encode(batch, order, data, starts, tags_codes, key_hashes, key_counts)
+    return None if hash_sum is None else _Encoded(starts, data, tags_codes, key_hashes, key_counts, hash_sum)
+
+
+def _batch(texts: ColumnTexts, limits: StoreConfig, store_host: bytes, born_host: bytes) -> kernel.Batch:
+    """The buffers of the columns, in the order in which the kernel takes them."""
+    columns = texts.columns
+    times = columns.born_timestamp_ms
+    head = pack_head(store_host, born_host, time.time_ns() // 1_000_000)
+    keys = columns.keys
+    key_lists: pa.Array | None = None
+    if keys is not None and not is_textual(keys.type):
+        key_lists = keys.cast(pa.list_(keys.type.value_type)) if pa.types.is_fixed_size_list(keys.type) else keys
+        keys = key_lists.values
+    pairs = columns.properties
+    names, values = (None, None) if pairs is None else (plain(pairs.keys), plain(pairs.items))
+    return (
+        columns.row_count,
+        _column(texts.body),
+        None if key_lists is None or keys is None else _column(key_lists, len(keys)),
+        None if keys is None else _column(plain(keys)),
+        None if texts.unique_key is None else _column(texts.unique_key),
+        None if texts.tags is None else _column(texts.tags),
+        None if pairs is None or names is None else _column(pairs, len(names)),
+        None if names is None else _column(names),
+        None if values is None else _column(values),
+        head,
+        np.ascontiguousarray(columns.queue_id, np.int32),
+        None if columns.flag is None else np.ascontiguousarray(columns.flag, np.int32),
+        None if times is None else np.ascontiguousarray(times, np.int64),
+        None if len(texts.topic_names) == 1 and isinstance(columns.topic, str) else texts.topic_codes,
+        *_topics(tuple(texts.topic_names), limits.auto_message_version_on_topic_len),
+        *_RESERVED,
+        tuple(digest_fields(texts)),
+        limits.max_message_size,
+        limits.enabled_append_prop_crc,
+    )
+
+
+def _column(array: pa.Array, item_count: int | None = None) -> kernel.Column:
+    """A plain array, or a list or map array whose child has so many items."""
+    valid, offsets = array.buffers()[:2]
+    if not array.null_count:
+        valid = None
+    if item_count is None:
+        return array.buffers()[2], offsets, valid, array.offset, len(array), is_large(array.type)
+    return None, offsets, valid, array.offset, len(array), is_large(array.type), item_count
+
+
+def _packed(items: list[bytes]) -> tuple[bytes, NDArray[np.int64]]:
+    return b"".join(items), np.cumsum([len(item) for item in items], dtype=np.int64)
+
+
+_RESERVED = _packed([name.encode() for name in sorted(RESERVED_PROPERTIES)])
+
+
+@lru_cache(64)
+def _topics(
+    names: tuple[str, ...], auto_version: bool
+) -> tuple[bytes, NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """TOPICLEN and topic of each name, where each of them ends, the magics, and the hashes of `topic#`.
+
+    A name that may not be stored is empty here. It is a fault only in rows that have it.
+    """
+    legal = [topic_error(name, auto_version) is None for name in names]
+    found = [topic_bytes(name, auto_version) if good else (0, b"") for name, good in zip(names, legal, strict=True)]
+    packed, ends = _packed([each for _, each in found])
+    hashes = [javahash.java_hash(f"{name}#") for name in names]
+    return packed, ends, np.array([magic for magic, _ in found], np.int32), np.array(hashes, np.int32)
+
+
+# ---- by rows
+
+
+def _by_rows(
+    texts: ColumnTexts, order: NDArray[np.int64] | None, limits: StoreConfig, store_host: bytes, born_host: bytes
+) -> _Encoded:
+    """One record after the other. The rows were checked."""
+    columns = texts.columns
+    assert columns.queue_id is not None
+    n, host, now = columns.row_count, unpack_host(born_host), time.time_ns() // 1_000_000
+    rows = range(n) if order is None else order.tolist()
+    bodies, topics, codes = texts.body.to_pylist(), texts.topic_names, texts.topic_codes.tolist()
+    keys, tags, unique_keys, properties = texts.key_rows, texts.tag_rows, texts.unique_key_rows, texts.property_rows
+    queue_ids = columns.queue_id.tolist()
+    flags = [0] * n if columns.flag is None else columns.flag.tolist()
+    times = [now] * n if columns.born_timestamp_ms is None else columns.born_timestamp_ms.tolist()
+    data, starts, tags_codes, key_hashes, key_counts = bytearray(), [0], [], [], []
+    for row in rows:
+        topic = topics[codes[row]]
+        message = Message(topic, bodies[row], None, keys[row], tags[row], properties[row], flags[row], times[row], host)
+        data += encode_message(
+            message, queue_id=queue_ids[row], store_host=store_host, limits=limits, unique_key=unique_keys[row]
         )
-        hashes = np.insert(hashes, (np.cumsum(counts) - counts)[present], own[present])
-        counts = counts + present
-    if order is not None:
-        starts = np.cumsum(counts) - counts
-        counts = counts[order]
-        hashes = hashes[flat_index(starts[order], counts)]
-    return hashes, counts.astype(np.int32)
+        starts.append(len(data))
+        tags_codes.append(0 if tags[row] is None else javahash.tags_code(tags[row]))
+        names = [name for name in (unique_keys[row], *keys[row]) if name is not None]
+        key_hashes += [javahash.index_hash(topic, name) for name in names]
+        key_counts.append(len(names))
+    return _Encoded(
+        np.array(starts, np.int64),
+        np.frombuffer(data, np.uint8),
+        np.array(tags_codes, np.int64),
+        np.array(key_hashes, np.int32),
+        np.array(key_counts, np.int32),
+        sum(row_hashes(texts)) % (1 << 64),
+    )
+
+
+# ---- stamping
 
 
 def stamp(
@@ -313,14 +291,12 @@ def stamp(
     property_crc : bool
     """
     n = len(queue_offsets)
-    starts, ends = starts[:n], np.append(starts[1:n], len(data))
-    offsets = np.empty((n, 2), ">i8")
-    offsets[:, 0] = queue_offsets
-    offsets[:, 1] = physical_offsets
-    unaligned(data, "V16")[starts + OFFSETS_POSITION] = offsets.view("V16")[:, 0]
-    unaligned(data, ">i8")[starts + store_timestamp_position] = store_timestamp_ms
-    if property_crc and n:
-        ends = ends - PROPERTY_CRC_SIZE
-        digits = property_crc_digits(crcs_of_ranges(data, starts, ends))
-        kind = f"V{PROPERTY_CRC_DIGITS}"
-        unaligned(data, kind)[ends + len(PROPERTY_CRC_BEGIN)] = digits.view(kind)[:, 0]
+    starts = np.ascontiguousarray(starts[:n])
+    if kernel.lib is not None:
+        offsets = np.ascontiguousarray(queue_offsets), np.ascontiguousarray(physical_offsets)
+        kernel.lib.stamp(data, starts, *offsets, store_timestamp_ms, store_timestamp_position, property_crc)
+        return
+    view, begins = data.data, starts.tolist()
+    places = zip(begins, [*begins[1:], len(view)], queue_offsets.tolist(), physical_offsets.tolist(), strict=True)
+    for start, end, queue_offset, physical_offset in places if n else ():
+        stamp_record(view[start:end], queue_offset, physical_offset, store_timestamp_ms, property_crc)

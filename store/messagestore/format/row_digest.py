@@ -13,72 +13,44 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from messagestore.format import javahash
 from messagestore.format.arrow_bytes import numpy_of, valid_of
-from messagestore.format.message_columns import ColumnTexts, Entries, MessageColumns
+from messagestore.format.message_columns import ColumnTexts, MessageColumns
+from messagestore.format.properties import KEY_SEPARATOR
 
 DIGEST_NAME = "rowsum-1"
 TOPIC, KEYS, TAGS, PROPERTIES, FLAG, SHARDING_KEY, QUEUE_ID, BORN_TIMESTAMP = range(1, 9)
 """The numbers of the fields, in the order they are mixed."""
 
-_MULTIPLIER = np.uint32(0x9E3779B1)
+Field = tuple[int, NDArray[np.int32], NDArray[np.bool_]]
+"""The number of a field, its value in each row, and which rows have it."""
+_MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 
 
-def row_hashes(columns: MessageColumns, body_crcs: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The row hash of each row.
-
-    Parameters
-    ----------
-    columns : MessageColumns
-        n rows.
-    body_crcs : uint32[n]
-        CRC-32 of each body, all 32 bits; 0 for a null body.
-
-    Returns
-    -------
-    uint64[n]
-    """
-    return hashes_of(ColumnTexts(columns), body_crcs)
-
-
-def hashes_of(texts: ColumnTexts, body_crcs: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """The row hashes of a batch whose texts were hashed before."""
+def digest_fields(texts: ColumnTexts) -> list[Field]:
+    """The fields that the digest covers besides body, keys, tags and properties."""
     columns, given = texts.columns, texts.columns.given
-    mixed = np.zeros(columns.row_count, np.uint32)
+    fields: list[Field] = []
     topic = given.get("topic", None if isinstance(columns.topic, str) else columns.topic)
     if topic is columns.topic and topic is not None:
         topic = texts.topics
     if topic is not None:
-        _mix(mixed, TOPIC, javahash.java_hashes(topic), valid_of(topic))
-    if texts.keys is not None:
-        _mix(mixed, KEYS, texts.keys.joined_hashes, texts.keys.counts > 0)
-    if texts.tags is not None and texts.tags_hashes is not None:
-        _mix(mixed, TAGS, texts.tags_hashes, valid_of(texts.tags))
-    if texts.entries is not None:
-        _mix(mixed, PROPERTIES, _property_sums(texts.entries), texts.entries.counts > 0)
+        fields.append((TOPIC, javahash.java_hashes(topic), valid_of(topic)))
     if "flag" in given:
-        _mix(mixed, FLAG, *_numbers(given["flag"]))
+        fields.append((FLAG, *_numbers(given["flag"])))
     elif columns.flag is not None:
-        _mix(mixed, FLAG, columns.flag.astype(np.int32), None)
+        fields.append((FLAG, columns.flag.astype(np.int32), np.ones(len(columns.flag), np.bool_)))
     if columns.sharding_key is not None:
-        _mix(mixed, SHARDING_KEY, javahash.java_hashes(columns.sharding_key), valid_of(columns.sharding_key))
+        key = columns.sharding_key
+        fields.append((SHARDING_KEY, javahash.java_hashes(key), valid_of(key)))
     if "queue_id" in given:
-        _mix(mixed, QUEUE_ID, *_numbers(given["queue_id"]))
+        fields.append((QUEUE_ID, *_numbers(given["queue_id"])))
     if "born_timestamp" in given:
-        _mix(mixed, BORN_TIMESTAMP, *_numbers(given["born_timestamp"]))
-    return javahash.splitmix64((body_crcs.astype(np.uint64) << np.uint64(32)) | mixed)
-
-
-def _mix(mixed: NDArray[np.uint32], number: int, values: NDArray[np.int32], present: NDArray[np.bool_] | None) -> None:
-    """Mix a field into the rows that have it, in place."""
-    result = (mixed ^ (values.view(np.uint32) + np.uint32(number))) * _MULTIPLIER
-    result ^= result >> np.uint32(15)
-    if present is None or present.all():
-        mixed[:] = result
-    else:
-        np.copyto(mixed, result, where=present)
+        fields.append((BORN_TIMESTAMP, *_numbers(given["born_timestamp"])))
+    return fields
 
 
 def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
@@ -90,19 +62,40 @@ def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     return numbers.astype(np.int32), valid
 
 
-def _property_sums(entries: Entries) -> NDArray[np.int32]:
-    """The sum, mod 2**32, of the hashes of a row's properties. Their order does not change it."""
-    names = javahash.java_hashes(entries.names).view(np.uint32)
-    hashes = _fmix(names * np.uint32(31) + javahash.java_hashes(entries.values).view(np.uint32))
-    sums = np.zeros(len(hashes) + 1, np.uint32)
-    np.cumsum(hashes, dtype=np.uint32, out=sums[1:])
-    ends = np.cumsum(entries.counts)
-    of_rows: NDArray[np.uint32] = sums[ends] - sums[ends - entries.counts]
-    return of_rows.view(np.int32)
+def row_hashes(columns: MessageColumns | ColumnTexts) -> list[int]:
+    """The row hash of each row, one row after the other. The kernel sums them while it encodes (encode.c)."""
+    texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
+    fields = [(number, values.tolist(), present.tolist()) for number, values, present in digest_fields(texts)]
+    keys, tags, properties = texts.key_rows, texts.tag_rows, texts.property_rows
+    hashes = []
+    for row, body in enumerate(texts.body.to_pylist()):
+        found = {number: values[row] for number, values, present in fields if present[row]}
+        if keys[row]:
+            found[KEYS] = javahash.java_hash(KEY_SEPARATOR.join(keys[row]))
+        tag = tags[row]
+        if tag is not None:
+            found[TAGS] = javahash.tags_code(tag)
+        if properties[row]:
+            found[PROPERTIES] = sum(map(_property_hash, *zip(*properties[row].items(), strict=True)))
+        mixed = 0
+        for number in sorted(found):
+            mixed = (mixed ^ (found[number] + number & _MASK_32)) * 0x9E3779B1 & _MASK_32
+            mixed ^= mixed >> 15
+        hashes.append(_splitmix64(crc32(body or b"") << 32 | mixed))
+    return hashes
 
 
-def _fmix(values: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The finaliser of MurmurHash3, mod 2**32."""
-    mixed = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return mixed ^ (mixed >> np.uint32(16))
+def _property_hash(name: str, value: str) -> int:
+    """The hash of one property: MurmurHash3's finaliser of both hashes, mod 2**32. The order of properties is free."""
+    mixed = javahash.java_hash(name) * 31 + javahash.java_hash(value) & _MASK_32
+    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B & _MASK_32
+    mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35 & _MASK_32
+    return mixed ^ mixed >> 16
+
+
+def _splitmix64(value: int) -> int:
+    """The finaliser of SplitMix64 (add the golden gamma, then mix), mod 2**64."""
+    mixed = value + 0x9E3779B97F4A7C15 & _MASK_64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK_64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK_64
+    return mixed ^ mixed >> 31

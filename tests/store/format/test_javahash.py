@@ -131,14 +131,3 @@ def test_nothing() -> None:
         assert javahash.utf16_lengths(arrow([], kind)).tolist() == []
     empty = np.empty(0, np.int32)
     assert javahash.hash_after(empty, empty, empty).tolist() == []
-
-
-@given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
-def test_splitmix64(values: list[int]) -> None:
-    found = javahash.splitmix64(np.array(values, np.uint64))
-    assert [int(v) for v in found] == [reference.splitmix64(v) for v in values]
-
-
-def test_splitmix64_known_answer() -> None:
-    """The first number of the published generator with seed 0 is the finaliser of 0."""
-    assert int(javahash.splitmix64(np.zeros(1, np.uint64))[0]) == 0xE220A8397B1DCDAF

@@ -33,7 +33,7 @@ def test_names_of_both_families() -> None:
         assert columns.queue_id.tolist() == [3]
         assert columns.born_timestamp_ms.tolist() == [5]
         assert columns.sharding_key.to_pylist() == ["s"]
-        assert ColumnTexts(columns).keys.joined.to_pylist() == ["k"]
+        assert ColumnTexts(columns).keys.texts.to_pylist() == ["k"]
 
 
 def test_rocketmqs_names_win() -> None:
@@ -144,14 +144,12 @@ def test_keys_in_lists(kind: pa.DataType) -> None:
             keys = ColumnTexts(MessageColumns.from_arrow(table, topic="T").slice(start, 9)).keys
             assert keys.counts.tolist() == [len(row or []) for row in lists[start:]]
             assert keys.texts.cast(pa.string()).to_pylist() == [key for row in lists[start:] for key in row or []]
-            assert [text or "" for text in keys.joined.cast(pa.string()).to_pylist()] == [
-                " ".join(row or []) for row in lists[start:]
-            ]
 
 
 def test_keys_in_lists_of_one_size() -> None:
-    keys = ColumnTexts(from_columns(keys=pa.array([["a", "b"], ["c", "d"]], pa.list_(pa.string(), 2)))).keys
-    assert keys.joined.to_pylist() == ["a b", "c d"]
+    texts = ColumnTexts(from_columns(keys=pa.array([["a", "b"], ["c", "d"]], pa.list_(pa.string(), 2))))
+    assert texts.keys.texts.to_pylist() == ["a", "b", "c", "d"]
+    assert texts.key_rows == [["a", "b"], ["c", "d"]]
 
 
 def test_a_batch_in_pieces() -> None:
