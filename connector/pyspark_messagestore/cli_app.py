@@ -60,8 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Show a message store, put and get messages, and check or repair a store.",
     epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
-    "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log, or "
-    "made queues again.",
+    "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log, or rebuilt queues.",
 )
 
 
@@ -170,7 +169,7 @@ def existing(root: str) -> str:
     path = path_of(root)
     if not local_operator.holds_store(path):
         raise NotAStoreError(
-            f"{os.path.abspath(path)}: found no message store (no commitlog folder); give the store's root folder",
+            f"{os.path.abspath(path)}: found no message store (no commitlog folder). Give the store's root folder",
             path=path,
         )
     return path

@@ -87,7 +87,7 @@ def put(
             "--queue",
             metavar="ID",
             min=0,
-            help="Put into this queue. Without it, the hash of the first key chooses the queue; without keys, the "
+            help="Put into this queue. Without it, the hash of the first key chooses the queue. Without keys, the "
             "queues take turns.",
             show_default=False,
         ),
@@ -131,7 +131,7 @@ def put(
         raise ConfigError("put: give exactly one of BODY, --file FILE and --lines", key="BODY")
     if lines and count > 1:
         raise ConfigError(
-            "put: --count repeats a single message; leave it out with --lines", key="--count", value=count
+            "put: --count repeats a single message. Leave it out with --lines", key="--count", value=count
         )
     path = path_of(root)
     check_topic(topic)  # before a store is created for it
@@ -228,7 +228,7 @@ def get(
         ids = queue_ids(store, topic)
         if queue is not None and queue not in ids:
             raise ConfigError(
-                f"{topic}: the topic has no queue {queue}; its queues are {', '.join(map(str, ids))}",
+                f"{topic}: the topic has no queue {queue}. Its queues are {', '.join(map(str, ids))}",
                 key="QUEUE",
                 value=queue,
             )
@@ -240,7 +240,7 @@ def get(
             start = {"earliest": low, "latest": max(low, high - count)}.get(offset)
             start = int(offset) if start is None else start
             if not low <= start < high:
-                out.note(f"{topic}/{queue_id}: no message at {start}; there are {_range_words(low, high)}")
+                out.note(f"{topic}/{queue_id}: no message at {start}. The queue holds {_range_words(low, high)}")
                 continue
             for message in messages(store, (topic, queue_id), start, min(high, start + count)):
                 _show(message, as_json=as_json)
@@ -343,7 +343,7 @@ def find(
         typer.Option(
             "--topic",
             metavar="TOPIC",
-            help="Look only in this topic. Repeat the option for more; without it, all topics are looked through.",
+            help="Search only this topic. Repeat the option for more. Without it, all topics are searched.",
             show_default=False,
         ),
     ] = None,
@@ -397,7 +397,7 @@ def find(
     if [key, unique_key, message_id].count(None) != 2:
         raise ConfigError("find: give exactly one of --key, --unique-key and --msg-id", key="find")
     if message_id is not None and (topic or begin is not None or end is not None):
-        raise ConfigError("find: --msg-id names one place in the log; leave out --topic, --from and --to", key="find")
+        raise ConfigError("find: --msg-id names one place in the log. Leave out --topic, --from and --to", key="find")
     wanted = key if key is not None else unique_key
     times = [0 if begin is None else time_ms("--from", begin), None if end is None else time_ms("--to", end)]
     found = 0

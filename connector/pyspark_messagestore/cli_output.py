@@ -199,8 +199,8 @@ def report_lines(report: VerifyReport, root: str) -> None:
     if report.without_property_crc:
         records = count_words(report.without_property_crc, "record")
         line(
-            f"{records} without a property CRC: a broker with forceVerifyPropCRC=true would cut the log at the first "
-            f"one that its recovery meets; the first of all is at {report.first_without_property_crc}"
+            f"{records} without a property CRC, the first at {report.first_without_property_crc}. A broker with "
+            f"forceVerifyPropCRC=true would cut the log at the first one that its recovery reads"
         )
     for text in report.notes:
         line(f"note: {shown(text)}")

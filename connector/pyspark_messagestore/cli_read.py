@@ -45,7 +45,8 @@ def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator
         except OffsetOutOfRangeError as error:
             first = min(error.min, end)
             out.note(
-                f"{topic}/{queue_id}: {first - start} messages from {start} on are gone: retention has deleted them"
+                f"{topic}/{queue_id}: {first - start} messages from {start} on are gone, because retention has deleted "
+                "them"
             )
             start = first
         except StoreWentBackwardsError:
@@ -136,7 +137,7 @@ class Cursor:
         there = self.store.prove_last(last.position, last.size)
         if there is None or there.crc == last.crc:
             return
-        out.note("the log was replaced (the store was restored or remade): continuing with what was stored since then")
+        out.note("the log was replaced (the store was restored or created again). Continuing with newer messages")
         for queue, place in self.places.items():
             self.places[queue] = min(place, self.store.seek(queue, after_ms=last.store_timestamp_ms))
 

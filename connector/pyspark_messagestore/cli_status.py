@@ -54,17 +54,17 @@ def _holder_words(held: dict[str, Any]) -> str:
 
 _LEFT_WORDS = {
     "closed": "closed cleanly",
-    "open": "open: somebody is at work",
+    "open": "open: a writer is at work",
     "attached": "open, idle: nothing is in flight",
-    "idle": "idle, nothing in flight: the last writer ended without closing the store, as Spark's workers do; the next "
+    "idle": "idle, nothing in flight: the last writer ended without closing the store, as Spark's workers do. The next "
     "writer continues, but run `messagestore recover` before you start a broker",
     "killed": "by a writer that was killed in the middle of a write: the next writer, or `messagestore recover`, "
-    "repairs it; what was acknowledged is safe",
+    "repairs the store. What was acknowledged is safe",
     "recovering": "by a recovery that was killed: the next writer, or `messagestore recover`, starts it again",
     "poisoned": "by a writer whose sync failed: check the disk, then run `messagestore recover`",
     "restarted": "open when the machine stopped: the next writer, or `messagestore recover`, checks it",
     "broker": "by a broker that was killed: `messagestore recover`, or the broker itself, repairs it",
-    "unknown": "open, and no file says by whom: run `messagestore recover`",
+    "unknown": "open, by an unknown process: run `messagestore recover`",
 }
 """What each value of `left` means, and what to do about it."""
 

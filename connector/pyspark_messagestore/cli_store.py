@@ -143,7 +143,7 @@ def recover(
     else:
         rows = [("found", report.reason), ("log ends at", str(report.end))]
         if report.reason != "clean":
-            rows.append(("walked", f"{out.count_words(report.record_count, 'record')} from {report.start} on"))
+            rows.append(("read", f"{out.count_words(report.record_count, 'record')} from {report.start} on"))
         if report.cut is not None:
             rows.append(("cut off", report.cut))
         if report.lost is not None:
@@ -154,7 +154,7 @@ def recover(
             rows.append(("rebuilt", report.rebuilt))
         out.facts([*rows, *(("note", text) for text in report.notes if text not in (report.rebuilt or ""))])
         if left:
-            out.line("another writer is attached: `abort` stays until it has closed; do not start a broker yet")
+            out.line("another writer has the store open. Do not start a broker before that writer has closed it")
         else:
             out.line("closed cleanly: a Java broker can take over")
     if any(each is not None for each in (report.cut, report.lost, report.changed, report.rebuilt)):

@@ -196,7 +196,7 @@ def topic_create(
         if found is not None:
             raise ConfigError(
                 f"{topic}: the topic exists already, with {found.write_queue_nums} queues to write and "
-                f"{found.read_queue_nums} to read; change it with `messagestore topic alter`",
+                f"{found.read_queue_nums} to read. Change it with `messagestore topic alter`",
                 key="TOPIC",
                 value=topic,
             )
@@ -239,7 +239,7 @@ def topic_alter(
     asked = {"-w": queues, "-r": read_queues, "-p": perm and perm.value}
     if order is None and message_type is None and all(value is None for value in asked.values()):
         raise ConfigError(
-            "topic alter: found nothing to change; give --queues, --read-queues, --perm, --order or --message-type",
+            "topic alter: found nothing to change. Give --queues, --read-queues, --perm, --order or --message-type",
             key="topic alter",
         )
     path = existing(root)
@@ -261,7 +261,7 @@ def topic_alter(
     if unread:
         out.note(
             f"RocketMQ's consumers do not read {out.count_words(len(unread), 'queue')} that hold messages "
-            f"({', '.join(map(str, unread[:8]))}{', ...' if len(unread) > 8 else ''}); give --read-queues "
+            f"({', '.join(map(str, unread[:8]))}{', ...' if len(unread) > 8 else ''}). Give --read-queues "
             f"{max(unread) + 1} or more until they are read"
         )
 

@@ -129,7 +129,7 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str 
         if name.lower() not in ACCEPTED:
             if unknown == "error":
                 raise ConfigError(
-                    f"column {name}: no such column; the sink takes {_KNOWN}; drop the column, put its value into the "
+                    f"column {name}: no such column; allowed are {_KNOWN}. Drop the column, put its value into the "
                     f"body or the properties, or set unknownColumns to properties or ignore",
                     key=name,
                 )
@@ -145,10 +145,10 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str 
             found[stored] = (rank, index)
     if "body" not in found:
         raise ConfigError(
-            "column body (or value): is missing; give the bodies of the messages as binary or string", key="body"
+            "column body (or value): found none. Give the bodies of the messages as binary or string", key="body"
         )
     if "topic" not in found and topic is None:
-        raise ConfigError("topic: found neither the option topic nor a column topic; give one of them", key="topic")
+        raise ConfigError("topic: found neither the option topic nor a column topic. Give one of them", key="topic")
     return Mapping(tuple(index for _, index in found.values()), tuple(found), tuple(extras.values()), tuple(extras))
 
 
@@ -158,17 +158,17 @@ def _check_extra(name: str, kind: str, extras: dict[str, int]) -> None:
         check_properties({name: "value"})
     except MessageIllegalError as error:
         raise ConfigError(
-            f"column {name}: cannot become a property: {error.reason}; rename or drop the column", key=name
+            f"column {name}: cannot become a property: {error.reason}. Rename or drop the column", key=name
         ) from None
     if kind not in _PROPERTY_TYPES:
         raise ConfigError(
-            f"column {name}: found type {kind}; a column that becomes a property (unknownColumns=properties) has type "
-            f"{', '.join(_PROPERTY_TYPES)}; cast it to string",
+            f"column {name}: found type {kind}; allowed in a column that becomes a property "
+            f"(unknownColumns=properties) are {', '.join(_PROPERTY_TYPES)}. Cast it to string",
             key=name,
             value=kind,
         )
     if name in extras:
-        raise ConfigError(f"column {name}: found twice; a property has one value; drop one of them", key=name)
+        raise ConfigError(f"column {name}: found twice, but a property has one value. Drop one of them", key=name)
 
 
 @dataclass
@@ -300,7 +300,7 @@ def _queue_error(
 ) -> MessageIllegalError:
     count = int(np.broadcast_to(counts, given.shape)[row])
     return MessageIllegalError(
-        f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, because the topic has {count} queues; drop "
+        f"queueId: found {int(given[row])}; allowed is 0 to {count - 1}, because the topic has {count} queues. Drop "
         f"the column to have queues chosen, or create the topic with more queues",
         field="queueId",
         row=first_row + row,

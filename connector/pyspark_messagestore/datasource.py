@@ -117,7 +117,7 @@ class MessageStoreDataSource(DataSource):
         options = sink_options(self.options)
         if overwrite:
             raise ConfigError(
-                'mode overwrite: a message log only grows, and nothing in it is replaced; use .mode("append")',
+                'mode overwrite: a message log only grows, and nothing in it is replaced. Use .mode("append")',
                 key="mode",
             )
         if options.txn_app_id is not None and options.txn_version is None:
@@ -132,15 +132,15 @@ class MessageStoreDataSource(DataSource):
         options = sink_options(self.options)
         if overwrite:
             raise ConfigError(
-                "outputMode complete: a message log only grows, and nothing in it is replaced; use outputMode "
+                "outputMode complete: a message log only grows, and nothing in it is replaced. Use outputMode "
                 '"append", or foreachBatch with MessageStoreSink',
                 key="outputMode",
             )
         for name, value in (("txnVersion", options.txn_version), ("txnVersionSource", options.txn_version_source)):
             if value is not None:
                 raise ConfigError(
-                    f"option {name}: a stream's version is Spark's batch id; leave the option out (txnAppId alone is "
-                    f"allowed)",
+                    f"option {name}: is for batch writes, but the version of a stream is Spark's batch id. Leave it "
+                    f"out (txnAppId alone is allowed)",
                     key=name,
                     value=value,
                 )

@@ -155,8 +155,7 @@ class StreamOffset:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"checkpoint: found the offset {json.dumps(dict(fields))[:200]} ({error}); this source knows offsets "
-                f"of its own, "
-                f"format version {FORMAT_VERSION}; use the checkpoint of this query, or a new one",
+                f"checkpoint: found the offset {json.dumps(dict(fields))[:200]} ({error}); allowed are offsets that "
+                f"this source wrote, of format version {FORMAT_VERSION}. Use this query's checkpoint, or a new one",
                 key="checkpointLocation",
             ) from None

@@ -93,7 +93,11 @@ OPTIONS: tuple[Option, ...] = (
         "The topic of all rows; it takes precedence over a column `topic`. One of the two is required.",
     ),
     Option(
-        SINK, "autoCreateTopic", _BOOLEAN, "true", "`false`: a topic that is not in `config/topics.json` is an error."
+        SINK,
+        "autoCreateTopic",
+        _BOOLEAN,
+        "true",
+        "Whether to create a topic that is not in `config/topics.json`. `false` makes it an error.",
     ),
     Option(SINK, "writeQueueNums", _whole(1, 65536), "8", "The number of queues of a topic that is created."),
     Option(
@@ -136,8 +140,8 @@ OPTIONS: tuple[Option, ...] = (
         "txnVersionSource",
         _choice("user", "spark"),
         None,
-        "`spark`: `txnVersion` is Spark's batch id, so that a missing batch is an error; `MessageStoreSink` sets it. "
-        "`user`: versions only have to grow. For batch writes only.",
+        "What `txnVersion` is. `spark`: Spark's batch id, so that a missing batch is an error; `MessageStoreSink` sets "
+        "this. `user`: a number that only has to grow. For batch writes only.",
         shown="`user` (`MessageStoreSink`: `spark`)",
     ),
     Option(
@@ -169,8 +173,8 @@ OPTIONS: tuple[Option, ...] = (
         "onLostBatches",
         _choice("fail", "continue"),
         "fail",
-        "What to do if batches between the last one in the store and this one are missing. `continue` goes on without "
-        "them, at every such gap; `messagestore batches start` does so once. A store without any batch of this "
+        "What to do if batches between the last one in the store and this one are missing. `continue` continues "
+        "without them, at every such gap; `messagestore batches start` does so once. A store without any batch of this "
         "`txnAppId` is an error with both values, unless the batch is the stream's first one.",
     ),
     Option(
@@ -200,9 +204,9 @@ OPTIONS: tuple[Option, ...] = (
         "storeConfig",
         _TEXT,
         None,
-        "The path of a `store.properties` file, or of a broker's own `broker.conf`. File sizes, index slots, and "
-        "whether there is an index count only if this write creates the store, or if a broker created it and put no "
-        "messages into it.",
+        "The path of a `store.properties` file, or of a broker's own `broker.conf`. Its file sizes, its index slots, "
+        "and `messageIndexEnable` take effect only if this write creates the store, or if a broker created it and put "
+        "no messages into it.",
     ),
     Option(
         SINK,
@@ -377,14 +381,14 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         raise ConfigError("option txnVersion: found without txnAppId; allowed is both or neither", key="txnVersion")
     if parsed.txn_version_source == "spark" and parsed.txn_version is None:
         raise ConfigError(
-            "option txnVersionSource: found spark without txnVersion; give txnVersion, Spark's batch id in "
+            "option txnVersionSource: found spark without txnVersion. Give txnVersion, which is Spark's batch id in "
             "foreachBatch, or leave txnVersionSource out",
             key="txnVersionSource",
             value="spark",
         )
     if parsed.invalid_rows == "deadLetter" and parsed.dead_letter_topic is None:
         raise ConfigError(
-            "option invalidRows: found deadLetter without deadLetterTopic; give the topic of the dead letters",
+            "option invalidRows: found deadLetter without deadLetterTopic. Give the topic of the dead letters",
             key="deadLetterTopic",
         )
     if parsed.dead_letter_topic is not None and parsed.invalid_rows != "deadLetter":
@@ -404,11 +408,11 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
             continue
         if option.kind is None:
             raise ConfigError(
-                f"option {option.name}: this release does not have it yet; leave it out", key=option.name, value=value
+                f"option {option.name}: this release does not have it yet. Leave it out", key=option.name, value=value
             )
         if option.name in given and given[option.name][1] != value:
             raise ConfigError(
-                f"option {option.name}: found twice, as {given[option.name][0]} and as {key}; give one of them",
+                f"option {option.name}: found twice, as {given[option.name][0]} and as {key}. Give one of them",
                 key=option.name,
                 value=value,
             )
@@ -429,7 +433,7 @@ def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> 
         if option.shown == "required":
             also = f" (or {', '.join(option.aliases)})" if option.aliases else ""
             hint = _REQUIRED[option.name] + ("" if given else _NO_TABLE)
-            raise ConfigError(f"option {option.name}{also}: is missing; {hint}", key=option.name, value=None)
+            raise ConfigError(f"option {option.name}{also}: is missing. {hint}", key=option.name, value=None)
         return None
     try:
         return kind.parse(text)
@@ -459,7 +463,7 @@ def _misplaced(side: str, key: str) -> ConfigError:
     other = SINK if side == SOURCE else SOURCE
     if key.lower() in _NAMES[other]:
         return ConfigError(
-            f"option {key}: is for {_DOING[other]}, but this is {_DOING[side]}; leave it out", key=key, value=None
+            f"option {key}: is for {_DOING[other]}, but this is {_DOING[side]}. Leave it out", key=key, value=None
         )
     return _unknown(key, [option.name for option in OPTIONS if option.kind is not None and option.side == side])
 

@@ -18,24 +18,26 @@ def missing() -> str:
 
     Python is checked first, then PySpark, then our own modules and the packages that they need.
     """
-    return "format messagestore: " + next(_faults(), "it has been installed since this process began; start it again")
+    return "format messagestore: " + next(
+        _faults(), "it was installed after this process began. Start the process again"
+    )
 
 
 def _faults() -> Iterator[str]:
     if sys.version_info < OLDEST_PYTHON:
         yield (
             f"found Python {_dotted(sys.version_info[:3])} ({sys.executable}), but it needs Python "
-            f"{_dotted(OLDEST_PYTHON)} or newer; set PYSPARK_PYTHON to the path of a newer one"
+            f"{_dotted(OLDEST_PYTHON)} or newer. Set PYSPARK_PYTHON to the path of a newer one"
         )
     try:
         pyspark = importlib.import_module("pyspark")
     except ImportError:
-        yield f"found no PySpark in {sys.executable}; run {_pip('pyspark>=' + _dotted(OLDEST_PYSPARK))}"
+        yield f"found no PySpark in {sys.executable}. Run {_pip('pyspark>=' + _dotted(OLDEST_PYSPARK))}"
         return
     version = pyspark.__version__
     if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_PYSPARK:
         yield (
-            f"found PySpark {version}, but it needs PySpark {_dotted(OLDEST_PYSPARK)} or newer; run "
+            f"found PySpark {version}, but it needs PySpark {_dotted(OLDEST_PYSPARK)} or newer. Run "
             f"{_pip('pyspark>=' + _dotted(OLDEST_PYSPARK))}, or choose a newer Spark where a cluster brings its own"
         )
     for name in ("messagestore", "pyspark_messagestore.datasource", "pyspark_messagestore.sink"):
@@ -44,12 +46,12 @@ def _faults() -> Iterator[str]:
         except ModuleNotFoundError as error:
             lost = (error.name or name).partition(".")[0]
             if lost in ("messagestore", "pyspark_messagestore"):
-                yield f"a part of it is not there ({error}); install pyspark-messagestore again for {sys.executable}"
+                yield f"a part of it is missing ({error}). Install pyspark-messagestore again for {sys.executable}"
             else:
-                yield f"the package {lost} is not installed; run {_pip(lost)}"
+                yield f"the package {lost} is not installed. Run {_pip(lost)}"
         except Exception as error:  # noqa: BLE001 # a broken package may raise anything; this is where it is reported
             yield (
-                f"the packages of {sys.executable} do not fit together ({type(error).__name__}: {error}); install "
+                f"the packages of {sys.executable} do not work together ({type(error).__name__}: {error}). Install "
                 "pyspark-messagestore into a new virtual environment"
             )
 

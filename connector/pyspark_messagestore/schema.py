@@ -105,7 +105,7 @@ class Projection:
             column = _BY_NAME.get(asked.name)
             if column is None:
                 raise ConfigError(
-                    f"schema: column {asked.name}: no such column; the source has {', '.join(_BY_NAME)}", key="schema"
+                    f"schema: column {asked.name}: no such column; allowed are {', '.join(_BY_NAME)}", key="schema"
                 )
             if not _same(column.spark_type, asked.dataType):
                 raise ConfigError(
@@ -115,7 +115,9 @@ class Projection:
                 )
             if column.may_be_null and not asked.nullable:
                 raise ConfigError(
-                    f"schema: column {asked.name}: found NOT NULL; it is null where a message has none", key="schema"
+                    f"schema: column {asked.name}: found NOT NULL; allowed is nullable, because not every message has "
+                    "a value",
+                    key="schema",
                 )
             stored.append(column.stored)
         return cls(tuple(stored), to_arrow_schema(schema, timezone="UTC"))

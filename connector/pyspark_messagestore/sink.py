@@ -274,7 +274,7 @@ class Sink:
         before = _written_to.get((root, app_id))
         earlier = f" (an earlier batch of this query went to store {before})" if before is not None else ""
         raise LostBatchesError(
-            f"app {app_id!r}: found version {version}, and no store at {root}{earlier}. Causes: the disk is not "
+            f"app {app_id!r}: found version {version}, but no store at {root}{earlier}. Causes: the disk is not "
             "mounted; the folder was deleted or replaced; the sink was added to a running query. "
             f"{no_history(app_id, version, root)}",
             app_id=app_id,
@@ -332,7 +332,7 @@ class Sink:
             if before in (None, here):
                 raise
             raise LostBatchesError(
-                f"{error}. An earlier batch of this query went to store {before}, and this is store {here}",
+                f"{error}. An earlier batch of this query went to store {before}, but this is store {here}",
                 app_id=error.app_id,
                 version=error.version,
             ) from None
@@ -357,7 +357,7 @@ class Sink:
             wrong = "the messages are of several queries"
         if wrong:
             raise CorruptionError(
-                self.options.path, 0, "one message of each task of this batch", wrong, hint="Try again."
+                self.options.path, 0, "one message of each task of this batch", wrong, hint="Write the batch again."
             )
         return staged
 
@@ -369,7 +369,7 @@ class Sink:
             app_id = app_id or query_id
             if app_id is None:
                 raise ConfigError(
-                    "option txnAppId: Spark gave no query id to the tasks; give a txnAppId", key="txnAppId"
+                    "option txnAppId: Spark gave no query id to the tasks. Give a txnAppId", key="txnAppId"
                 )
         version = options.txn_version if options.txn_version is not None else batch_id
         from_spark = batch_id is not None or options.txn_version_source == SOURCE_SPARK
@@ -430,7 +430,7 @@ def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError
     """The same error, which names the partition in addition to the row."""
     place = f"partition {partition_id}" + (f", row {error.row}" if error.row is not None else "")
     named = MessageIllegalError(
-        f"{place}: {error.reason}; nothing of this batch was written",
+        f"{place}: {error.reason}. Nothing of this batch was written",
         field=error.field,
         size=error.size,
         limit=error.limit,
@@ -473,9 +473,8 @@ class BatchWriter(DataSourceArrowWriter):
         in_stream = context is not None and context.getLocalProperty("sql.streaming.queryId") is not None
         if in_stream and self.sink.options.txn_app_id is None:
             raise ConfigError(
-                "option txnAppId: is missing in foreachBatch, where a batch may come again; give txnAppId and "
-                "txnVersion (the "
-                "batch id), or use MessageStoreSink",
+                "option txnAppId: is missing in foreachBatch, where a batch may come again. Give txnAppId and "
+                "txnVersion (the batch id), or use MessageStoreSink",
                 key="txnAppId",
             )
         return self.sink.stage(iterator)
@@ -547,7 +546,7 @@ class MessageStoreSink:
 
     def __init__(self, path: str | os.PathLike[str], *, app_id: str, topic: str | None = None, **options: Any) -> None:
         if not app_id:
-            raise ConfigError("app_id: found empty text; give a name that stays the same over restarts", key="app_id")
+            raise ConfigError("app_id: found empty text. Give a name that stays the same over restarts", key="app_id")
         self.path, self.topic, self.app_id = os.fspath(path), topic, app_id
         self.options = {_camel(name): _as_text(value) for name, value in options.items()}
 

@@ -242,7 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if faults and self.options.fail_on_data_loss:
             raise StoreWentBackwardsError(
                 f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored, or not recovered yet "
-                f"(run `messagestore recover`); start a new query, or set failOnDataLoss=false to continue"
+                f"(run `messagestore recover`). Start a new query, or set failOnDataLoss=false to continue"
             )
         ends: Queues = {}
         for queue in queues:
@@ -254,7 +254,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ):  # messages that are newer than the plan come with the next micro-batch
                 offset = min(offset, follower.first_newer(queue, finish))
                 _log.warning(
-                    "%s: %s; with failOnDataLoss=false this micro-batch ends at message %d of %s/%d instead of %d",
+                    "%s: %s. With failOnDataLoss=false this micro-batch ends at message %d of %s/%d instead of %d",
                     self.options.path,
                     faults.get(queue) or faults[None],
                     offset,

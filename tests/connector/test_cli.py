@@ -107,7 +107,7 @@ def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
     ("arguments", "words"),
     [
         (["get", "ROOT", "other"], "topic 'other' is not in the store. Its topics are: t"),
-        (["get", "ROOT", "t", "7"], "has no queue 7; its queues are 0, 1"),
+        (["get", "ROOT", "t", "7"], "has no queue 7. Its queues are 0, 1"),
         (["get", "ROOT", "t", "--offset", "soon"], "allowed is a number, earliest or latest"),
         (["tail", "ROOT", "other"], "topic 'other' is not in the store"),
         (["dump", "ROOT", "--from", "5"], "no record begins at 5"),
@@ -242,7 +242,7 @@ def test_more_than_a_page_is_got(root: Path) -> None:
 def test_nothing_there_is_1(root: Path) -> None:
     """The line says what there is."""
     result = run("get", root, "t", 0, "--offset", 5, code=1)
-    assert result.stderr == "t/0: no message at 5; there are 0 to 4\n"
+    assert result.stderr == "t/0: no message at 5. The queue holds 0 to 4\n"
     assert "no record found" in run("dump", root, "--topic", "other", code=1).stderr
 
 
@@ -351,7 +351,7 @@ def test_dump_says_what_retention_took_meanwhile(tmp_path: Path, monkeypatch: py
     before = max(place for place in places if place < 16384)
     gone = 32768 - (before + int(lines(result)[shown.index(before)].split()[1]))
     assert (
-        f"{gone} bytes of the log from {32768 - gone} on are gone: retention has deleted their segments"
+        f"{gone} bytes of the log from {32768 - gone} on are gone, because retention has deleted their segments"
         in result.stderr
     )
     assert "continuing at 32768" in result.stderr
@@ -669,7 +669,7 @@ def test_recover_beside_an_attached_writer_says_so(root: Path) -> None:
         read_lines(other, 1)
         assert "a writer is attached and keeps brokers out" in run("status", root).stdout
         run("put", root, "t", "x")
-        assert "do not start a broker yet" in run("recover", root).stdout
+        assert "Do not start a broker" in run("recover", root).stdout
     finally:
         other.kill()
         other.communicate()

@@ -104,7 +104,7 @@ def test_altering_keeps_what_is_not_named(root: Path) -> None:
 def test_queues_that_consumers_leave_unread_are_named(root: Path) -> None:
     """Fewer queues to read than hold messages: done, as RocketMQ does, and told."""
     result = run("topic", "alter", root, "t", "--read-queues", 1)
-    assert "consumers do not read 1 queue that hold messages (1); give --read-queues 2 or more" in result.stderr
+    assert "consumers do not read 1 queue that hold messages (1). Give --read-queues 2 or more" in result.stderr
     assert run("topic", "alter", root, "t", "--read-queues", 2).stderr == ""
 
 
@@ -112,7 +112,7 @@ def test_queues_that_consumers_leave_unread_are_named(root: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["topic", "alter", "ROOT", "nope", "--queues", "2"], 2, "topic 'nope' is not in the store"),
-        (["topic", "alter", "ROOT", "t"], 2, "found nothing to change; give --queues"),
+        (["topic", "alter", "ROOT", "t"], 2, "found nothing to change. Give --queues"),
         (["topic", "alter", "ROOT", "t", "--queues", "70000"], 2, "allowed is 1 to 65536"),
         (["topic", "alter", "NOWHERE", "t", "--queues", "1"], 2, "found no message store"),
         (["topic", "create", "ROOT", "rmq_sys_x"], 2, "rmq_sys_x"),

@@ -72,7 +72,7 @@ def test_writers(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     for options, match in [
         ({"txnVersion": "1"}, "both or neither"),
-        ({"txnVersion": "1", "txnAppId": "a"}, "a stream's version is Spark's batch id"),
+        ({"txnVersion": "1", "txnAppId": "a"}, "the version of a stream is Spark's batch id"),
     ]:
         with pytest.raises(ConfigError, match=match):
             source(path=path, topic="t", **options).streamWriter(BODIES, False)

@@ -60,7 +60,7 @@ def test_a_projection_is_all_that_is_decoded() -> None:
 
 
 def test_wrong_columns_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"column offset: no such column; the source has topic, queueId"):
+    with pytest.raises(ConfigError, match=r"column offset: no such column; allowed are topic, queueId"):
         Projection.of(StructType().add("offset", "long"))
     with pytest.raises(ConfigError, match=r"column body: found type string; allowed is binary"):
         Projection.of(StructType().add("body", "string"))

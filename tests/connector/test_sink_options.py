@@ -187,7 +187,7 @@ def test_other_columns_are_left_out_or_refused(root, context) -> None:
     with pytest.raises(ConfigError, match=r"column gate: no such column.* unknownColumns"):
         planned(root, batch, topic="t")
     for name, values, words in (
-        ("price", pa.array([1.5]), "found type double.*cast it to string"),
+        ("price", pa.array([1.5]), "found type double.*Cast it to string"),
         ("WAIT", pa.array(["x"]), "cannot become a property"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -226,10 +226,10 @@ def test_a_task_that_sees_another_store(root, tmp_path) -> None:
     other = str(tmp_path / "other")
     add(other, 1)
     moved = BatchReader(source_options({"path": other, "subscribe": "t"}), BODY)
-    with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
+    with pytest.raises(NotAStoreError, match="executors and driver see the same disk"):
         list(moved.read(partition))
     absent = BatchReader(source_options({"path": str(tmp_path / "x"), "subscribe": "t"}), BODY)
-    with pytest.raises(NotAStoreError, match="executors and driver must see the same disk"):
+    with pytest.raises(NotAStoreError, match="executors and driver see the same disk"):
         list(absent.read(partition))
 
 
@@ -359,7 +359,7 @@ def test_a_backup_restored_under_a_running_query(root, caplog, how: str, grown: 
         readers["true"].latestOffset(end, ALL)
     found, end = finished(readers["false"], end)
     assert len(found) == (400 if grown else 0)
-    assert "with failOnDataLoss=false the query continues at the first newer message" in caplog.text
+    assert "With failOnDataLoss=false the query continues at the first newer message" in caplog.text
     add(root, 40)
     found, end = finished(readers["false"], end)
     assert len(found) == 40
@@ -421,7 +421,7 @@ def test_a_topic_deleted_under_a_running_query(root, caplog) -> None:
     with pytest.raises(StoreWentBackwardsError, match=r"t/1 (is gone|ends at 0), but this query has read up to 25"):
         readers["true"].latestOffset(end, ALL)
     assert bodies_of(readers["false"], end)[0] == ["x"]
-    assert "but this query has read up to 25; with failOnDataLoss=false" in caplog.text
+    assert "but this query has read up to 25. With failOnDataLoss=false" in caplog.text
 
 
 def test_retention_between_planning_and_reading(root, caplog) -> None:

@@ -59,7 +59,7 @@ def old_pyspark(folder: Path, version: str) -> Path:
 def test_an_old_pyspark_is_named_instead_of_no_data_source_found(tmp_path: Path, version: str) -> None:
     """Discovery failed, and the user saw DATA_SOURCE_NOT_FOUND under a page of Java."""
     words = said(path=old_pyspark(tmp_path, version))
-    assert words.startswith(f"format messagestore: found PySpark {version}, but it needs PySpark 4.2 or newer; run ")
+    assert words.startswith(f"format messagestore: found PySpark {version}, but it needs PySpark 4.2 or newer. Run ")
     assert f"`{sys.executable} -m pip install --upgrade 'pyspark>=4.2'`" in words
 
 
@@ -69,7 +69,7 @@ def test_a_package_that_is_missing_is_named(package: str) -> None:
     pytest.importorskip("pyspark")
     words = said(lost=(package,))
     assert words.endswith(
-        f"the package {package} is not installed; run `{sys.executable} -m pip install --upgrade '{package}'`"
+        f"the package {package} is not installed. Run `{sys.executable} -m pip install --upgrade '{package}'`"
     )
 
 
@@ -77,7 +77,7 @@ def test_the_store_that_is_missing_is_named() -> None:
     """Only the folder of the connector was copied. Nothing of that name is to be installed from elsewhere."""
     pytest.importorskip("pyspark")
     words = said(lost=("messagestore",))
-    assert "install pyspark-messagestore again" in words
+    assert "Install pyspark-messagestore again" in words
     assert "pip" not in words
 
 
@@ -85,7 +85,7 @@ def test_packages_that_do_not_fit_together_are_reported(tmp_path: Path) -> None:
     """A binary package that was built for another numpy raises what it likes while it is imported."""
     pytest.importorskip("pyspark")
     (tmp_path / "pyarrow.py").write_text("raise ValueError('numpy.dtype size changed')\n")
-    assert "do not fit together (ValueError: numpy.dtype size changed)" in said(path=tmp_path)
+    assert "do not work together (ValueError: numpy.dtype size changed)" in said(path=tmp_path)
 
 
 @pytest.mark.parametrize("package", ["lz4", "zstandard"])
@@ -104,4 +104,4 @@ def test_the_sink_without_pyspark_says_so() -> None:
     code = "import sys; sys.modules['pyspark'] = None\nfrom pyspark_messagestore import MessageStoreSink"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"format messagestore: found no PySpark in {sys.executable}; run `" in done.stderr.splitlines()[-1]
+    assert f"format messagestore: found no PySpark in {sys.executable}. Run `" in done.stderr.splitlines()[-1]

@@ -60,7 +60,7 @@ def wrong_option(spark, root):
     write(spark.range(1).selectExpr("'x' body"), root, flushDiskType="FAST")
 
 
-@case(r"ConfigError: option readUpTo: this release does not have it yet; leave it out")
+@case(r"ConfigError: option readUpTo: this release does not have it yet\. Leave it out")
 def option_to_come(spark, root):
     read(spark, root, readUpTo="flushed").count()
 
@@ -81,7 +81,7 @@ def wrong_column_type(spark, root):
 
 
 @case(
-    r"ConfigError: column price: no such column; the sink takes .*; drop it, or put its value into the body or the properties"
+    r"ConfigError: column price: no such column; allowed are .*\. Drop the column, put its value into the body or the properties"
 )
 def unknown_column(spark, root):
     write(spark.range(1).selectExpr("'x' body", "1 price"), root)
@@ -154,7 +154,7 @@ def second_sink_with_the_same_app_id(spark, root):
         write(spark.range(5).selectExpr("'x' body"), root, topic=topic, txnAppId="mine", txnVersion="0")
 
 
-@case(r"NotAStoreError: .*host .* found no store there, .*executors and driver must see the same disk.*")
+@case(r"NotAStoreError: .*host .* found no store there, .*executors and driver see the same disk.*")
 def a_disk_the_executor_cannot_see(spark, root):
     hidden = root + "-hidden"
 
