@@ -88,6 +88,6 @@ class Bound:
         for queue, end in self.offsets(firsts).items():
             if end < firsts[queue]:
                 raise self.asked.error(
-                    f"queue {queue[1]} of {queue[0]} would end at {end}, but the read begins at {firsts[queue]}; give "
+                    f"queue {queue[1]} of {queue[0]} would end at {end}, but the read begins at {firsts[queue]}. Give "
                     f"an end that is not before the beginning"
                 )

@@ -112,14 +112,14 @@ class Follower:
             raise UnknownTopicError(
                 pattern,
                 ordinary,
-                "No topic matches this subscribePattern; correct it, or set onMissingTopic=wait for a stream that "
+                "No topic matches this subscribePattern. Correct it, or set onMissingTopic=wait for a stream that "
                 "begins before its topics",
             )
         for topic, queue_id in sorted(self.subscription.queues or ()):
             ids, count = found.queue_ids.get(topic, []), found.queue_counts.get(topic, 0)
             if queue_id not in ids and queue_id >= count:
                 raise ConfigError(
-                    f"option assign: queue {queue_id} of {topic} does not exist; its queues are "
+                    f"option assign: queue {queue_id} of {topic} does not exist. Its queues are "
                     f"{sorted({*ids, *range(count)})}",
                     key="assign",
                 )
@@ -157,7 +157,7 @@ class Follower:
             offset = published.get(queue, position.otherwise)
             if offset is None:
                 raise asked.error(
-                    f"consumer group {group} has not read queue {queue[1]} of {queue[0]}; give committed:earliest or "
+                    f"consumer group {group} has not read queue {queue[1]} of {queue[0]}. Give committed:earliest or "
                     f"committed:latest to say where to begin in such queues"
                 )
             found[queue] = offset
@@ -192,7 +192,7 @@ class Follower:
         if strategy == "error":
             when = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
             raise asked.error(
-                f"queue {queue[1]} of {queue[0]} has no message that was stored at {when} or later; give an earlier "
+                f"queue {queue[1]} of {queue[0]} has no message that was stored at {when} or later. Give an earlier "
                 f"time, or set startingOffsetsByTimestampStrategy to latest or earliest"
             )
         return begin if strategy == "earliest" else end
@@ -206,7 +206,7 @@ class Follower:
         end = self._ends.queues.get(queue, 0)
         lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "the queue has not grown that far"
         return OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: offset {offset} was requested, but the queue holds {begin} to {end}: {lost}; start a "
+            f"{topic}/{queue_id}: offset {offset} was requested, but the queue holds {begin} to {end}: {lost}. Start a "
             f"new query, or set failOnDataLoss=false to continue at the first offset that is there",
             topic=topic,
             queue_id=queue_id,
@@ -277,7 +277,7 @@ class Follower:
         if self.options.fail_on_data_loss:
             raise StoreWentBackwardsError(
                 f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored or created again below "
-                f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted; start a new query, "
+                f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted. Start a new query, "
                 f"or set failOnDataLoss=false to continue at the first newer message"
             )
         self._go_on(start, ends, faults)
@@ -292,7 +292,7 @@ class Follower:
         why = "which is no copy of it" if not known else "which does not hold the last record that was read"
         raise StoreWentBackwardsError(
             f"{self.options.path}: the checkpoint belongs to store {start.store_id}, but this is store "
-            f"{here.store_id or 'without an id'}, {why}; use a new checkpoint for another store"
+            f"{here.store_id or 'without an id'}, {why}. Use a new checkpoint for another store"
         )
 
     def _faults(self, start: StreamOffset, ends: Queues) -> dict[Queue | None, str]:
@@ -357,7 +357,7 @@ class Follower:
         self.restarted -= restarted
         for queue, fault in faults.items():
             if queue not in self._moved:
-                self._tell(f"{fault}; with failOnDataLoss=false the query continues at the first newer message")
+                self._tell(f"{fault}. With failOnDataLoss=false the query continues at the first newer message")
         for queue in queues:
             if queue in self._moved or queue not in ends:
                 continue
@@ -367,7 +367,7 @@ class Follower:
             if self._moved[queue] != start.queues[queue]:
                 self._tell(
                     f"{queue[0]}/{queue[1]}: continuing at message {self._moved[queue]} instead of "
-                    f"{start.queues[queue]}; the {self._moved[queue]} before it were read, or count as read"
+                    f"{start.queues[queue]}. The {self._moved[queue]} messages before it were read, or count as read"
                 )
 
     def _tell(self, text: str) -> None:

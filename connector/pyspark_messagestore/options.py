@@ -393,7 +393,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         )
     if parsed.dead_letter_topic is not None and parsed.invalid_rows != "deadLetter":
         raise ConfigError(
-            "option deadLetterTopic: found without invalidRows=deadLetter; give both or neither", key="deadLetterTopic"
+            "option deadLetterTopic: found without invalidRows=deadLetter. Give both or neither", key="deadLetterTopic"
         )
     return parsed
 

@@ -112,9 +112,9 @@ class Asked:
             raise self.error(f"topic {topic} is not subscribed")
         ids = set(listed) - {EVERY_QUEUE}
         if ids - there:
-            raise self.error(f"queue {min(ids - there)} of {topic} does not exist; its queues are {sorted(there)}")
+            raise self.error(f"queue {min(ids - there)} of {topic} does not exist. Its queues are {sorted(there)}")
         if there - ids and EVERY_QUEUE not in listed:
-            raise self.error(f'queue {min(there - ids)} of {topic} is not listed; list it, or give "*"')
+            raise self.error(f'queue {min(there - ids)} of {topic} is not listed. List it, or give "*"')
 
     def error(self, fault: str) -> ConfigError:
         """An error that names the option."""

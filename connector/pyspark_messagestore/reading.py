@@ -70,7 +70,7 @@ def _check_planned(store: StoreReader, path: str, partition: RangesPartition) ->
     if fault:
         raise StoreWentBackwardsError(
             f"{path}: {fault} since this micro-batch was planned: the log was cut or restored, or the topic was "
-            f"created again; restart the query"
+            f"created again. Restart the query"
         )
 
 
@@ -92,7 +92,7 @@ def _read_ranges(
             first = min(error.min, left[-1].end)
             if fail_on_data_loss:
                 raise OffsetOutOfRangeError(
-                    f"{error}; this happened after the read was planned. {GO_ON}",
+                    f"{error}. This happened after the read was planned. {GO_ON}",
                     topic=error.topic,
                     queue_id=error.queue_id,
                     queue_offset=error.queue_offset,
@@ -112,6 +112,6 @@ def _drop_before(left: list[Range], queue: Queue, offset: int) -> None:
 def _elsewhere(path: str, store_id: str, found: str) -> NotAStoreError:
     return NotAStoreError(
         f"{path}: host {socket.gethostname()} found {found} there, but the driver planned to read store "
-        f"{store_id or 'without an id'}; executors and driver must see the same disk",
+        f"{store_id or 'without an id'}. Let executors and driver see the same disk",
         path=path,
     )

@@ -26,7 +26,7 @@ GO_ON = "Start a new query, or set failOnDataLoss=false to continue at the first
 def tell_gap(queue: Queue, start: int, end: int) -> None:
     """Log a warning that counts messages that retention has deleted."""
     _log.warning(
-        "%s/%d: retention has deleted %d messages, %d to %d; with failOnDataLoss=false the query continues behind them",
+        "%s/%d: retention has deleted %d messages, %d to %d. With failOnDataLoss=false the query continues behind them",
         *queue,
         end - start,
         start,

@@ -306,7 +306,7 @@ class Sink:
         count = sum(message.dead_letters for message in staged)
         if count and result.status == APPENDED:
             _log.warning(
-                "%s: %d rows of this batch cannot be stored and went to topic %s; the first one: %s",
+                "%s: %d rows of this batch cannot be stored and went to topic %s. The first one: %s",
                 self.options.path,
                 count,
                 self.options.dead_letter_topic,

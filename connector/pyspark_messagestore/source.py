@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._exists():
                 raise
             self._not_before_s = time.monotonic() + _LOOK_INTERVAL_S
-            self._tell(f"{error}; with onMissingTopic=wait the query waits for it")
+            self._tell(f"{error}. With onMissingTopic=wait the query waits for it")
             return None
 
     def _exists(self) -> bool:
@@ -220,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             follower.check_topics()
             if asked is not None and start.started not in ("", asked.text):
                 self._tell(
-                    f"{self.options.path}: option {asked.option} has changed since this query began; it is for new "
+                    f"{self.options.path}: option {asked.option} has changed since this query began. It is for new "
                     f"queries, and this one continues at its checkpoint"
                 )
         follower.check_start(start)

@@ -129,15 +129,15 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         "minPartitions",
         whole(1, 100_000),
         None,
-        "The smallest number of Spark partitions, as far as there are rows.",
+        "The smallest number of Spark partitions; a read of fewer rows has fewer.",
     ),
     Option(
         SOURCE,
         "failOnDataLoss",
         BOOLEAN,
         "true",
-        "`false`: messages that are gone (retention, a log that was cut) are skipped and counted. `true`: they are an "
-        "error.",
+        "What to do if messages are gone (retention has deleted them, or the log was cut). `true` raises an error. "
+        "`false` skips them and logs how many they are.",
     ),
     Option(
         SOURCE,
@@ -145,7 +145,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         BOOLEAN,
         "false",
         "After a reboot, and before a writer has opened the store, a reader shows only what is proven to be on the "
-        "disk. `true`: if there is more, that is an error instead of a warning.",
+        "disk. If the store holds more, `true` raises an error, and `false` logs a warning.",
     ),
     Option(
         SOURCE,
@@ -243,19 +243,19 @@ class SourceOptions:
         ]
         if not given:
             raise ConfigError(
-                "option subscribe (or topic): is missing; give exactly one of subscribe, subscribePattern and assign, "
+                "option subscribe (or topic): is missing. Give exactly one of subscribe, subscribePattern and assign, "
                 'as in .option("subscribe", "flights")',
                 key="subscribe",
             )
         if len(given) > 1:
             raise ConfigError(
-                f"option {given[1]}: found beside {given[0]}; give exactly one of subscribe, subscribePattern and "
+                f"option {given[1]}: found beside {given[0]}. Give exactly one of subscribe, subscribePattern and "
                 f"assign",
                 key=given[1],
             )
         if isinstance(self.starting_offsets, Committed) and self.consumer_group is None:
             raise ConfigError(
-                "option startingOffsets: found committed without consumerGroup; give the group whose offsets to begin "
+                "option startingOffsets: found committed without consumerGroup. Give the group whose offsets to begin "
                 "with",
                 key="startingOffsets",
             )
@@ -274,13 +274,13 @@ class SourceOptions:
         ):
             if value is not None:
                 raise ConfigError(
-                    f"option {name}: is for streams, but this is a batch read; leave it out", key=name, value=value
+                    f"option {name}: is for streams, but this is a batch read. Leave it out", key=name, value=value
                 )
         starting = self.starting
         if starting is not None and starting.wanted == LATEST:
             raise ConfigError(
                 "option startingOffsets: found latest, but a batch read that begins at the latest message reads "
-                "nothing; leave it out, or give earliest, offsets, or a startingTimestamp",
+                "nothing. Leave it out, or give earliest, offsets, or a startingTimestamp",
                 key="startingOffsets",
                 value="latest",
             )

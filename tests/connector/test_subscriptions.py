@@ -155,7 +155,7 @@ def test_assigned_queues_and_no_others(root: str) -> None:
 
 
 def test_an_assigned_queue_that_does_not_exist(root: str) -> None:
-    with pytest.raises(ConfigError, match=r"option assign: queue 4 of gate-a does not exist; its queues are \[0, 1"):
+    with pytest.raises(ConfigError, match=r"option assign: queue 4 of gate-a does not exist\. Its queues are \[0, 1"):
         stream(root, assign='{"gate-a": [0, 4]}').initialOffset()
     with pytest.raises(UnknownTopicError, match=r"messagestore topic create \S+ gate-x"):
         stream(root, assign='{"gate-x": [0]}').initialOffset()
@@ -210,7 +210,7 @@ def test_a_query_begins_before_its_store(tmp_path: Path, caplog: pytest.LogCaptu
     start = begun(reader)
     assert start["queues"] == {"t": {}}
     assert step(reader, start, ALL) == ([], start)
-    assert caplog.text.count("with onMissingTopic=wait the query waits for it") == 1
+    assert caplog.text.count("With onMissingTopic=wait the query waits for it") == 1
     add(root, 2, topic="early")
     reader = stream(root, onMissingTopic="wait")
     assert step(reader, start, ALL)[1]["queues"] == {"t": {}}
