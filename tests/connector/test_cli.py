@@ -110,7 +110,7 @@ def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:
         (["get", "ROOT", "t", "7"], "has no queue 7. Its queues are 0, 1"),
         (["get", "ROOT", "t", "--offset", "soon"], "allowed is a number, earliest or latest"),
         (["tail", "ROOT", "other"], "topic 'other' is not in the store"),
-        (["dump", "ROOT", "--from", "5"], "no record begins at 5"),
+        (["dump", "ROOT", "--from", "5"], "no whole record at 5"),
         (["put", "ROOT", "a topic", "x"], "found 'a topic'"),
         (["put", "ROOT", "t"], "give exactly one of BODY, --file FILE and --lines"),
         (["put", "ROOT", "t", "x", "--lines"], "give exactly one of BODY, --file FILE and --lines"),
@@ -354,7 +354,7 @@ def test_dump_says_what_retention_took_meanwhile(tmp_path: Path, monkeypatch: py
         f"{gone} bytes of the log from {32768 - gone} on are gone, because retention has deleted their segments"
         in result.stderr
     )
-    assert "continuing at 32768" in result.stderr
+    assert "Continuing at 32768" in result.stderr
 
 
 def test_dump_names_a_segment_that_is_gone_from_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -690,7 +690,7 @@ def test_recover_reports_what_it_cut(root: Path) -> None:
     shutil.copytree(copy, with_json)
     result = run("recover", copy, code=4)
     assert "found        a writer crashed" in result.stdout
-    assert "walked       1 record from " in result.stdout
+    assert "read         1 record from " in result.stdout
     cut = f"5 bytes behind {end}: 0 messages of 0 queues (magic); the bytes are kept in "
     assert f"cut off      {cut}" in result.stdout
     assert not result.stderr

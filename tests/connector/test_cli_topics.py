@@ -124,7 +124,7 @@ def test_queues_that_consumers_leave_unread_are_named(root: Path) -> None:
         (["find", "ROOT", "--key", "a", "--unique-key", "b"], 2, "give exactly one of --key"),
         (["find", "ROOT"], 2, "give exactly one of --key"),
         (["find", "ROOT", "--msg-id", "xyz"], 2, "allowed are 32 (IPv4) or 56 (IPv6) hex characters"),
-        (["find", "ROOT", "--msg-id", "00", "--topic", "t"], 2, "leave out --topic"),
+        (["find", "ROOT", "--msg-id", "00", "--topic", "t"], 2, "Leave out --topic"),
         (["find", "ROOT", "--key", "k1", "--topic", "nope"], 2, "topic 'nope' is not in the store"),
     ],
 )

@@ -59,7 +59,7 @@ def test_columns_that_cannot_be() -> None:
         prepare([("bodyy", "string")], "t")
     with pytest.raises(ConfigError, match="column body: found type int; allowed is binary or string"):
         prepare([("body", "int")], "t")
-    with pytest.raises(ConfigError, match=r"column body \(or value\): is missing"):
+    with pytest.raises(ConfigError, match=r"column body \(or value\): found none"):
         prepare([("tags", "string")], "t")
     with pytest.raises(ConfigError, match="topic: found neither"):
         prepare([("body", "string")], None)

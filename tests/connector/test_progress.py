@@ -155,7 +155,7 @@ def test_what_cannot_be_published_is_told_once(
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "consumer group g: its progress cannot be published: " in told.getMessage()
     assert str(error) in told.getMessage()
-    assert "the query continues and tries again" in told.getMessage()
+    assert "The query continues and tries again" in told.getMessage()
 
 
 def test_each_kind_is_told_and_told_again_after_it_went_well(

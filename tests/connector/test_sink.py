@@ -187,7 +187,7 @@ def test_a_bad_row_is_named(root, context) -> None:
     context.partition = 3
     with pytest.raises(MessageIllegalError, match="partition 3, row 70001: body") as caught:
         sink.stage(iter([rows(*["x"] * 40_000), rows(*["x"] * 30_001, "y" * 101)]))
-    assert str(caught.value).endswith("nothing of this batch was written")
+    assert str(caught.value).endswith("Nothing of this batch was written")
     assert left(root) == []
 
 
@@ -357,7 +357,7 @@ def test_the_disk_is_not_mounted_under_a_running_query(root, context) -> None:
             sink = planned(root, **options)
             for batch in (rows("2"), rows()):
                 with pytest.raises(
-                    LostBatchesError, match=f"app 'q1': found version 2, and no store at {root}"
+                    LostBatchesError, match=f"app 'q1': found version 2, but no store at {root}"
                 ) as caught:
                     staged(sink, context, 2, batch)
             StreamWriter(sink).abort([None], 2)
@@ -380,7 +380,7 @@ def test_another_store_is_there_under_a_running_query(root, context) -> None:
     shutil.rmtree(root)
     make(root)
     sink = planned(root)
-    with pytest.raises(LostBatchesError, match=f"went to store {old}, and this is store {sink.store_id}$"):
+    with pytest.raises(LostBatchesError, match=f"went to store {old}, but this is store {sink.store_id}$"):
         StreamWriter(sink).commit(staged(sink, context, 1, rows("1")), 1)
     assert contents(root) == []
 
@@ -471,7 +471,7 @@ def foreach(request, root, context):
 def test_a_store_that_is_gone_under_foreach_batch(root, foreach) -> None:
     """MessageStoreSink accepted versions 0, 1, 2, 7, and made a store for any of them."""
     for batch_id in (1, 7):
-        with pytest.raises(LostBatchesError, match=f"app 'app': found version {batch_id}, and no store"):
+        with pytest.raises(LostBatchesError, match=f"app 'app': found version {batch_id}, but no store"):
             foreach(batch_id, "x")
         assert not os.path.exists(root)
     for batch_id in (0, 1, 2):

@@ -129,7 +129,7 @@ def test_a_replay_with_dead_letters_is_known(root, context) -> None:
 
 
 def test_without_the_option_the_batch_is_refused(root, context) -> None:
-    with pytest.raises(MessageIllegalError, match=r"partition 0.*nothing of this batch was written"):
+    with pytest.raises(MessageIllegalError, match=r"partition 0.*Nothing of this batch was written"):
         write(root, context, hostile(), maxMessageSize="100")
     with pytest.raises(ConfigError, match="found deadLetter without deadLetterTopic"):
         sink_options({"path": root, "invalidRows": "deadLetter"})

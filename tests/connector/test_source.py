@@ -314,7 +314,7 @@ def test_a_new_queue_whose_first_messages_are_gone_is_not_skipped_over(root, cap
     found, end = finished(readers["false"], start)
     numbers = [n for q, n in found if q == 5]
     assert numbers == list(range(numbers[0], 900))
-    assert f"t/5: retention has deleted {numbers[0]} messages, 0 to {numbers[0] - 1};" in caplog.text
+    assert f"t/5: retention has deleted {numbers[0]} messages, 0 to {numbers[0] - 1}." in caplog.text
     assert end["queues"]["t"]["5"] == 900
 
 
@@ -376,7 +376,7 @@ def test_another_store_put_under_a_running_query(root, tmp_path) -> None:
             reader.latestOffset(end, ALL)
         add(root, 200)
         for _ in range(2):
-            with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ where store"):
+            with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ in place of store"):
                 reader.latestOffset(end, ALL)
 
 

@@ -36,8 +36,8 @@ def refused(**options: str) -> str:
 
 def test_exactly_one_subscription() -> None:
     assert "exactly one of subscribe, subscribePattern and assign" in refused()
-    assert "option assign: found beside subscribe;" in refused(subscribe="a", assign='{"a": [0]}')
-    assert "option subscribePattern: found beside subscribe;" in refused(topic="a", subscribePattern="a.*")
+    assert "option assign: found beside subscribe." in refused(subscribe="a", assign='{"a": [0]}')
+    assert "option subscribePattern: found beside subscribe." in refused(topic="a", subscribePattern="a.*")
 
 
 @pytest.mark.parametrize(

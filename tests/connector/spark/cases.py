@@ -87,19 +87,19 @@ def unknown_column(spark, root):
     write(spark.range(1).selectExpr("'x' body", "1 price"), root)
 
 
-@case(r"MessageIllegalError: partition 1, row 99999: body: .*null.*; nothing of this batch was written")
+@case(r"MessageIllegalError: partition 1, row 99999: body: .*null.*\. Nothing of this batch was written")
 def null_body(spark, root):
     df = spark.range(0, 200_000, 1, 2).selectExpr("if(id = 199999, null, 'x') body", "array('k') keys")
     write(df, root)
 
 
-@case(r"MessageIllegalError: partition 0, row 12345: body: .*2001.*2000.*; nothing of this batch was written")
+@case(r"MessageIllegalError: partition 0, row 12345: body: .*2001.*2000.*\. Nothing of this batch was written")
 def oversized_body(spark, root):
     df = spark.range(0, 100_000, 1, 1).selectExpr("if(id = 12345, repeat('x', 2001), 'x') body")
     write(df, root, maxMessageSize="2000")
 
 
-@case(r"MessageIllegalError: partition 0, row 3: .*key.*; nothing of this batch was written")
+@case(r"MessageIllegalError: partition 0, row 3: .*key.*\. Nothing of this batch was written")
 def key_with_a_blank(spark, root):
     write(spark.range(0, 10, 1, 1).selectExpr("'x' body", "array(if(id = 3, 'a b', 'c')) keys"), root)
 
@@ -117,7 +117,7 @@ def complete_mode(spark, root):
     writer.option("checkpointLocation", root + "-c").trigger(availableNow=True).start(root).awaitTermination()
 
 
-@case(r"StoreLockedError: .*locked by a RocketMQ broker, pid .*nothing of this batch was written")
+@case(r"StoreLockedError: .*locked by a RocketMQ broker, pid .*Nothing of this batch was written")
 def held_by_a_broker(spark, root):
     code = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0);"
