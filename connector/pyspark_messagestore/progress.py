@@ -58,8 +58,8 @@ class GroupProgress:
         if kind not in self._told:
             self._told.add(kind)
             _log.warning(
-                "consumer group %s: its progress cannot be published. The query continues and tries again later. Remove the "
-                "cause, or leave out the option consumerGroup. The cause: %s",
+                "consumer group %s: its progress cannot be published. The query continues and tries again later. "
+                "Remove the cause, or leave out the option consumerGroup. The cause: %s",
                 self.group,
                 error,
             )
