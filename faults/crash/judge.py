@@ -33,7 +33,7 @@ from messagestore import (
     StoreError,
 )
 from messagestore.files.state import State, StateFile
-from messagestore.recovery.recover import RecoveryReport
+from messagestore.recovery.report import RecoveryReport
 from messagestore.verify.verify import verify
 from messagestore.write.transaction import APPENDED, KNOWN
 

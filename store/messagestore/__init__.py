@@ -48,7 +48,7 @@ from messagestore.format.message import (
 )
 from messagestore.format.record_columns import MessageColumns
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
-from messagestore.recovery.recover import RecoveryReport
+from messagestore.recovery.report import RecoveryReport
 from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
 
 __all__ = [

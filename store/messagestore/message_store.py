@@ -52,7 +52,7 @@ from messagestore.log.batch_record import SOURCE_SPARK
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.view import StoreView
-from messagestore.recovery.recover import RecoveryReport
+from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.states import Health

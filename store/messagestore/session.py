@@ -40,7 +40,8 @@ from messagestore.format.layout import STATE_POISONED
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, make_root, with_fixed
 from messagestore.log.store_identity import establish
-from messagestore.recovery.recover import RecoveryReport, recover
+from messagestore.recovery.recover import recover
+from messagestore.recovery.report import RecoveryReport
 from messagestore.write.catching_up import catch_up
 from messagestore.write.flush import FlushService, held_lock
 from messagestore.write.log_writer import LogWriter

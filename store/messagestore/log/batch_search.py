@@ -18,6 +18,7 @@ from messagestore.format import record_scan
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.record import decode_message
+from messagestore.log.batch_journal import PARTIAL, JournalEntry
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, known_batch, read_batch
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Run, Walk, rows_of_batch_topic
@@ -120,6 +121,27 @@ def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
         return list(batches_of_log(log, log.min_offset, end))
     last = found.pop()
     return [*found, *batches_of_log(log, last.physical_offset, end)]
+
+
+def batch_is_there(files: StoreFiles, end: int, app_id: str, entry: JournalEntry) -> bool:
+    """Whether the log, up to `end`, has the BATCH record that an entry names; True if it was below the first segment.
+
+    Raises
+    ------
+    CorruptionError
+        The record cannot be read and nothing proves that it is missing, or it belongs to another store.
+    """
+    log = files.commit_log
+    if entry.physical_offset < log.min_offset:
+        return True
+    partial = entry.row_count == PARTIAL
+    if entry.physical_offset < end:
+        batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
+        if batch is not None and (batch.app_id, batch.version) == (app_id, entry.version):
+            if batch.store_id not in files.known_ids:
+                raise not_ours(files, batch)
+            return batch.end <= end or partial
+    return not is_gone(log, entry.physical_offset, end)
 
 
 def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:

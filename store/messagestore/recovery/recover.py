@@ -19,8 +19,7 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
@@ -39,7 +38,7 @@ from messagestore.format.layout import (
 from messagestore.format.message import BATCH_TOPIC, put_topic_fault
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_record import BatchRecord, read_batch
-from messagestore.log.batch_search import all_batches, batches_from, is_gone, not_ours
+from messagestore.log.batch_search import all_batches, batch_is_there, batches_from, is_gone, not_ours
 from messagestore.log.dispatch import Dispatcher, QueueRuns, remove_files
 from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_behind
 from messagestore.log.queue_proof import is_settled, proven_queue_end
@@ -48,11 +47,11 @@ from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import StoreFiles, as_record
 from messagestore.log.walk import Depth, Walk, rows_of
 from messagestore.recovery.log_tail import heads_behind, later_sync_batch, tail_behind
+from messagestore.recovery.report import RecoveryReport
 from messagestore.recovery.survey import Survey, Surveyor, bad_chunk
 from messagestore.recovery.trust import Left, Trust
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
-from messagestore.write.transaction import batch_is_there
 
 _LOGGER = logging.getLogger(__name__)
 SAVED_SIZE = 64 * 1024 * 1024
@@ -62,73 +61,6 @@ LOOKED_THROUGH_SIZE = 1 << 30
 _QUEUES, _INDEX = b"queues", b"index"
 """The words that `spark/rebuild` may contain."""
 _EMPTY = LogEnd(0, 0, 0, 0)
-
-
-@dataclass
-class RecoveryReport:
-    """What recovery found and did when a store was opened.
-
-    Parameters
-    ----------
-    reason : str
-        Why recovery looked at the log: "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed", or
-        "not closed, nothing in flight" (the last writer ended between two appends).
-    start, end : int
-        The physical offsets at which the walk over the log began, and at which the log ends.
-    record_count : int
-        The number of records that the walk checked.
-    stop : str
-        Why the log ends there.
-    zeroed_bytes : int
-        The number of bytes after the end that were not zero, and were set to zero.
-    cut_messages, cut_queues : int
-        The number of records that began after the end, complete or not, and of the queues that they belonged to.
-    saved : str | None
-        The file in `spark/cut/` that keeps the bytes that were cut off.
-    lost : str | None
-        What is missing at the end of the log, which the caller accepted. None: nothing is missing.
-    changed : str | None
-        Set if a broker has changed bytes below the clean end: acknowledged messages are lost, and this says which.
-    rebuilt : str | None
-        Which ConsumeQueues were damaged or missing, and were rebuilt from the log.
-    notes : list of str
-        Everything else that an operator should know.
-
-    Examples
-    --------
-    >>> from messagestore import MessageStore
-    >>> with MessageStore.open("store") as store:
-    ...     store.report.reason, store.report.record_count, store.report.cut
-    ('new', 0, None)
-    """
-
-    reason: str
-    start: int = 0
-    end: int = 0
-    record_count: int = 0
-    stop: str = ""
-    zeroed_bytes: int = 0
-    cut_messages: int = 0
-    cut_queues: int = 0
-    saved: str | None = None
-    lost: str | None = None
-    changed: str | None = None
-    rebuilt: str | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as a dictionary, for JSON."""
-        return asdict(self)
-
-    @property
-    def cut(self) -> str | None:
-        """What was cut off the end of the log, in one line; None if nothing was cut off."""
-        if not self.zeroed_bytes:
-            return None
-        messages = f"{self.cut_messages} message" + ("" if self.cut_messages == 1 else "s")
-        queues = f"{self.cut_queues} queue" + ("" if self.cut_queues == 1 else "s")
-        kept = f"; the bytes are kept in {self.saved}" if self.saved else ""
-        return f"{self.zeroed_bytes} bytes behind {self.end}: {messages} of {queues} ({self.stop}){kept}"
 
 
 def recover(files: StoreFiles, *, accept_loss: bool = False) -> tuple[LogWriter, RecoveryReport]:
@@ -1003,7 +935,7 @@ class _Recovery:
         writer = LogWriter(files, state, end, journal)
         # A broker may have cut the log anywhere; without a broker, nothing below the walk's start has changed.
         above = min(self.report.start, end.physical_offset) if self.abort == files.abort_token else 0
-        journal.check(lambda app_id, entry: batch_is_there(writer, app_id, entry), above=above)
+        journal.check(lambda app_id, entry: batch_is_there(files, end.physical_offset, app_id, entry), above=above)
         for app_id, version in journal.dropped:
             self.report.notes.append(
                 f"app {app_id!r}, version {version}: the batch is gone from the log, and was removed from the journal"

@@ -8,7 +8,7 @@ the size of each chunk and not its rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,7 +23,7 @@ from messagestore.format.record_columns import Rows
 from messagestore.log import batch_record
 from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id, check_origin
 from messagestore.log.refusals import check_simple_topic
-from messagestore.write.log_writer import LogWriter
+from messagestore.log.store_files import StoreFiles
 
 
 class ChunkSource(Protocol):
@@ -166,7 +166,11 @@ class BatchPlan:
 
     Parameters
     ----------
-    writer : LogWriter
+    files : StoreFiles
+    log_end : int
+        The physical offset at which the log ends.
+    next_offset : callable
+        Returns the queue offset that the next message of a (topic, queue id) gets.
     source : ChunkSource
     request : BatchRequest
     replaces : tuple of str
@@ -174,9 +178,16 @@ class BatchPlan:
     """
 
     def __init__(
-        self, writer: LogWriter, source: ChunkSource, request: BatchRequest, replaces: tuple[str, ...] = ()
+        self,
+        files: StoreFiles,
+        log_end: int,
+        next_offset: Callable[[str, int], int],
+        source: ChunkSource,
+        request: BatchRequest,
+        replaces: tuple[str, ...] = (),
     ) -> None:
-        self.writer = writer
+        self.files = files
+        self.log = files.commit_log
         self.source = source
         self.row_count = 0
         self.digest = 0
@@ -187,15 +198,15 @@ class BatchPlan:
             self._take(source.read(index, with_data=False))
         self._check_topics(request)
         for key in self.counts:
-            self.first_offsets[key] = writer.numbers.next_offset(*key)
+            self.first_offsets[key] = next_offset(*key)
         self.batch = BatchRecord(
             app_id=request.app_id if request.app_id is not None else uuid.uuid4().hex,
             version=request.version,
             version_source=request.version_source if request.app_id is not None else SOURCE_NONE,
             query_id=request.query_id,
-            store_id=writer.files.store_id,
+            store_id=files.store_id,
             physical_offset=0,
-            queue_offset=writer.numbers.next_offset(BATCH_TOPIC, 0),
+            queue_offset=next_offset(BATCH_TOPIC, 0),
             end=0,
             flush_disk_type=request.flush_disk_type,
             row_count=self.row_count,
@@ -206,7 +217,7 @@ class BatchPlan:
             start=request.start,
             origin=request.origin,
         )
-        self._place()
+        self._place(log_end)
 
     def _take(self, chunk: Rows) -> None:
         for topic, queue_id, start, stop in chunk.runs():
@@ -216,14 +227,14 @@ class BatchPlan:
         self.chunk_sizes.append(_ChunkSize(chunk.end, chunk.row_count))
 
     def _check_topics(self, request: BatchRequest) -> None:
-        topics = self.writer.files.topics
+        topics = self.files.topics
         most: dict[str, int] = {}
         for topic, queue_id in self.counts:
             most[topic] = max(most.get(topic, 0), queue_id)
         missing = []
         for topic, queue_id in most.items():
             check_topic(topic)
-            check_simple_topic(self.writer.files, topic)
+            check_simple_topic(self.files, topic)
             config = topics.get(topic)
             if config is None and not request.auto_create_topic:
                 raise MessageIllegalError(
@@ -246,17 +257,16 @@ class BatchPlan:
             ranges.setdefault(topic, []).append((queue_id, self.first_offsets[(topic, queue_id)], count))
         return ranges
 
-    def _place(self) -> None:
+    def _place(self, log_end: int) -> None:
         """Set S, the pieces and E.
 
         The size of the BATCH record depends on E only through the number of CRCs: widen it until the CRCs fit.
         """
-        writer, log, config = self.writer, self.writer.log, self.writer.files.config
-        log_end = writer.end.physical_offset
+        log, files = self.log, self.files
         most = sum(chunk.size for chunk in self.chunk_sizes)
         while True:
             self.body_size = batch_record.widest_body_size(self.batch, most)
-            widest = batch_record.encode(self.batch, self.body_size, config, writer.files.store_host, 0)
+            widest = batch_record.encode(self.batch, self.body_size, files.config, files.store_host, 0)
             self.size = len(widest)
             limit = log.segment_size - BLANK.size
             if self.size > limit:
@@ -282,7 +292,7 @@ class BatchPlan:
 
         A unit (rows of one topic and queue, at most maxMessageSize) never crosses a segment's end.
         """
-        log = self.writer.log
+        log = self.log
         pieces: list[Piece] = []
         for index, chunk in enumerate(self.chunk_sizes):
             if not chunk.row_count:
@@ -309,7 +319,7 @@ class BatchPlan:
 
     def _unit_ends(self, rows: Rows, starts: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of the row after each unit of a chunk, ascending."""
-        limit = min(self.writer.files.config.max_message_size, self.writer.log.segment_size - BLANK.size)
+        limit = min(self.files.config.max_message_size, self.log.segment_size - BLANK.size)
         ends: list[int] = []
         for run in rows.runs():
             row = run.start
@@ -318,7 +328,7 @@ class BatchPlan:
                 row = min(max(last, row + 1), run.stop)
                 ends.append(row)
         sizes = np.diff(np.concatenate([[0], starts[ends]]))
-        room = self.writer.log.segment_size - BLANK.size
+        room = self.log.segment_size - BLANK.size
         if len(sizes) and int(sizes.max()) > room:
             raise MessageIllegalError(
                 f"record: found {int(sizes.max())} bytes; allowed are {room}, the room in a segment "

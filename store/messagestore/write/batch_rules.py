@@ -23,10 +23,10 @@ import shlex
 from dataclasses import dataclass
 
 from messagestore.errors import BatchConflictError, LostBatchesError, QueryConflictError, VersionRegressionError
-from messagestore.log.batch_journal import PARTIAL, JournalEntry
-from messagestore.log.batch_record import SOURCE_SPARK, read_batch
+from messagestore.log.batch_journal import PARTIAL, BatchJournal, JournalEntry
+from messagestore.log.batch_record import SOURCE_SPARK, BatchRecord, read_batch
+from messagestore.log.store_files import StoreFiles
 from messagestore.write.batch_plan import BatchRequest, ChunkSource
-from messagestore.write.log_writer import LogWriter
 
 APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
 
@@ -81,8 +81,8 @@ class Decision:
     replaces: tuple[str, ...] = ()
 
 
-def decide(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:
-    """Apply the rules to a batch with an app id.
+def decide(files: StoreFiles, journal: BatchJournal, source: ChunkSource, request: BatchRequest) -> Decision:
+    """Apply the rules to a batch with an app id. The journal names batches that are in the log, or were below it.
 
     Raises
     ------
@@ -94,31 +94,31 @@ def decide(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Dec
         By rules 4 to 6.
     """
     if request.start:
-        return _start(writer, request)
-    replaces = _replaced_by(writer, request)
+        return _start(journal, request)
+    replaces = _replaced_by(files, journal, request)
     if replaces:
         return Decision(replaces=replaces)
     assert request.app_id is not None
-    entry = writer.journal.find(request.app_id, request.version)
-    last = writer.journal.last(request.app_id)
+    entry = journal.find(request.app_id, request.version)
+    last = journal.last(request.app_id)
     if entry is not None and last is not None and not entry.start:
         _check_whose(entry, last, request)
-        return Decision(_known(writer, entry, source, request))
+        return Decision(_known(files, entry, source, request))
     if last is None:
-        _check_first(writer, request)
+        _check_first(files, journal, request)
     elif request.version <= last.version:
         return Decision(_older(last, request))
     elif request.version_source == SOURCE_SPARK and request.on_lost_batches == "fail":
-        _check_gap(writer, last, request)
+        _check_gap(files, last, request)
     return Decision()
 
 
 # ---- which query the batches belong to
 
 
-def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
+def _replaced_by(files: StoreFiles, journal: BatchJournal, request: BatchRequest) -> tuple[str, ...]:
     """Query ids from which this batch takes its app over; empty if its query is the app's query, or is not known."""
-    app_id, query_id, journal = request.app_id, request.query_id, writer.journal
+    app_id, query_id = request.app_id, request.query_id
     assert app_id is not None
     if query_id is None:
         return ()
@@ -153,7 +153,7 @@ def _replaced_by(writer: LogWriter, request: BatchRequest) -> tuple[str, ...]:
             f"app {app_id!r}: onNewQuery=continue was set, but query {query_id} begins with version "
             f"{request.version}; allowed is version 0, the first batch of a new checkpoint. The batches before this "
             f"one went elsewhere, and nothing of this batch was written. Give this query a {_APP_ID} of its own (for "
-            f"example {app_id + '-2'!r}), and run once: {_start_command(writer, app_id + '-2', request.version)}",
+            f"example {app_id + '-2'!r}), and run once: {_start_command(files, app_id + '-2', request.version)}",
             app_id=app_id,
             version=request.version,
         )
@@ -179,7 +179,7 @@ def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest)
 # ---- known batches
 
 
-def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request: BatchRequest) -> BatchResult:
+def _known(files: StoreFiles, entry: JournalEntry, source: ChunkSource, request: BatchRequest) -> BatchResult:
     app_id = request.app_id or ""
     rows = digest = 0
     topics: set[str] = set()
@@ -188,9 +188,11 @@ def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request:
         rows += chunk.row_count
         digest = (digest + chunk.row_hash_sum) % (1 << 64)
         topics.update(chunk.run_topics)
-    _check_topics(writer, entry, topics, app_id)
+    log = files.commit_log
+    batch = read_batch(log, entry.physical_offset) if entry.physical_offset >= log.min_offset else None
+    _check_topics(batch, entry, topics, app_id)
     if (rows, digest) == (entry.row_count, entry.digest):
-        _check_origin(writer, entry, request)
+        _check_origin(batch, entry, request)
         return BatchResult(KNOWN, entry.physical_offset, entry.end, entry.row_count)
     if request.on_replay_mismatch == "skip":
         return BatchResult(SKIPPED, entry.physical_offset, entry.end, entry.row_count)
@@ -215,9 +217,8 @@ def _known(writer: LogWriter, entry: JournalEntry, source: ChunkSource, request:
     )
 
 
-def _check_topics(writer: LogWriter, entry: JournalEntry, topics: set[str], app_id: str) -> None:
+def _check_topics(batch: BatchRecord | None, entry: JournalEntry, topics: set[str], app_id: str) -> None:
     """Refuse the same rows for another topic: they are not a replay, and a second sink must not lose them silently."""
-    batch = read_batch(writer.log, entry.physical_offset) if entry.physical_offset >= writer.log.min_offset else None
     found = set(batch.ranges) if batch is not None else None if entry.topics is None else set(entry.topics)
     if found is None or not found or not topics or found == topics:
         return  # a batch without rows has no topic; the digest shows whether rows are missing
@@ -232,9 +233,8 @@ def _check_topics(writer: LogWriter, entry: JournalEntry, topics: set[str], app_
     )
 
 
-def _check_origin(writer: LogWriter, entry: JournalEntry, request: BatchRequest) -> None:
+def _check_origin(batch: BatchRecord | None, entry: JournalEntry, request: BatchRequest) -> None:
     """Refuse the same rows from another origin: the caller takes its next place from the origin in the store."""
-    batch = read_batch(writer.log, entry.physical_offset) if entry.physical_offset >= writer.log.min_offset else None
     if batch is None or request.origin is None or batch.origin == request.origin:
         return
     raise BatchConflictError(
@@ -277,7 +277,7 @@ def _older(last: JournalEntry, request: BatchRequest) -> BatchResult:
     )
 
 
-def _check_gap(writer: LogWriter, last: JournalEntry, request: BatchRequest) -> None:
+def _check_gap(files: StoreFiles, last: JournalEntry, request: BatchRequest) -> None:
     app_id, version, expected = request.app_id or "", request.version, last.version + 1
     if version == expected:
         return
@@ -288,15 +288,15 @@ def _check_gap(writer: LogWriter, last: JournalEntry, request: BatchRequest) -> 
         f"cut; a foreachBatch function that does not call the sink for every batch). Allowed is version {expected}, "
         f"and nothing of this batch was written. Rewind the query's checkpoint to batch {last.version}, so that "
         "Spark writes the missing ones again. To continue without their rows, run once: "
-        f"{_start_command(writer, app_id, version)}. Or set onLostBatches=continue, which continues at every such gap",
+        f"{_start_command(files, app_id, version)}. Or set onLostBatches=continue, which continues at every such gap",
         app_id=app_id,
         version=version,
     )
 
 
-def _check_first(writer: LogWriter, request: BatchRequest) -> None:
+def _check_first(files: StoreFiles, journal: BatchJournal, request: BatchRequest) -> None:
     app_id, version = request.app_id or "", request.version
-    incomplete = not writer.journal.complete
+    incomplete = not journal.complete
     spark = request.version_source == SOURCE_SPARK
     if not version or not (spark or request.stream_batch_id or incomplete):
         return
@@ -308,8 +308,8 @@ def _check_first(writer: LogWriter, request: BatchRequest) -> None:
         "backup was restored; the folder was deleted; the sink was added to a running query"
     )
     raise LostBatchesError(
-        f"app {app_id!r}: found version {version} ({_query(request.query_id)}) in store {writer.files.store_id} at "
-        f"{writer.files.paths.root}, but {why}. {no_history(app_id, version, writer.files.paths.root)}",
+        f"app {app_id!r}: found version {version} ({_query(request.query_id)}) in store {files.store_id} at "
+        f"{files.paths.root}, but {why}. {no_history(app_id, version, files.paths.root)}",
         app_id=app_id,
         version=version,
     )
@@ -327,9 +327,9 @@ def no_history(app_id: str, version: int, root: str) -> str:
 # ---- messagestore batches start
 
 
-def _start(writer: LogWriter, request: BatchRequest) -> Decision:
+def _start(journal: BatchJournal, request: BatchRequest) -> Decision:
     assert request.app_id is not None
-    last = writer.journal.last(request.app_id)
+    last = journal.last(request.app_id)
     if last is None or last.version < request.version:
         return Decision()
     if last.version == request.version:
@@ -348,8 +348,8 @@ def start_command(app_id: str, version: int, root: str) -> str:
     return f"`messagestore batches start {shlex.quote(root)} {shlex.quote(app_id)} {version}`"
 
 
-def _start_command(writer: LogWriter, app_id: str, version: int) -> str:
-    return start_command(app_id, version, writer.files.paths.root)
+def _start_command(files: StoreFiles, app_id: str, version: int) -> str:
+    return start_command(app_id, version, files.paths.root)
 
 
 _APP_ID = "txnAppId (app_id of MessageStoreSink)"

@@ -71,8 +71,7 @@ def _catch_up(writer: LogWriter) -> bool:
             files.ends.ask(key, queue_end)  # the last units are read from the queues' files when they are needed
     count = files.queue(BATCH_TOPIC, 0).end(hint=writer.journal.covered, limit=state.visible_end)
     writer.journal.extend(batches_from(files, writer.journal.covered, count))
-    writer.numbers.known.clear()
-    writer.end, writer.state = end, state  # `state` is set last: its counter says that all this is done
+    writer.others_appended(end, state)
     return True
 
 

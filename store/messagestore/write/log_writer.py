@@ -189,15 +189,9 @@ class LogWriter(Standing):
         """
         self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
-            self.check_turn()
-            self.check_usable()
-            self.check_locks(often=True)
-            self.check_dispatched()
+            self._check_put()
             queue_offset = 0 if half else self.numbers.next_offset(topic, queue_id)
-            if self.state.in_flight == NOTHING_IN_FLIGHT or (
-                flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
-            ):
-                self.begin(self.end.physical_offset, flush_disk_type)
+            self._begin_put(flush_disk_type)
             size, now = len(data), self.now_ms()
             physical_offset = self.open_space(size)
             record.stamp_record(
@@ -210,9 +204,8 @@ class LogWriter(Standing):
             self.write_or_undo(physical_offset, data)
             row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
             self.pending.append(row)
-            if not half:
-                self.numbers.known[(topic, queue_id)] = queue_offset + 1
-            self.end = LogEnd(physical_offset + size, physical_offset, size, now)
+            next_offsets = {} if half else {(topic, queue_id): queue_offset + 1}
+            self.appended(LogEnd(physical_offset + size, physical_offset, size, now), next_offsets)
             return row
 
     def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> Rows:
@@ -222,15 +215,9 @@ class LogWriter(Standing):
         """
         self.start_flushing()
         with self.mutex, self.unbroken("an append was interrupted"):
-            self.check_turn()
-            self.check_usable()
-            self.check_locks(often=True)
-            self.check_dispatched()
+            self._check_put()
             queue_offset = self.numbers.next_offset(topic, queue_id)
-            if self.state.in_flight == NOTHING_IN_FLIGHT or (
-                flush_disk_type == ASYNC_FLUSH and not self.state.asynchronous
-            ):
-                self.begin(self.end.physical_offset, flush_disk_type)
+            self._begin_put(flush_disk_type)
             now = self.now_ms()
             rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now)
             record_columns.stamp_rows(rows)
@@ -238,9 +225,32 @@ class LogWriter(Standing):
             self.write_or_undo(rows.physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
             self.write_or_undo(rows.physical_offset, data[:HEAD_SEAL_SIZE])
             self.pending.append(replace(rows, data=NO_DATA))
-            self.numbers.known[(topic, queue_id)] = queue_offset + rows.row_count
-            self.end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
+            end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
+            self.appended(end, {(topic, queue_id): queue_offset + rows.row_count})
             return rows
+
+    def _check_put(self) -> None:
+        """Check that a put can be appended now, and dispatch first what had no room. Call under the mutex."""
+        self.check_turn()
+        self.check_usable()
+        self.check_locks(often=True)
+        self.check_dispatched()
+
+    def _begin_put(self, flush_disk_type: str) -> None:
+        """Say in `state` that something is in flight, unless it says so already."""
+        state = self.state
+        if state.in_flight == NOTHING_IN_FLIGHT or (flush_disk_type == ASYNC_FLUSH and not state.asynchronous):
+            self.begin(self.end.physical_offset, flush_disk_type)
+
+    def appended(self, end: LogEnd, next_offsets: dict[tuple[str, int], int]) -> None:
+        """Note where the log ends after an append, and which numbers its queues get next."""
+        self.numbers.known.update(next_offsets)
+        self.end = end
+
+    def others_appended(self, end: LogEnd, state: State) -> None:
+        """Note where the log ends after others have appended; queues are looked at again before their next number."""
+        self.numbers.known.clear()
+        self.end, self.state = end, state  # `state` is set last: its counter says that all this is done
 
     def open_space(self, size: int) -> int:
         """The offset where `size` bytes fit: the log's end, or the start of the next segment after a BLANK record."""

@@ -30,15 +30,14 @@ from messagestore.format.layout import HEAD_SEAL_SIZE
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Row, Rows
 from messagestore.log import batch_record
-from messagestore.log.batch_journal import PARTIAL, JournalEntry
-from messagestore.log.batch_record import CHUNK_SIZE, check_app_id, known_batch, read_batch
-from messagestore.log.batch_search import is_gone, not_ours
+from messagestore.log.batch_record import CHUNK_SIZE, check_app_id, known_batch
+from messagestore.log.batch_search import batch_is_there
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
 
-__all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "batch_is_there"]
+__all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch"]
 
 _WRITEBACK_SIZE = 1 << 20
 
@@ -106,7 +105,8 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
                 writer.sync_to_end()  # it was appended with ASYNC_FLUSH, and is now acknowledged as synced
             return known
-        plan = BatchPlan(writer, source, request, decision.replaces)
+        end = writer.end.physical_offset
+        plan = BatchPlan(writer.files, end, writer.numbers.next_offset, source, request, decision.replaces)
         _check_space(writer, plan)
         try:
             head, timestamp_ms = _write(writer, plan, request)
@@ -196,7 +196,7 @@ def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest
     if request.app_id is None:
         return Decision()
     _drop_vanished(writer, request.app_id, request.version)
-    return decide(writer, source, request)
+    return decide(writer.files, writer.journal, source, request)
 
 
 def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
@@ -206,33 +206,12 @@ def _drop_vanished(writer: LogWriter, app_id: str, version: int) -> None:
     """
     journal = writer.journal
     entry = journal.find(app_id, version)
-    if entry is not None and not batch_is_there(writer, app_id, entry):
+    if entry is not None and not batch_is_there(writer.files, writer.end.physical_offset, app_id, entry):
         journal.drop(app_id, version)
     entry = journal.last(app_id)
-    while entry is not None and not batch_is_there(writer, app_id, entry):
+    while entry is not None and not batch_is_there(writer.files, writer.end.physical_offset, app_id, entry):
         journal.drop(app_id, entry.version)
         entry = journal.last(app_id)
-
-
-def batch_is_there(writer: LogWriter, app_id: str, entry: JournalEntry) -> bool:
-    """Whether the log holds the BATCH record that an entry names; True if it was below the log's first segment.
-
-    Raises
-    ------
-    CorruptionError
-        The record cannot be read and nothing proves that it is missing, or it belongs to another store.
-    """
-    log, end = writer.log, writer.end.physical_offset
-    if entry.physical_offset < log.min_offset:
-        return True
-    partial = entry.row_count == PARTIAL
-    if entry.physical_offset < end:
-        batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
-        if batch is not None and (batch.app_id, batch.version) == (app_id, entry.version):
-            if batch.store_id not in writer.files.known_ids:
-                raise not_ours(writer.files, batch)
-            return batch.end <= end or partial
-    return not is_gone(log, entry.physical_offset, end)
 
 
 def _check_space(writer: LogWriter, plan: BatchPlan) -> None:
@@ -312,10 +291,9 @@ def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
         writer.dispatcher.check_files()
 
     writer.dispatch_or_poison(dispatch, batch.physical_offset)
-    writer.end = LogEnd(batch.end, *plan.last_record, timestamp_ms)
-    for key, count in plan.counts.items():
-        writer.numbers.known[key] = plan.first_offsets[key] + count
-    writer.numbers.known[(BATCH_TOPIC, 0)] = batch.queue_offset + 1
+    next_offsets = {key: plan.first_offsets[key] + count for key, count in plan.counts.items()}
+    next_offsets[BATCH_TOPIC, 0] = batch.queue_offset + 1
+    writer.appended(LogEnd(batch.end, *plan.last_record, timestamp_ms), next_offsets)
     writer.write_state(visible_end=batch.end, in_flight=NOTHING_IN_FLIGHT)
     writer.journal.add(batch)
     writer.clean_end.maybe_move()
