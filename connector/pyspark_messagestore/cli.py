@@ -13,15 +13,19 @@ import sys
 
 from pyspark_messagestore.cli_app import app
 from pyspark_messagestore.cli_batches import batches_app
-from pyspark_messagestore.cli_lag import groups
+from pyspark_messagestore.cli_checkpoint import checkpoint_app
+from pyspark_messagestore.cli_demo import demo
+from pyspark_messagestore.cli_doctor import doctor
+from pyspark_messagestore.cli_lag import groups, lag
 from pyspark_messagestore.cli_messages import find, get, put, tail
 from pyspark_messagestore.cli_store import dump, recover, status, verify
 from pyspark_messagestore.cli_topics import offsets, topic_app, topics
 
-for _command in (status, topics, offsets, groups, put, get, tail, find, dump, verify, recover):
+for _command in (status, topics, offsets, groups, lag, put, get, tail, find, dump, verify, recover, doctor, demo):
     app.command()(_command)
 app.add_typer(topic_app, name="topic")
 app.add_typer(batches_app, name="batches")
+app.add_typer(checkpoint_app, name="checkpoint")
 
 
 def main() -> None:

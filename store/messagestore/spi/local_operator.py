@@ -3,16 +3,16 @@
 These functions open the store's files themselves; they take no lock and write nothing. What they return consists of
 numbers, text, lists and dicts, and `messagestore status --json` writes it unchanged.
 
-The command line uses them for `status`, `topics`, `offsets`, `groups`, `batches`, `dump`, `verify` and `recover`,
-which make sense only where the files are. They are not a part of the interface to a store: a store on another host
-does not have them.
+The commands that make sense only where the files are use them: `status`, `topics`, `offsets`, `groups`, `lag`,
+`batches`, `dump`, `verify` and `recover`. They are not a part of the interface to a store: a store on another host does
+not have them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
@@ -35,15 +35,20 @@ from messagestore.verify.verify import Finding, VerifyReport, verify
 from messagestore.write.catching_up import journal_of
 
 _TRIES = 100
+_UNITS_READ = 1 << 18
+"""The number of units that are read at once when sizes are added up."""
 
 __all__ = [
     "Finding",
     "VerifyReport",
     "batches",
     "dump",
+    "group_lag",
     "groups",
     "holds_store",
     "is_open",
+    "lag",
+    "newest_time",
     "offsets",
     "status",
     "topics",
@@ -97,6 +102,46 @@ def offsets(
     """
     with _view(path, config) as view:
         return offsets_of(view, topics, at_ms)
+
+
+def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
+    """The newest store time among the last messages of all queues; None if there is no message."""
+    with _view(path, config) as view:
+        ends = [
+            (topic, queue_id, view.max_offset(topic, queue_id))
+            for topic, ids in view.topics().items()
+            for queue_id in ids
+        ]
+        times = [_store_time(view, topic, queue_id, end - 1) for topic, queue_id, end in ends if end > 0]
+    return max((each for each in times if each is not None), default=None)
+
+
+def lag(
+    path: str, config: StoreConfig | None, committed: Mapping[tuple[str, int], int], topics: Iterable[str] = ()
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far a reader is behind the end of each queue that it reads, and what is wrong, in words.
+
+    Parameters
+    ----------
+    committed : dict of (topic, queue id) to int
+        The number of the first message of each queue that was not read.
+    topics : iterable of str
+        More topics whose queues the reader reads from their beginning.
+    """
+    with _view(path, config) as view:
+        return lag_of(view, committed, topics)
+
+
+def group_lag(path: str, config: StoreConfig | None, group: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far a consumer group is behind, as `lag`; no row if the group has no offset in the store."""
+    with _view(path, config) as view:
+        table = ConsumerOffsets(view.files.disk, view.files.paths.root)
+        table.load()
+        topics = table.topics(group)
+        committed = {
+            (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()
+        }
+        return lag_of(view, committed, topics)
 
 
 def batches(path: str, config: StoreConfig | None = None) -> list[dict[str, Any]]:
@@ -500,6 +545,53 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
                     }
                 )
     return rows, list(dict.fromkeys(faults))
+
+
+def lag_of(
+    view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each queue, and what is wrong, in words.
+
+    `lag` counts messages as mqadmin does: it is below 0 if the queue ends before the reader's place. `lagBytes` adds
+    the sizes of the records that are still there. `oldestUnread` is the store time of the first of them.
+    """
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    view.refresh()
+    names = {*topics, *(topic for topic, _ in committed)}
+    for topic in sorted(names):
+        try:
+            ids = sorted({*view.queue_ids(topic), *(queue_id for name, queue_id in committed if name == topic)})
+            rows += [_lag_row(view, topic, queue_id, committed.get((topic, queue_id)), faults) for queue_id in ids]
+        except (ConfigError, CorruptionError) as error:
+            faults.append(str(error))
+    return rows, list(dict.fromkeys(faults))
+
+
+def _lag_row(view: StoreView, topic: str, queue_id: int, offset: int | None, faults: list[str]) -> dict[str, Any]:
+    low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+    place = 0 if offset is None else offset
+    first = max(place, low)
+    if place > high:
+        faults.append(
+            f"{topic}/{queue_id}: the reader is at {place}, but the queue ends at {high}: the topic was deleted, or "
+            "the store was restored"
+        )
+    elif offset is not None and place < low:
+        faults.append(f"{topic}/{queue_id}: retention has deleted {low - place} messages that were not read")
+    return {
+        "topic": topic,
+        "queueId": queue_id,
+        "committedOffset": offset,
+        "minOffset": low,
+        "maxOffset": high,
+        "lag": high - (first if offset is None else place),
+        "lagBytes": sum(
+            int(view.units(topic, queue_id, start, min(high, start + _UNITS_READ))["size"].sum(dtype="int64"))
+            for start in range(first, high, _UNITS_READ)
+        ),
+        "oldestUnread": _store_time(view, topic, queue_id, first) if first < high else None,
+    }
 
 
 # ---- batches

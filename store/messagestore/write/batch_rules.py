@@ -286,9 +286,10 @@ def _check_gap(files: StoreFiles, last: JournalEntry, request: BatchRequest) -> 
         f"app {app_id!r}: found version {version}, but the last one in the store is {last.version} "
         f"({_query(last.query_id)}): {missing} not in the store (a backup was restored; ASYNC_FLUSH and a power "
         f"cut; a foreachBatch function that does not call the sink for every batch). Allowed is version {expected}, "
-        f"and nothing of this batch was written. Rewind the query's checkpoint to batch {last.version}, so that "
-        "Spark writes the missing ones again. To continue without their rows, run once: "
-        f"{_start_command(files, app_id, version)}. Or set onLostBatches=continue, which continues at every such gap",
+        f"and nothing of this batch was written. Stop the query and rewind its checkpoint, so that Spark writes the "
+        f"missing ones again: messagestore checkpoint rewind CHECKPOINT {expected} --to NEW_FOLDER. To continue "
+        f"without their rows, run once: {_start_command(files, app_id, version)}. Or set onLostBatches=continue, "
+        "which continues at every such gap",
         app_id=app_id,
         version=version,
     )
