@@ -10,6 +10,9 @@ from typing import Any
 
 from messagestore.spi import duration_s
 
+MOST = (1 << 63) - 1
+"""The largest number that fits into 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -50,15 +53,25 @@ def _store_path(text: str) -> str:
     return os.path.abspath(path)
 
 
+def _size(text: str) -> int:
+    """A size as Spark writes it: 65536, 512k, 64m, 1g."""
+    match = re.fullmatch(r"\s*([0-9]+)\s*(?:([kmgt]?)b?)\s*", text.lower())
+    if match is None:
+        raise ValueError
+    size = int(match[1]) << 10 * " kmgt".index(match[2] or " ")
+    if not 1 <= size <= MOST:
+        raise ValueError
+    return size
+
+
 BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false")
+SIZE = Kind(_size, "a number of bytes from 1, such as 1048576, 512k, 64m or 1g")
 DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
 TEXT = Kind(_text, "a text that is not empty")
 PATH = Kind(
     _store_path,
     "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)",
 )
-MOST = (1 << 63) - 1
-"""The largest number that fits into 64 bits."""
 
 
 SOURCE, SINK = "source", "sink"

@@ -469,6 +469,13 @@ def _misplaced(side: str, key: str) -> ConfigError:
 
 
 def _unknown(key: str, names: list[str]) -> ConfigError:
+    if key.lower().startswith("kafka."):
+        return ConfigError(
+            f"option {key}: is for a Kafka broker, but a message store is a folder; leave out all kafka.* options, and "
+            f'give the path, as in .load("/data/store") or .start("/data/store")',
+            key=key,
+            value=None,
+        )
     by_lower = {name.lower(): name for name in names}
     near = difflib.get_close_matches(key.lower(), list(by_lower), 1)
     hint = f"Did you mean {by_lower[near[0]]}?" if near else f"The options are {', '.join(sorted(by_lower.values()))}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import InputPartition
 
 from messagestore.spi import LastRecord, Proven, Queue, Queues, Range, StoreReader
+from pyspark_messagestore.kinds import MOST
+from pyspark_messagestore.limits import Sizes, fitting
 from pyspark_messagestore.offsets import StreamOffset
 from pyspark_messagestore.source_options import SourceOptions
 
@@ -77,7 +79,9 @@ def plan(
     most = min(heaviest, max(SMALL_WEIGHT, _SLACK * total / len(os.sched_getaffinity(0))))
     if options.min_partitions is not None:
         most = min(most, total / min(rows, options.min_partitions))
-    parts = pieces(ranges, most, weights)
+    parts = pieces(
+        ranges, most, weights, options.max_records_per_partition, options.max_bytes_per_partition, store.sizes
+    )
     return [RangesPartition(store_id, part, finish, store.proven(part)) for part in parts]
 
 
@@ -90,7 +94,14 @@ def _weights(store: StoreReader, ranges: list[Range]) -> dict[Queue, float]:
     return {(r.topic, r.queue_id): weights.get((r.topic, r.queue_id), mean) for r in ranges}
 
 
-def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | None = None) -> list[list[Range]]:
+def pieces(
+    ranges: list[Range],
+    most: float,
+    weights: Mapping[Queue, float] | None = None,
+    most_rows: int | None = None,
+    most_size: int | None = None,
+    sizes: Sizes | None = None,
+) -> list[list[Range]]:
     """Divide and combine ranges into pieces of about the weight `most`, in order; no piece is much heavier.
 
     A queue that is heavier than `most` is divided into equal parts; light queues are combined.
@@ -100,20 +111,45 @@ def pieces(ranges: list[Range], most: float, weights: Mapping[Queue, float] | No
     most : float
     weights : mapping of (topic, queue id) to float, optional
         The weight of one message of a queue; 1 for queues without an entry.
+    most_rows : int, optional
+        The largest number of messages in a piece.
+    most_size : int, optional
+        The largest number of bytes of records in a piece, unless it has one message only; `sizes` says how many there
+        are.
     """
-    parts: list[tuple[Range, float]] = []
-    for each in ranges:
-        weight = 1.0 if weights is None else weights.get((each.topic, each.queue_id), 1.0)
-        count = min(each.count, math.ceil(each.count * weight / most))
-        bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
-        cut = [Range(each.topic, each.queue_id, *pair) for pair in itertools.pairwise(bounds)]
-        parts += [(part, part.count * weight) for part in cut]
     result: list[list[Range]] = []
-    filled = most
-    for part, heavy in parts:
-        if filled + heavy > most:
+    filled, rows, size = most, 0, 0
+    for part, part_size in _parts(ranges, most, weights or {}, most_rows or MOST, most_size, sizes):
+        heavy = part.count * (1.0 if weights is None else weights.get((part.topic, part.queue_id), 1.0))
+        full = most_size is not None and size + part_size > most_size
+        if filled + heavy > most or rows + part.count > (most_rows or MOST) or full:
             result.append([])
-            filled = 0
+            filled, rows, size = 0, 0, 0
         result[-1].append(part)
-        filled += heavy
+        filled, rows, size = filled + heavy, rows + part.count, size + part_size
     return result
+
+
+def _parts(
+    ranges: list[Range],
+    most: float,
+    weights: Mapping[Queue, float],
+    most_rows: int,
+    most_size: int | None,
+    sizes: Sizes | None,
+) -> Iterator[tuple[Range, int]]:
+    """The ranges, divided where they are too large for one piece, and their bytes where these are limited."""
+    for each in ranges:
+        weight = weights.get((each.topic, each.queue_id), 1.0)
+        count = max(min(each.count, math.ceil(each.count * weight / most)), math.ceil(each.count / most_rows))
+        bounds = [each.start + each.count * i // count for i in range(count + 1)] if count else []
+        for start, end in itertools.pairwise(bounds):
+            left = replace(each, start=start, end=end)
+            if most_size is None or sizes is None:
+                yield left, 0
+                continue
+            while left.count:
+                stop, size = fitting(left, most_size, sizes)
+                stop = max(stop, left.start + 1)  # a large message, or one whose unit is missing
+                yield replace(left, end=stop), size or most_size
+                left = replace(left, start=stop)

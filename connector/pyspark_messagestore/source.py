@@ -11,6 +11,7 @@ is something new, the source checks that the log is still the one that was read.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +22,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from messagestore import NotAStoreError, StoreWentBackwardsError
-from messagestore.spi import LOCAL_STORES, Queues, Stores
+from messagestore.spi import LOCAL_STORES, Queues, Range, Stores
 from pyspark_messagestore.bound import Bound
 from pyspark_messagestore.follower import Follower
-from pyspark_messagestore.limits import limited
+from pyspark_messagestore.kinds import MOST
+from pyspark_messagestore.limits import limited, limited_by_size
 from pyspark_messagestore.offsets import StreamOffset, Until
 from pyspark_messagestore.planning import plan
 from pyspark_messagestore.positions import EARLIEST, LATEST
@@ -73,8 +75,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
         self._not_before_s = 0.0
         self._target: Queues | None = None
-        self._idle: tuple[dict[str, Any], Queues] | None = None
+        self._idle: tuple[dict[str, Any], Queues, float] | None = None
+        """The start and the ends at which there is nothing to do, and until when."""
         self._bound: Bound | None = None
+        self._waiting: dict[str, Any] | None = None
+        self._begins_s = 0.0
+        """The start at which messages wait for others, and the time at which they wait no longer."""
         self._told: set[str] = set()
         group = options.consumer_group
         self._progress = GroupProgress(group) if group is not None else None
@@ -145,9 +151,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """The limit that `maxOffsetsPerTrigger` sets."""
-        most = self.options.max_offsets_per_trigger
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        """That there are limits at all. Spark has no limit that combines several, so `latestOffset` applies them."""
+        options = self.options
+        limits = (
+            options.max_offsets_per_trigger,
+            options.max_bytes_per_trigger,
+            options.min_offsets_per_trigger,
+        )
+        if limits == (None, None, None):
+            return ReadAllAvailable()
+        return ReadMaxRows(options.max_offsets_per_trigger or MOST)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Let the query end at what is visible now."""
@@ -172,7 +185,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
         follower = self.follower
         current = follower.ends()
-        if self._idle is not None and self._idle[1] is current and self._idle[0] == start:
+        if self._is_idle(start, current):
             self._publish(start)
             return start
         begin = StreamOffset.from_json(start)
@@ -193,11 +206,45 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             kept = firsts.keys() - follower.moved
             reached.update({queue: max(ends[queue], begin.queues.get(queue, 0)) for queue in kept})
         if isinstance(limit, ReadMaxRows):
-            reached = limited({**begin.queues, **firsts}, reached, limit.max_rows)
+            starts = {**begin.queues, **firsts}
+            if self._is_delayed(start, starts, reached):
+                self._idle = (start, current, self._begins_s) if follower.checked else None
+                return start
+            reached = self._limited(starts, reached, limit.max_rows)
         if all(begin.queues.get(queue, 0) == reached[queue] <= first for queue, first in firsts.items()):
-            self._idle = (start, current) if follower.checked else None
+            self._idle = (start, current, math.inf) if follower.checked else None
             return start
         return follower.next_offset(replace(begin, until=until), firsts, reached).to_json()
+
+    def _is_idle(self, start: dict[str, Any], current: Queues) -> bool:
+        """Whether nothing has changed since there was nothing to do."""
+        if self._idle is None:
+            return False
+        same_start, same_ends, before_s = self._idle
+        return same_ends is current and same_start == start and time.monotonic() < before_s
+
+    def _is_delayed(self, start: dict[str, Any], starts: Queues, reached: Queues) -> bool:
+        """Whether to wait for more messages."""
+        least = self.options.min_offsets_per_trigger
+        if least is None or self._target is not None:
+            return False
+        count = sum(max(0, end - starts.get(queue, 0)) for queue, end in reached.items())
+        if not 0 < count < least:
+            return False
+        if self._waiting != start:
+            self._waiting, self._begins_s = start, time.monotonic() + self.options.max_trigger_delay
+        return time.monotonic() < self._begins_s
+
+    def _limited(self, starts: Queues, reached: Queues, most_rows: int) -> Queues:
+        """The ends of a step within the limits."""
+        most, store = self.options.max_bytes_per_trigger, self.follower.store
+        reached = limited(starts, reached, most_rows)
+        if most is None:
+            return reached
+        ranges = [Range(*queue, starts.get(queue, 0), end) for queue, end in reached.items()]
+        ranges = [each for each in ranges if each.count > 0]
+        means = dict(zip(((r.topic, r.queue_id) for r in ranges), store.mean_sizes(ranges), strict=True))
+        return limited_by_size(starts, reached, most, means, store.sizes)
 
     def _until(self, begin: StreamOffset, current: Queues) -> Until | None:
         """Where the query ends: as it was fixed before, unless the options have changed since."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from messagestore import ConfigError, StoreConfig
 from messagestore.spi import group_fault
-from pyspark_messagestore.kinds import BOOLEAN, MOST, PATH, SOURCE, Kind, Option, choice, later, whole
+from pyspark_messagestore.kinds import BOOLEAN, DURATION, MOST, PATH, SIZE, SOURCE, Kind, Option, choice, later, whole
 from pyspark_messagestore.positions import (
     ENDING_OFFSETS,
     LATEST,
@@ -126,10 +126,49 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SOURCE,
+        "maxBytesPerTrigger",
+        SIZE,
+        None,
+        "The largest number of bytes of records in a micro-batch; a larger single message is read alone. It may be "
+        "given together with `maxOffsetsPerTrigger`. Streams only.",
+    ),
+    Option(
+        SOURCE,
+        "minOffsetsPerTrigger",
+        whole(1, MOST),
+        None,
+        "A micro-batch begins when there are this many messages, or when one has waited for `maxTriggerDelay`. The "
+        "trigger AvailableNow ignores it. Streams only.",
+    ),
+    Option(
+        SOURCE,
+        "maxTriggerDelay",
+        DURATION,
+        "15m",
+        "The longest time that messages wait for `minOffsetsPerTrigger`. After a restart the time counts anew.",
+    ),
+    Option(
+        SOURCE,
         "minPartitions",
         whole(1, 100_000),
         None,
         "The smallest number of Spark partitions; a read of fewer rows has fewer.",
+    ),
+    Option(
+        SOURCE,
+        "maxRecordsPerPartition",
+        whole(1, MOST),
+        None,
+        "The largest number of messages in a Spark partition.",
+        shown="about 262 144",
+    ),
+    Option(
+        SOURCE,
+        "maxBytesPerPartition",
+        SIZE,
+        None,
+        "The largest number of bytes of records in a Spark partition; a larger single message has one of its own.",
+        shown="about `128m`",
     ),
     Option(
         SOURCE,
@@ -169,8 +208,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
     *later(
         SOURCE,
-        *("maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxRecordsPerPartition"),
-        *("maxBytesPerPartition", "readUpTo", "tags", "subExpression", "keys"),
+        *("readUpTo", "tags", "subExpression", "keys"),
         *("rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
     ),
 )
@@ -192,7 +230,12 @@ class SourceOptions:
     ending_timestamp: Moment | None
     ending_offsets_by_timestamp: ByQueue | None
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay: float
     min_partitions: int | None
+    max_records_per_partition: int | None
+    max_bytes_per_partition: int | None
     fail_on_data_loss: bool
     fail_on_unproven: bool
     on_missing_topic: str
@@ -253,6 +296,14 @@ class SourceOptions:
                 f"assign",
                 key=given[1],
             )
+        least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
+        if least is not None and most is not None and least > most:
+            raise ConfigError(
+                f"option minOffsetsPerTrigger: found {least}, which is more than maxOffsetsPerTrigger, {most}; give "
+                f"at most as many",
+                key="minOffsetsPerTrigger",
+                value=least,
+            )
         if isinstance(self.starting_offsets, Committed) and self.consumer_group is None:
             raise ConfigError(
                 "option startingOffsets: found committed without consumerGroup. Give the group whose offsets to begin "
@@ -269,6 +320,8 @@ class SourceOptions:
         """
         for name, value in (
             ("maxOffsetsPerTrigger", self.max_offsets_per_trigger),
+            ("maxBytesPerTrigger", self.max_bytes_per_trigger),
+            ("minOffsetsPerTrigger", self.min_offsets_per_trigger),
             ("onMissingTopic", None if self.on_missing_topic == "fail" else self.on_missing_topic),
             ("consumerGroup", self.consumer_group),
         ):

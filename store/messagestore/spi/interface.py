@@ -10,7 +10,7 @@ second implementation of `Stores`, `StoreReader` and `StoreWriter`.
     stage, commit, abort         write rows to a staged file; append staged files to the log; delete staged files
 
 The other methods of a reader answer the source's questions about single messages: `begins`, `places`, `seek`,
-`prove_last`, `mean_sizes`, `proven`. `publish_progress` shows others how far a query has read, and
+`prove_last`, `mean_sizes`, `sizes`, `proven`. `publish_progress` shows others how far a query has read, and
 `published_progress` reads what a consumer group has published.
 """
 
@@ -322,6 +322,14 @@ class StoreReader(Protocol):
 
     def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
         """The approximate size of a record of each range, from some of its units. No record is read."""
+        ...
+
+    def sizes(self, each: Range) -> NDArray[np.int32]:
+        """The size of each record of a range, from its units: int32[n], 0 for a placeholder. No record is read.
+
+        `end` of the range is at most the queue's end. The result is shorter than the range if units are missing; a
+        later `gather` says why.
+        """
         ...
 
     def proven(self, ranges: Iterable[Range]) -> Proven | None:

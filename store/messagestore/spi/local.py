@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from messagestore.errors import ConfigError, NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
 from messagestore.files.consume_queue import UNIT_DTYPE
@@ -235,6 +236,12 @@ class LocalReader:
         ]
         count = sum(map(len, sizes))
         return sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
+
+    def sizes(self, each: Range) -> NDArray[np.int32]:
+        """The sizes in the units of a range."""
+        found = self._view.units(each.topic, each.queue_id, each.start, each.end)["size"].astype(np.int32)
+        found[(found == FILLER_UNIT_SIZE) | (found < 0)] = 0
+        return found
 
     def proven(self, ranges: Iterable[Range]) -> Proven | None:
         """What is proven of these ranges, in a store that nobody has recovered since the machine was started."""

@@ -65,14 +65,30 @@ def option_to_come(spark, root):
     read(spark, root, readUpTo="flushed").count()
 
 
-@case(r"UnknownTopicError: topic 'fights' is not in the store\. Its topics are: flights")
+@case(
+    r"UnknownTopicError: topic 'fights' is not in the store\. Its topics are: flights\. Create it with `messagestore topic "
+    r"create \S+ fights`, or set onMissingTopic=wait for a stream that begins before its topic"
+)
 def missing_topic(spark, root):
     read(spark, root, subscribe="fights").count()
 
 
-@case(r"UnknownTopicError: topic 'fights' is not in the store\. Its topics are: flights")
+@case(
+    r"UnknownTopicError: topic 'fights' is not in the store\. Its topics are: flights\. Create it with `messagestore topic "
+    r"create \S+ fights`, or set onMissingTopic=wait for a stream that begins before its topic"
+)
 def missing_topic_of_a_stream(spark, root):
     stream_in(read_stream(spark, root, subscribe="fights").select("body"), root, topic="copy")
+
+
+@case(r"ConfigError: option startingOffsets: found latest, but a batch read .*, or a startingTimestamp")
+def batch_from_the_latest(spark, root):
+    read(spark, root, startingOffsets="latest").count()
+
+
+@case(r"ConfigError: option kafka.bootstrap.servers: is for a Kafka broker, .*")
+def option_of_kafka(spark, root):
+    read(spark, root, **{"kafka.bootstrap.servers": "localhost:9092"}).count()
 
 
 @case(r"ConfigError: column body: found type bigint; allowed is binary or string")

@@ -145,3 +145,42 @@ def test_registered_by_hand(spark, root) -> None:
     spark.dataSource.register(MessageStoreDataSource)
     fill(root, 30)
     assert spark.read.format("messagestore").option("subscribe", "flights").load(f"file:{root}").count() == 30
+
+
+def test_a_replay_by_pattern_ends_where_it_was_asked_to(spark, root, tmp_path) -> None:
+    """What is stored after the query began is not read, also after a restart in the middle; later options say more."""
+    fill(root, 600)
+    checkpoint = tmp_path / "checkpoint"
+    given = {"subscribePattern": "fli.*", "startingTimestamp": "-1h", "endingOffsets": "latest"}
+    query = replay(spark, root, checkpoint, maxOffsetsPerTrigger="250", maxBytesPerTrigger="1g", **given)
+    query.awaitTermination()
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [250, 250, 100]
+    forget(checkpoint, "commits/2")
+    fill(root, 300)
+    replay(spark, root, checkpoint, **given).awaitTermination()
+    assert sum(bodies(root, "copy").values()) == 600
+    replay(spark, root, checkpoint, assign='{"flights": [0, 1, 2, 3]}', onMissingTopic="wait").awaitTermination()
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+def test_limits_in_bytes_are_exact_and_the_query_ends(spark, root, tmp_path) -> None:
+    fill(root, 500)
+    given = {"maxBytesPerTrigger": "32k", "minOffsetsPerTrigger": "400", "maxRecordsPerPartition": "20"}
+    query = replay(spark, root, tmp_path / "checkpoint", subscribe="flights", startingOffsets="earliest", **given)
+    query.awaitTermination()
+    assert len([p for p in query.recentProgress if p["numInputRows"]]) > 1
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+def replay(spark, root: str, checkpoint: Path, **options: str):
+    return (
+        spark.readStream.format("messagestore")
+        .options(**options)
+        .load(root)
+        .select("body")
+        .writeStream.format("messagestore")
+        .option("topic", "copy")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start(root)
+    )

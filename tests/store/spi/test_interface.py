@@ -371,6 +371,12 @@ def test_sizes_are_about_right(reader: StoreReader) -> None:
     assert reader.mean_sizes([]) == []
 
 
+def test_the_sizes_of_the_records_of_a_range(reader: StoreReader) -> None:
+    (part,) = reader.gather([Range(*Q0, 3, 30)])
+    assert reader.sizes(Range(*Q0, 3, 30)).tolist() == part.sizes.tolist()
+    assert len(reader.sizes(Range("t", 9, 0, 3))) == 0
+
+
 def test_tasks_read_by_what_the_driver_has_proven(stores: Stores, root: str) -> None:
     """Nobody has recovered the store since the machine was started: a task need not look again."""
     Path(root).mkdir()
