@@ -39,6 +39,7 @@ from crash.renumbered import CASES as RENUMBERED
 from crash.strangers import CASES as STRANGERS
 from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files import index_check
 from messagestore.files.checkpoint import StoreCheckpoint
 from messagestore.files.index_file import IndexService
 from messagestore.files.mapped_file import FilePool
@@ -199,8 +200,8 @@ def _read_index(disk: MemDisk, path: str) -> None:
     )  # fmt: skip
     index.load()
     index.search("topic-app-1", "k0-0", 32, 0, 1 << 62)
-    index.unreachable()
-    index.wrong_headers()
+    index_check.unreachable(index.files)
+    index_check.wrong_headers(index.files)
 
 
 def staged_bytes(folder: Path) -> bytes:

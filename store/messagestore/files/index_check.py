@@ -12,6 +12,7 @@ The checks may run while another process puts: they pass through entries that th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,8 @@ _ENTRY_CHUNK_COUNT = 1 << 20
 _SLOT_CHUNK_COUNT = 1 << 22
 _LOOKED_UP_COUNT = 100
 """This many keys without an entry at their place are looked up as a search does it, before they count as missing."""
+_LOOKS = 3
+_LOOK_PAUSE_S = 0.01
 
 
 def missing(
@@ -36,7 +39,8 @@ def missing(
     tables : sequence of IndexTable
         Oldest first.
     key_hashes, physical_offsets : int32[k], int64[k]
-        The hash of each key and the offset of its record, in log order.
+        The hash of each key and the offset of its record, in log order. An entry counts if it is in a file, whether or
+        not the chain of its slot leads to it: see `unreachable`.
     """
     if not len(key_hashes):
         return np.empty(0, np.int64)
@@ -149,7 +153,23 @@ def _first_at_or_above(table: IndexTable, physical_offset: int, end: int) -> int
     return low
 
 
-def unreachable(table: IndexTable) -> NDArray[np.int64]:
+def unreachable(tables: Sequence[IndexTable]) -> list[tuple[str, int, int]]:
+    """Return path, position and physical offset of each entry that no search can find. This reads all files once.
+
+    A put counts its entries in the header before slots lead to them, so the entries found are checked a second time.
+    """
+    found = []
+    for table in tables:
+        numbers = _unreachable_in(table).tolist()
+        for _ in range(_LOOKS if numbers else 0):
+            time.sleep(_LOOK_PAUSE_S)
+            again = set(_unreachable_in(table).tolist())
+            numbers = [number for number in numbers if number in again]
+        found += [(table.path, table.entry_position(number), table.entry(number)[1]) for number in numbers]
+    return found
+
+
+def _unreachable_in(table: IndexTable) -> NDArray[np.int64]:
     """Return the numbers, ascending, of the entries that no search finds because their slot's chain misses them.
 
     Memory: 4 bytes for each slot of the file, and the space of a million entries.

@@ -4,8 +4,8 @@ The index is a series of files in `<root>/index`, which are named by the local t
 file is written to; when it is full, the next one follows. Each file is a hash table (`index_table`). A search compares
 31 bits of a hash, so the caller must check the records.
 
-An index is derived data. After a crash, `rewind` takes it back to a place in the log, whatever part of the later writes
-reached the disk (`index_rewind`), and records from that place on are put again.
+An index is derived data. After a crash, `index_rewind` takes it back to a place in the log, whatever part of the later
+writes reached the disk, and records from that place on are put again.
 
 Threads: one writer; any number of readers, each with its own object that it loads itself.
 Source: RocketMQ `store/index/IndexService.java`.
@@ -16,13 +16,12 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
-from messagestore.files import index_check, index_rewind
 from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
 from messagestore.files.mapped_file import Disk, FilePool, new_file
 from messagestore.files.written import WrittenFiles
@@ -35,8 +34,6 @@ _PUT_COUNT = 1 << 20
 _FEW_COUNT = 32
 _MOST_BACK_MS = 3_600_000
 """Entries count seconds from the beginning of their file; a time further below the beginning goes into a new file."""
-_LOOKS = 3
-_LOOK_PAUSE_S = 0.01
 
 
 class IndexService:
@@ -133,7 +130,7 @@ class IndexService:
         key_hashes: NDArray[np.int32],
         key_counts: NDArray[np.int32],
     ) -> None:
-        """Index n records in log order. If this raises, call `rewind` to the first of them before the next put.
+        """Index n records in log order. If this raises, rewind to the first of them before the next put.
 
         Parameters
         ----------
@@ -247,42 +244,24 @@ class IndexService:
         names = [int(name) for name in self.disk.names(self.directory) if _is_index_name(name)]
         return os.path.join(self.directory, f"{max([number, *(name + 1 for name in names)]):0{_NAME_DIGITS}d}")
 
-    def rewind(self, physical_offset: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
-        """Restore the index to a state as if no record at or above `physical_offset` had ever been put.
-
-        It does not matter which parts of those records were kept. Entries below the offset must be whole. Files without
-        an entry below it are unlinked. Whatever is changed is synced, so that later puts cannot mix with what was
-        there. Running it twice, or again after a crash during it, gives the same bytes.
-
-        Parameters
-        ----------
-        physical_offset : int
-        store_timestamp_ms : callable | None
-            Returns the store time of the record at a physical offset. Without it, a header end time that must be
-            restored is that of the last entry: up to 999 ms too early.
-        """
-        self._header = None
-        while self.files:
-            file = self.files[-1]
-            count = index_rewind.count_below(file, physical_offset)
-            if count:
-                index_rewind.keep(file, count, store_timestamp_ms)
-                break
-            self._unlink(file)
-        self.sync()
-
     def unlink_all(self) -> None:
         """Delete the index. It will be rebuilt from the log."""
-        self._header = None
-        for file in reversed(self.files.copy()):
-            self._unlink(file)
+        while self.files:
+            self.unlink_last()
 
-    def _unlink(self, file: IndexTable) -> None:
+    def unlink_last(self) -> None:
+        """Delete the newest file."""
+        file = self.files[-1]
+        self.forget_header()
         if self.disk.exists(file.path):
             self.disk.unlink(file.path)
         self.pool.forget(file.path)
-        self.files.remove(file)
+        self.files.pop()
         self.written.removed(file.path)
+
+    def forget_header(self) -> None:
+        """Read the newest file's header again when it is needed, because somebody else changes it."""
+        self._header = None
 
     def check_files(self, *, often: bool = False) -> None:
         """Check that every file written since the last sync is still the file at its path; called before publishing.
@@ -354,45 +333,6 @@ class IndexService:
     def ranges(self) -> list[tuple[int, int]]:
         """Return the first and last record of each file that has entries, oldest first."""
         return [(h.begin_physical_offset, h.end_physical_offset) for h in self._headers() if h.entry_count > 1]
-
-    # ---- checks
-
-    def missing(self, key_hashes: NDArray[np.int32], physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the physical offsets of records, inside or outside `ranges`, that lack an entry for one of their keys.
-
-        Parameters
-        ----------
-        key_hashes, physical_offsets : int32[k], int64[k]
-            The hash of each key and the offset of its record, in log order. An entry counts if it is in a file, whether
-            or not the chain of its slot leads to it: see `unreachable`.
-        """
-        return index_check.missing(self.files, key_hashes, physical_offsets)
-
-    def wrong_times(
-        self, physical_offsets: NDArray[np.int64], timestamps_ms: NDArray[np.int64]
-    ) -> list[tuple[str, int, str, str]]:
-        """Return path, position, expected value and found value of each wrong time of these records."""
-        return index_check.wrong_times(self.files, physical_offsets, timestamps_ms)
-
-    def wrong_headers(self) -> list[tuple[str, int, str, str]]:
-        """Return the same for each file's header that does not match its first and last entry."""
-        return index_check.wrong_headers(self.files)
-
-    def unreachable(self) -> list[tuple[str, int, int]]:
-        """Return path, position and physical offset of each entry that no search can find. This reads all files once.
-
-        A put counts its entries in the header before slots lead to them, so the entries found are checked a second
-        time.
-        """
-        found = []
-        for file in self.files:
-            numbers = index_check.unreachable(file).tolist()
-            for _ in range(_LOOKS if numbers else 0):
-                time.sleep(_LOOK_PAUSE_S)
-                again = set(index_check.unreachable(file).tolist())
-                numbers = [number for number in numbers if number in again]
-            found += [(file.path, file.entry_position(number), file.entry(number)[1]) for number in numbers]
-        return found
 
 
 def _check(

@@ -1,4 +1,4 @@
-"""Takes an index file back to what it held before a place in the log.
+"""Takes the index back to what it held before a place in the log (`rewind`).
 
 After a crash, a file holds everything that was put before a place, completely, and any part of what was put later: each
 sector of the disk is as it was at some time since the last sync. `count_below` finds the last entry to keep, and `keep`
@@ -20,6 +20,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from messagestore.files.index_file import IndexService
 from messagestore.files.index_table import IndexTable, SlotRuns
 from messagestore.format.layout import INDEX_ENTRY
 
@@ -28,6 +29,34 @@ _SLOT_CHUNK_COUNT = 1 << 22
 _ENTRY_CHUNK_COUNT = 1 << 20
 _SCAN_SIZE = 1 << 20
 _MAX_ROUNDS = 64
+
+
+def rewind(
+    index: IndexService, physical_offset: int, store_timestamp_ms: Callable[[int], int | None] | None = None
+) -> None:
+    """Restore the index to a state as if no record at or above `physical_offset` had ever been put.
+
+    It does not matter which parts of those records were kept. Entries below the offset must be whole. Files without an
+    entry below it are unlinked. Whatever is changed is synced, so that later puts cannot mix with what was there.
+    Running it twice, or again after a crash during it, gives the same bytes.
+
+    Parameters
+    ----------
+    index : IndexService
+    physical_offset : int
+    store_timestamp_ms : callable | None
+        Returns the store time of the record at a physical offset. Without it, a header end time that must be restored
+        is that of the last entry: up to 999 ms too early.
+    """
+    index.forget_header()
+    while index.files:
+        table = index.files[-1]
+        count = count_below(table, physical_offset)
+        if count:
+            keep(table, count, store_timestamp_ms)
+            break
+        index.unlink_last()
+    index.sync()
 
 
 def count_below(table: IndexTable, physical_offset: int) -> int:
@@ -100,7 +129,7 @@ def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int 
     count : int
         At least 1.
     store_timestamp_ms : callable | None
-        As for `IndexService.rewind`.
+        As for `rewind`.
     """
     table.opened()
     used_count = _repair_slots(table, count)

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
+from messagestore.files import index_rewind
 from messagestore.files.consume_queue import ConsumeQueue, Units, pack_few, pack_units, queue_directory, units_of
 from messagestore.files.mapped_file import replace_file
 from messagestore.files.mapped_file_queue import FILE_NAME
@@ -173,7 +174,7 @@ class Dispatcher:
             return
         try:
             index.check_files()
-            index.rewind(end, self._store_time)  # it may hold some entries of what is dispatched again
+            index_rewind.rewind(index, end, self._store_time)  # it may hold some entries of what is dispatched again
         except FileNotFoundError:
             index.load()
             index.unlink_all()
@@ -187,7 +188,7 @@ class Dispatcher:
     def rewind_index(self, physical_offset: int) -> None:
         """Rewind the index to its state before anything at or above an offset was put."""
         if self.files.index is not None:
-            self.files.index.rewind(physical_offset, self._store_time)
+            index_rewind.rewind(self.files.index, physical_offset, self._store_time)
 
     def rebuild_queue(self, topic: str, queue_id: int, end: int) -> None:
         """Rewrite a queue's units from the log's first segment up to the physical offset `end`."""

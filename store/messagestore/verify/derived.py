@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import StoreError
+from messagestore.files import index_check
 from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, ConsumeQueue, list_queues, units_of
 from messagestore.format.layout import UNIT
 from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, stored_topic_fault
@@ -396,9 +397,10 @@ class IndexCheck:
         if between.any():
             self.uncovered_from = int(offsets[between][0]) if self.uncovered_from < 0 else self.uncovered_from
             self.uncovered_count += int(between.sum())
-        for at in self.index.missing(rows.key_hashes[covered], offsets[covered]).tolist():
+        for at in index_check.missing(self.index.files, rows.key_hashes[covered], offsets[covered]).tolist():
             self.report.find(self.path, 0, f"an entry for each key of the record at {at}", "none")
-        for path, position, expected, found in self.index.wrong_times(rows.physical_offsets, rows.store_timestamps_ms):
+        times = index_check.wrong_times(self.index.files, rows.physical_offsets, rows.store_timestamps_ms)
+        for path, position, expected, found in times:
             self.report.find(path, position, expected, found)
 
     def finish(self) -> None:
@@ -415,9 +417,9 @@ class IndexCheck:
                 f"{self.uncovered_count} keys are in no index file (the first in the record at {self.uncovered_from}), "
                 "so look-ups scan the log for them"
             )
-        for path, position, expected, found in self.index.wrong_headers() if self.up_to_date else ():
+        for path, position, expected, found in index_check.wrong_headers(self.index.files) if self.up_to_date else ():
             self.report.find(path, position, expected, found)
-        for path, position, physical_offset in self.index.unreachable() if self.up_to_date else ():
+        for path, position, physical_offset in index_check.unreachable(self.index.files) if self.up_to_date else ():
             if physical_offset < self.limit:
                 expected = f"an entry (of the record at {physical_offset}) to which the chain of its slot leads"
                 self.report.find(path, position, expected, "an entry that no chain reaches")

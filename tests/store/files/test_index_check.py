@@ -61,14 +61,14 @@ def test_nothing_is_missing_in_an_empty_index(root: Path) -> None:
     """No files, no keys."""
     index = service(root)
     empty = np.empty(0, np.int32)
-    assert index.missing(empty, empty.astype(np.int64)).tolist() == []
-    assert index.unreachable() == []
+    assert index_check.missing(index.files, empty, empty.astype(np.int64)).tolist() == []
+    assert index_check.unreachable(index.files) == []
 
 
 def test_keys_without_files_are_missing(root: Path) -> None:
     """Each record once, however many keys it has."""
     index = service(root)
-    assert index.missing(np.array([1, 2, 3], np.int32), np.array([0, 0, 100])).tolist() == [0, 100]
+    assert index_check.missing(index.files, np.array([1, 2, 3], np.int32), np.array([0, 0, 100])).tolist() == [0, 100]
 
 
 @given(hashes=st.lists(st.integers(0, 30), min_size=1, max_size=200), chunk=st.integers(1, 50))
@@ -83,11 +83,11 @@ def test_what_was_put_is_found(hashes: list[int], chunk: int) -> None:
         index.put(starts, 1_700_000_000_000, keys, counts.astype(np.int32))
         for start in range(0, len(keys), chunk):
             part = slice(start, start + chunk)
-            assert index.missing(keys[part], offsets_of_threes[part]).tolist() == []
-        assert index.unreachable() == []
+            assert index_check.missing(index.files, keys[part], offsets_of_threes[part]).tolist() == []
+        assert index_check.unreachable(index.files) == []
         strange = offsets_of_threes.copy()
         strange[-1] += 1
-        assert index.missing(keys, strange).tolist() == [strange[-1]]
+        assert index_check.missing(index.files, keys, strange).tolist() == [strange[-1]]
 
 
 @given(
@@ -117,7 +117,7 @@ def test_what_no_chain_leads_to_is_unreachable(
                 file.write(value.to_bytes(4, "big", signed=True))
         walked = found_by_search(index)
         all_entries = {(f.path, number) for f in index.files for number in range(1, f.header().entry_count)}
-        found = {(path, _number(index, path, position)) for path, position, _ in index.unreachable()}
+        found = {(path, _number(index, path, position)) for path, position, _ in index_check.unreachable(index.files)}
         # An entry that is reached along the chain of another slot counts as not reached: no put makes such a link.
         assert all_entries - walked <= found
         for path, number in found & walked:
@@ -156,7 +156,7 @@ def test_a_damaged_offset_leads_no_other_key_astray(root: Path) -> None:
         for start in range(0, 500, 50):
             part = slice(start, start + 50)
             wanted = [n * 100 for n in (125, 250, 375) if start <= n < start + 50]
-            assert index.missing(keys[part], offsets[part]).tolist() == wanted
+            assert index_check.missing(index.files, keys[part], offsets[part]).tolist() == wanted
 
 
 def test_a_check_beside_a_writer(root: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_check_beside_a_writer(root: Path) -> None:
     try:
         reader = service(root, 64, 100_000)
         for _ in range(60):
-            assert reader.unreachable() == []
+            assert index_check.unreachable(reader.files) == []
     finally:
         stop.set()
         thread.join()

@@ -327,7 +327,7 @@ def test_large_puts_go_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def rewound(
     root: str | Path, shape: tuple[int, int], offset: int, times: dict[int, int], disk: Disk | None = None
 ) -> None:
-    make(root, *shape, disk).rewind(offset, times.get)
+    index_rewind.rewind(make(root, *shape, disk), offset, times.get)
 
 
 def check_rewind(root: str, shape: tuple[int, int], before: list[Record], after: list[Record], offset: int) -> None:
@@ -448,7 +448,7 @@ def test_a_put_that_failed_is_rewound(rng: random.Random, shape: tuple[int, int]
             put(index, records[kept:])
         except StoreFullError:
             times = {r.physical_offset: r.store_timestamp_ms for r in records}
-            index.rewind(records[kept].physical_offset, times.get)
+            index_rewind.rewind(index, records[kept].physical_offset, times.get)
             put(index, [r for r in records if r.physical_offset > index.end_physical_offset])
         assert images(root) == java(records, *shape).images()
 
@@ -458,10 +458,10 @@ def test_the_end_time_is_that_of_the_last_entry(tmp_path: Path):
     records = [Record(i * 100, NOW_MS + i * 1300, [i]) for i in range(10)]
     put(make(tmp_path, 50, 4), records)
     index = make(tmp_path, 50, 4)
-    index.rewind(800)
+    index_rewind.rewind(index, 800)
     assert index.end_timestamp_ms == NOW_MS + 6 * 1300 + 1000  # entry 2 of the third file: 1300 ms after its begin
     assert index.end_physical_offset == 700
-    index.rewind(700)
+    index_rewind.rewind(index, 700)
     assert index.end_timestamp_ms == NOW_MS + 6 * 1300
     assert search(index, 6, 9, NOW_MS + 6 * 1300, NOW_MS + 6 * 1300) == []  # Java's quirk: it counts 1 s more
     assert search(index, 5, 9, *FOREVER) == [500]
@@ -513,7 +513,7 @@ def test_a_rewind_to_the_origin_leaves_no_file(tmp_path: Path):
     """Nothing was ever put: no file, as before the first record."""
     put(make(tmp_path), [Record(i, NOW_MS, [i]) for i in range(30)])
     assert len(images(tmp_path)) == 4
-    make(tmp_path).rewind(0)
+    index_rewind.rewind(make(tmp_path), 0)
     assert images(tmp_path) == []
 
 
@@ -522,7 +522,7 @@ def test_what_a_rewind_changed_is_synced(tmp_path: Path):
     put(make(tmp_path), [Record(i, NOW_MS, [i]) for i in range(12)])
     disk = WatchedDisk()
     index = make(tmp_path, disk=disk)
-    index.rewind(5)
+    index_rewind.rewind(index, 5)
     assert disk.synced == [os.path.basename(index.files[0].path), "index/"]
 
 
@@ -543,7 +543,7 @@ def test_any_bytes_end_in_an_answer(rng: random.Random, shape: tuple[int, int], 
         for key_hash in range(slots + 1):
             assert len(search(index, key_hash, 1000, 0, 2**62)) < entries
         index.covers()
-        index.rewind(physical)
+        index_rewind.rewind(index, physical)
         index.put(np.array([2**62]), NOW_MS, np.array([3], np.int32), np.array([1], np.int32))
         if index.end_physical_offset == 2**62:
             assert 2**62 in index.files[-1].search(3, 1000, -(2**63), 2**64)
