@@ -47,7 +47,7 @@ class SyncPlan:
             self.disk.fdatasync(file)
 
 
-class CommitLog:
+class CommitLog(MappedFileQueue):
     """The segments of a store, read and written at physical offsets.
 
     Parameters
@@ -66,37 +66,27 @@ class CommitLog:
     def __init__(
         self, directory: str, segment_size: int, pool: FilePool, staging: str, *, preallocate: bool = False
     ) -> None:
-        self.files = MappedFileQueue(directory, segment_size, pool, staging)
-        self.disk = pool.disk
+        super().__init__(directory, segment_size, pool, staging)
         self.preallocate = preallocate
         self.written = WrittenFiles(self.disk, pool, hold=True)
-
-    def load(self) -> None:
-        """Read the folder."""
-        self.files.load()
-
-    def refresh(self) -> None:
-        """Find segments that were added or deleted since the last check."""
-        self.files.refresh()
 
     @property
     def segment_size(self) -> int:
         """The size of a segment in bytes."""
-        return self.files.file_size
-
-    @property
-    def min_offset(self) -> int:
-        """The first physical offset that is on disk."""
-        return self.files.min_offset
+        return self.file_size
 
     def segment_of(self, physical_offset: int) -> int:
         """The first physical offset of the segment that contains `physical_offset`, whether it exists or not."""
-        first, size = self.files.min_offset, self.files.file_size  # read several times for each put
+        first, size = self.min_offset, self.file_size  # read several times for each put
         return first + (physical_offset - first) // size * size
+
+    def path_of(self, physical_offset: int) -> str:
+        """The path of that segment."""
+        return self.path(self.segment_of(physical_offset))
 
     def left(self, physical_offset: int) -> int:
         """The number of bytes from `physical_offset` to the end of its segment."""
-        return self.segment_of(physical_offset) + self.files.file_size - physical_offset
+        return self.segment_of(physical_offset) + self.file_size - physical_offset
 
     def fits(self, physical_offset: int, size: int) -> bool:
         """Whether a record of `size` bytes can begin there: its segment has room for it and for a BLANK after it."""
@@ -106,15 +96,15 @@ class CommitLog:
 
     def read(self, physical_offset: int, size: int) -> bytes:
         """Read up to `size` bytes: fewer at the end of a segment, none if there is no segment."""
-        return self.files.pread(physical_offset, size)
+        return self.pread(physical_offset, size)
 
     def read_array(self, physical_offset: int, size: int) -> NDArray[np.uint8]:
         """Read as `read` does, into memory that the caller owns."""
-        start = self.files.holding(physical_offset)
+        start = self.holding(physical_offset)
         if start is None:
             return np.empty(0, np.uint8)
         data = np.empty(min(size, start + self.segment_size - physical_offset), np.uint8)
-        count = self.disk.pread_into(self.files.file(start), data.data, physical_offset - start)
+        count = self.disk.pread_into(self.file(start), data.data, physical_offset - start)
         return data[:count]
 
     def read_into(self, buffer: memoryview, physical_offset: int) -> None:
@@ -124,20 +114,20 @@ class CommitLog:
         ------
         CorruptionError
         """
-        start = self.files.holding(physical_offset)
+        start = self.holding(physical_offset)
         if start is None:
             self.load()  # for a reader, the segment may be new
-            start = self.files.holding(physical_offset)
-        path = self.files.path(start if start is not None else self.segment_of(physical_offset))
-        count = 0 if start is None else self.disk.pread_into(self.files.file(start), buffer, physical_offset - start)
+            start = self.holding(physical_offset)
+        path = self.path(start if start is not None else self.segment_of(physical_offset))
+        count = 0 if start is None else self.disk.pread_into(self.file(start), buffer, physical_offset - start)
         if count != len(buffer):
             raise CorruptionError(path, physical_offset, f"{len(buffer)} bytes", f"{count}")
 
     def reopen_replaced(self, physical_offset: int) -> None:
         """Close the segment that holds an offset if another file is now at its path (a restored copy)."""
-        start = self.files.holding(physical_offset)
-        if start is not None and not self.disk.at_path(self.files.file(start)):
-            self.files.pool.forget(self.files.path(start))
+        start = self.holding(physical_offset)
+        if start is not None and not self.disk.at_path(self.file(start)):
+            self.pool.forget(self.path(start))
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
         """Return the bytes of what claims to be a record at an offset, or None.
@@ -169,7 +159,7 @@ class CommitLog:
 
         With the time of its store checkpoint, this is where a broker's own recovery starts after a crash.
         """
-        for segment in reversed(self.files.offsets):
+        for segment in reversed(self.offsets):
             head = self.head(segment)
             if head is not None and 0 < int(head["store_timestamp_ms"]) <= time_ms:
                 return segment
@@ -190,8 +180,8 @@ class CommitLog:
         """
         segment_end = self.segment_of(end - 1) + self.segment_size
         if segment_end > MAX_OFFSET:
-            text = f"{self.files.directory}: the log has reached {MAX_OFFSET}, the largest offset. Open a new store"
-            raise StoreFullError(text, path=self.files.directory, needed=segment_end - MAX_OFFSET, free=0)
+            text = f"{self.directory}: the log has reached {MAX_OFFSET}, the largest offset. Open a new store"
+            raise StoreFullError(text, path=self.directory, needed=segment_end - MAX_OFFSET, free=0)
 
     def blank(self, physical_offset: int) -> bytes:
         """Return the BLANK record that fills the segment from `physical_offset` on."""
@@ -200,15 +190,15 @@ class CommitLog:
     def write(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes that lie in one segment. If the next segment is missing, it is created with these bytes in it."""
         start = self.segment_of(physical_offset)
-        file = self.written.held.get(self.files.path(start))
+        file = self.written.held.get(self.path(start))
         if file is None:
-            if self.files.holding(physical_offset) is None:
+            if self.holding(physical_offset) is None:
                 self.note_names()  # first, because the name must be synced even if something fails after the rename
                 self.written.note(
-                    self.files.create(start, memoryview(data), physical_offset - start, preallocate=self.preallocate)
+                    self.create(start, memoryview(data), physical_offset - start, preallocate=self.preallocate)
                 )
                 return
-            file = self.written.note(self.files.file(start, writable=True))
+            file = self.written.note(self.file(start, writable=True))
         self.disk.pwrite(file, data, physical_offset - start)
 
     def start_writeback(self, physical_offset: int, size: int) -> None:
@@ -219,24 +209,24 @@ class CommitLog:
     def sync_plan(self, start: int, end: int) -> SyncPlan:
         """Return what must be synced to make `start..end` durable; it may run with or without the writer's mutex."""
         folders: list[str] = []
-        if self.files.offsets:
+        if self.offsets:
             folders = sorted(self.written.folders, reverse=True)
             self.written.folders.clear()
         last = self.segment_of(max(start, end - 1))
         segments = range(self.segment_of(max(start, self.min_offset)), last + 1, self.segment_size)
-        files = [self._open(start) for start in segments if self.files.holding(start) is not None]
+        files = [self._open(start) for start in segments if self.holding(start) is not None]
         return SyncPlan(self.disk, folders, files)
 
     def _open(self, start: int) -> File:
         """Open a segment for writing or syncing, through the descriptor that wrote it, if there is one."""
-        return self.written.held.get(self.files.path(start)) or self.files.file(start, writable=True)
+        return self.written.held.get(self.path(start)) or self.file(start, writable=True)
 
     def note_names(self) -> None:
         """Note that the names of segments must be synced with the next flush.
 
         Segments were created, or another writer may have created some.
         """
-        self.written.folders |= {self.files.directory, os.path.dirname(self.files.directory)}
+        self.written.folders |= {self.directory, os.path.dirname(self.directory)}
 
     def sync(self, start: int, end: int) -> None:
         """Make everything in `start..end` durable: the folder if a segment was created, then each segment once."""
@@ -245,7 +235,7 @@ class CommitLog:
     def sync_segment(self, physical_offset: int) -> None:
         """Run one `fdatasync` on the segment that holds an offset, through the descriptor that wrote it."""
         start = self.segment_of(physical_offset)
-        if self.files.path(start) in self.written.held or self.files.holding(start) is not None:
+        if self.path(start) in self.written.held or self.holding(start) is not None:
             self.disk.fdatasync(self._open(start))
 
     def close(self) -> None:
@@ -254,9 +244,9 @@ class CommitLog:
 
     def forget_written(self, below: int) -> None:
         """Close the descriptors of segments that end at or below `below`; all of them are synced."""
-        for start in self.files.offsets:
+        for start in self.offsets:
             if start + self.segment_size <= below:
-                self.written.forget(self.files.path(start))
+                self.written.forget(self.path(start))
 
     def check_files(self, start: int, end: int, *, often: bool = False) -> None:
         """Check that each segment between two offsets that was written is still the file at its path.
@@ -266,14 +256,14 @@ class CommitLog:
         FileReplaced
             A segment was replaced; the error is for the first one.
         """
-        self.written.check(map(self.files.path, range(self.segment_of(start), end, self.segment_size)), often=often)
+        self.written.check(map(self.path, range(self.segment_of(start), end, self.segment_size)), often=often)
 
     def undo(self, start: int, end: int) -> None:
         """Zero `start..end` again after a failed append."""
-        for segment in self.files.offsets:
+        for segment in self.offsets:
             begin, stop = max(start, segment), min(end, segment + self.segment_size)
             if begin < stop:
-                self.disk.punch(self.files.file(segment, writable=True), begin - segment, stop - begin)
+                self.disk.punch(self.file(segment, writable=True), begin - segment, stop - begin)
 
     def zero_behind(self, end: int) -> int:
         """Zero every byte after `end`, including later segments, and sync.
@@ -281,10 +271,10 @@ class CommitLog:
         The result is the number of bytes that were not zero before.
         """
         count = 0
-        for start in self.files.offsets:
+        for start in self.offsets:
             if start + self.segment_size <= end:
                 continue
-            file = self.files.file(start, writable=True)
+            file = self.file(start, writable=True)
             position = max(end - start, 0)
             dirty = self.nonzero_ranges(start + position)
             if not dirty:
@@ -299,10 +289,10 @@ class CommitLog:
 
         Each range goes from the first to the last byte of one read that is not zero.
         """
-        start = self.files.holding(physical_offset)
+        start = self.holding(physical_offset)
         if start is None:
             return []
-        file = self.files.file(start)
+        file = self.file(start)
         found: list[tuple[int, int]] = []
         for begin, stop in self.disk.data_ranges(file, physical_offset - start, self.segment_size):
             for position in range(begin, stop, READ_SIZE):
@@ -321,7 +311,7 @@ class CommitLog:
         while position < end:
             data = self.read_array(position, min(READ_SIZE, end - position))
             if not len(data):
-                raise CorruptionError(self.files.path(self.segment_of(position)), position, "a segment", "no file")
+                raise CorruptionError(self.path_of(position), position, "a segment", "no file")
             self.write(position, data.data)
             position += len(data)
         if start < end:
@@ -342,8 +332,8 @@ class CommitLog:
 
     def exact(self, physical_offset: int, size: int) -> bytes:
         """Read bytes that must be there; raise `CorruptionError` if the segment is missing or too short."""
-        start = self.files.holding(physical_offset)
+        start = self.holding(physical_offset)
         if start is None:
-            path = self.files.path(self.segment_of(physical_offset))
+            path = self.path_of(physical_offset)
             raise CorruptionError(path, physical_offset, "a segment", "no file")
-        return read_exactly(self.disk, self.files.file(start), size, physical_offset - start)
+        return read_exactly(self.disk, self.file(start), size, physical_offset - start)

@@ -46,7 +46,7 @@ _PROBE_COUNT = 128
 _SCAN_SIZE = 1 << 20
 
 
-class ConsumeQueue:
+class ConsumeQueue(MappedFileQueue):
     """The units of one queue.
 
     Parameters
@@ -67,8 +67,7 @@ class ConsumeQueue:
     """
 
     def __init__(self, directory: str, file_size: int, pool: FilePool, staging: str) -> None:
-        self.files = MappedFileQueue(directory, file_size, pool, staging)
-        self.disk: Disk = pool.disk
+        super().__init__(directory, file_size, pool, staging)
         self.written = WrittenFiles(self.disk, pool)
 
     def load(self) -> None:
@@ -79,37 +78,32 @@ class ConsumeQueue:
         CorruptionError
             RocketMQ would refuse a file, or its size is not a multiple of a unit's size.
         """
-        for offset in self.files.offsets:
-            self.files.pool.forget(self.files.path(offset))
-        self.files.load()
-        if self.files.file_size % UNIT.size:
-            found = f"{self.files.file_size} bytes"
-            raise CorruptionError(self.files.path(self.files.min_offset), 0, f"a multiple of {UNIT.size} bytes", found)
-        for offset in self.files.offsets:
+        for offset in self.offsets:
+            self.pool.forget(self.path(offset))
+        super().load()
+        if self.file_size % UNIT.size:
+            found = f"{self.file_size} bytes"
+            raise CorruptionError(self.path(self.min_offset), 0, f"a multiple of {UNIT.size} bytes", found)
+        for offset in self.offsets:
             if offset % UNIT.size:
-                raise CorruptionError(self.files.path(offset), 0, f"a multiple of {UNIT.size} as name", f"{offset}")
+                raise CorruptionError(self.path(offset), 0, f"a multiple of {UNIT.size} as name", f"{offset}")
 
-    @property
-    def file_size(self) -> int:
-        """The size of each file in bytes; 0 until a file shows it. It may be set while the queue has no file."""
-        return self.files.file_size
-
-    @file_size.setter
-    def file_size(self, size: int) -> None:
-        if self.files.offsets or size <= 0 or size % UNIT.size:
+    def assume_file_size(self, size: int) -> None:
+        """Use files of this size, in bytes, until an existing file shows another one."""
+        if self.offsets or size <= 0 or size % UNIT.size:
             allowed = f"a multiple of {UNIT.size}, set before the queue has a file"
-            raise ValueError(f"{self.files.directory}: file size: found {size}; allowed is {allowed}")
-        self.files.file_size = size
+            raise ValueError(f"{self.directory}: file size: found {size}; allowed is {allowed}")
+        self.file_size = size
 
     @property
     def first_file_queue_offset(self) -> int:
         """The number of the first unit in the first file; 0 without files."""
-        return self.files.min_offset // UNIT.size
+        return self.min_offset // UNIT.size
 
     @property
     def end_file_queue_offset(self) -> int:
         """The number of the first unit that does not fit into the last file; 0 without files."""
-        return self.files.max_offset // UNIT.size
+        return self.max_offset // UNIT.size
 
     # ---- reading
 
@@ -140,11 +134,11 @@ class ConsumeQueue:
         offset = queue_offset * UNIT.size
         done = 0
         while done < len(view):
-            start = self.files.holding(offset + done)
+            start = self.holding(offset + done)
             assert start is not None
             position = offset + done - start
-            size = min(len(view) - done, self.files.file_size - position)
-            file = self.files.file(start)
+            size = min(len(view) - done, self.file_size - position)
+            file = self.file(start)
             found = self.disk.pread_into(file, view[done : done + size], position)
             if found != size:
                 raise CorruptionError(file.path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
@@ -268,37 +262,37 @@ class ConsumeQueue:
         offset = queue_offset * UNIT.size
         done = 0
         while done < len(data):
-            start = (offset + done) // self.files.file_size * self.files.file_size
+            start = (offset + done) // self.file_size * self.file_size
             position = offset + done - start
-            chunk = memoryview(data)[done : done + self.files.file_size - position]
+            chunk = memoryview(data)[done : done + self.file_size - position]
             if position == 0:
-                self._sync_file(start - 2 * self.files.file_size)
-            if self.files.holding(start) is None:
+                self._sync_file(start - 2 * self.file_size)
+            if self.holding(start) is None:
                 self._create(start, chunk, position)
             else:
-                self.disk.pwrite(self.written.writable(self.files.path(start)), chunk, position)
+                self.disk.pwrite(self.written.writable(self.path(start)), chunk, position)
             done += len(chunk)
 
     def _check_place(self, queue_offset: int, count: int) -> None:
         if not self.file_size:
-            raise ValueError(f"{self.files.directory}: the queue has no file. Set file_size before the first append")
+            raise ValueError(f"{self.directory}: the queue has no file. Call assume_file_size before the first append")
         most = _MAX_UNIT_COUNT - count
         if not 0 <= queue_offset <= most:
             raise ValueError(f"queue offset: found {queue_offset}; allowed is 0 to {most}")
         first, end = self.first_file_queue_offset, self.end_file_queue_offset
-        if self.files.offsets and not first <= queue_offset <= end:
-            allowed = f"allowed is {first} to {end}, by the files in {self.files.directory}"
+        if self.offsets and not first <= queue_offset <= end:
+            allowed = f"allowed is {first} to {end}, by the files in {self.directory}"
             raise ValueError(f"queue offset: found {queue_offset}; {allowed}")
 
     def _create(self, start: int, chunk: memoryview, position: int) -> None:
         """Create the file that begins at `start`, with its first units in it."""
-        path = self.files.path(start)
+        path = self.path(start)
         if self.disk.exists(path) and self.disk.size(path):  # as in `load`, an empty file does not count yet
             raise FileReplaced(path)  # another process created it: renaming our file there would delete theirs
-        self.written.note_folders(self.files.directory)
+        self.written.note_folders(self.directory)
         filler = np.zeros(position // UNIT.size, UNIT.dtype)
         filler["size"] = FILLER_UNIT_SIZE
-        self.written.note(self.files.create(start, filler.tobytes() + chunk if position else chunk))
+        self.written.note(self.create(start, filler.tobytes() + chunk if position else chunk))
 
     def truncate(self, queue_offset: int) -> None:
         """Zero everything from unit `queue_offset` on. Files are never shortened; doing it twice changes nothing.
@@ -307,17 +301,17 @@ class ConsumeQueue:
         phantom message in a file of zeros. A file that is already zero there is not written.
         """
         offset = max(0, queue_offset) * UNIT.size
-        for start in reversed(self.files.offsets.copy()):
-            if start + self.files.file_size <= offset:
+        for start in reversed(self.offsets.copy()):
+            if start + self.file_size <= offset:
                 return
-            if start >= offset or not self._has_message(start, min(offset, start + self.files.file_size)):
-                self._remove(start)
+            if start >= offset or not self._has_message(start, min(offset, start + self.file_size)):
+                self.remove(start)
                 continue
-            file = self.written.opened(self.files.path(start))
+            file = self.written.opened(self.path(start))
             position = offset - start
             if self._has_data(file, position):
                 self.written.note(file)
-                self.disk.punch(file, position, self.files.file_size - position)
+                self.disk.punch(file, position, self.file_size - position)
 
     def _has_message(self, start: int, end: int) -> bool:
         """Whether a unit of a record lies in the bytes `start` to `end` of the queue, which lie in one file."""
@@ -330,16 +324,17 @@ class ConsumeQueue:
 
     def _has_data(self, file: File, position: int) -> bool:
         """Whether a byte from `position` to the end of the file is not zero."""
-        for start, end in self.disk.data_ranges(file, position, self.files.file_size):
+        for start, end in self.disk.data_ranges(file, position, self.file_size):
             for at in range(start, end, _SCAN_SIZE):
                 data = self.disk.pread(file, min(_SCAN_SIZE, end - at), at)
                 if data.count(0) != len(data):
                     return True
         return False
 
-    def _remove(self, start: int) -> None:
-        self.files.remove(start)
-        self.written.removed(self.files.path(start))
+    def remove(self, file_from_offset: int) -> None:
+        """Unlink a file, and note that its name is gone."""
+        super().remove(file_from_offset)
+        self.written.removed(self.path(file_from_offset))
 
     # ---- the disk
 
@@ -372,15 +367,15 @@ class ConsumeQueue:
 
         A dead writer may have created them.
         """
-        folder = self.files.directory
+        folder = self.directory
         for _ in range(3):  # the folders of the queue, the topic, and all queues
             self.written.folders.add(folder)
             folder = os.path.dirname(folder)
 
     def _sync_file(self, start: int) -> None:
         """Sync one file if it exists, dirty or not: an earlier process may have left it unsynced."""
-        if self.files.holding(start) is not None:
-            self.written.sync_file(self.files.path(start))
+        if self.holding(start) is not None:
+            self.written.sync_file(self.path(start))
 
     @staticmethod
     def _start(path: str) -> int:

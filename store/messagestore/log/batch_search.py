@@ -182,7 +182,7 @@ def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:
     """Return the error for a BATCH record of a store that is neither this one nor one of which this is a copy."""
     log = files.commit_log
     return CorruptionError(
-        log.files.path(log.segment_of(batch.physical_offset)),
+        log.path_of(batch.physical_offset),
         batch.physical_offset,
         f"a BATCH record of store {files.store_id}",
         f"one of store {batch.store_id} (a copied segment, or spark/store.json of another store or copy?)",

@@ -208,7 +208,7 @@ class Dispatcher:
         begun = {key for key in runs.next_offsets if key[0] in wanted.topics}
         for topic, queue_id in sorted(runs.remade | begun):
             queue = self.files.queue(topic, queue_id)
-            if self.files.disk.is_folder(queue.files.directory):
+            if self.files.disk.is_folder(queue.directory):
                 queue.truncate(0)
                 self.files.mark_written(topic, queue_id, queue)
         self.rebuild(runs, end, wanted)
@@ -383,7 +383,7 @@ class QueueRuns:
         if not self.units or (whole and self.own):
             return first
         queue = self.files.queue(*key)
-        expected = queue.search_physical(self.start) if queue.files.offsets else 0
+        expected = queue.search_physical(self.start) if queue.offsets else 0
         if first == expected or (not self.own and self._unit(key, expected) == at):
             return expected
         if whole:
@@ -413,7 +413,7 @@ class QueueRuns:
                 expected += 1
             elif self.own and (number or follows):
                 log = self.files.commit_log
-                path = log.files.path(log.segment_of(at))
+                path = log.path_of(at)
                 raise CorruptionError(path, at, f"queue offset {expected} of {key[0]}/{key[1]}", str(number))
             elif number > expected or follows or self._points(key, expected, at):
                 # A number is damaged, or a broker gave the record this unit: the queue continues as if the number were

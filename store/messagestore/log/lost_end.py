@@ -55,8 +55,8 @@ class LostEnd:
 
     def error(self, log: CommitLog) -> CorruptionError:
         """Return the error that refuses the store."""
-        gone = self.known_end > log.files.max_offset  # whole segments are missing
-        path = log.files.path(log.files.max_offset if gone else log.segment_of(self.end))
+        gone = self.known_end > log.max_offset  # whole segments are missing
+        path = log.path(log.max_offset if gone else log.segment_of(self.end))
         return CorruptionError(
             path,
             self.end,
@@ -141,7 +141,7 @@ def end_of_queues(files: StoreFiles) -> LastRecord:
     log, last_position, last_size = files.commit_log, 0, 0
     for topic, queue_ids in files.queue_names().items():
         for queue_id in queue_ids:
-            end = proven_queue_end(files, topic, queue_id, log.files.max_offset, crc=False)
+            end = proven_queue_end(files, topic, queue_id, log.max_offset, crc=False)
             if end:
                 unit = files.queue(topic, queue_id).read(end - 1, 1)[0]
                 if int(unit["physical_offset"]) >= max(last_position, log.min_offset):

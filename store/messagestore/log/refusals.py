@@ -174,7 +174,7 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
         log = CommitLog(paths.commit_log, 0, pool, paths.spark)
         log.load()
         found = None
-        if log.files.offsets:
+        if log.offsets:
             times = store_checkpoint.read(disk, paths.checkpoint)
             start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
             found = first_light_message(log, start)
@@ -182,7 +182,7 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
         pool.clear()
     if found is not None:
         raise NotAStoreError(
-            f"{log.files.path(log.segment_of(found))}: found at offset {found} a message of a light queue (enableLmq) "
+            f"{log.path_of(found)}: found at offset {found} a message of a light queue (enableLmq) "
             f"that has no folder; only simple queues can be written. Start a broker, which rebuilds these queues",
             path=paths.root,
         )

@@ -111,7 +111,7 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
     wanted = f"{expected} units of {key[0]}/{key[1]}, as at the clean end"
     try:
         queue = files.queue(*key)
-        if not queue.files.offsets:
+        if not queue.offsets:
             if seal is not None and seal.physical_offset < files.commit_log.min_offset:
                 return None  # retention deleted every record to which the units point
             if is_deleted(files, key):
@@ -165,10 +165,10 @@ def is_without_crc(files: StoreFiles, key: Key, seal: Seal) -> bool:
 
 
 def _place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
-    start = queue.files.holding(queue_offset * UNIT.size)
+    start = queue.holding(queue_offset * UNIT.size)
     if start is None:
-        return queue.files.directory, queue_offset * UNIT.size
-    return queue.files.path(start), queue_offset * UNIT.size - start
+        return queue.directory, queue_offset * UNIT.size
+    return queue.path(start), queue_offset * UNIT.size - start
 
 
 def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> Seal | None:

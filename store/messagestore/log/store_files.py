@@ -310,7 +310,7 @@ class StoreFiles:
         """
         self.commit_log.load()
         if not self.commit_log.segment_size:
-            self.commit_log.files.file_size = self.config.mapped_file_size_commit_log
+            self.commit_log.file_size = self.config.mapped_file_size_commit_log
         if index and self.index is not None:
             self.index.load()
         self.topics.load()
@@ -328,7 +328,7 @@ class StoreFiles:
             )
             queue.load()
             if not queue.file_size:
-                queue.file_size = self._queue_file_size()
+                queue.assume_file_size(self._queue_file_size())
             self._queues[key] = queue
             while len(self._queues) > _CACHED_QUEUES:
                 self._queues.popitem(last=False)
@@ -340,7 +340,7 @@ class StoreFiles:
         # Without store.json, the size is taken from any queue that has a file.
         if self.identity is None:
             for queue in self._queues.values():
-                if queue.files.offsets:
+                if queue.offsets:
                     return queue.file_size
         return self.config.mapped_file_size_consume_queue
 
@@ -539,7 +539,7 @@ def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig
     for topic, queue_ids in list_queues(disk, paths.root)[0].items():
         queue = ConsumeQueue(queue_directory(paths.root, topic, queue_ids[0]), 0, pool, paths.spark)
         queue.load()
-        if queue.files.offsets:
+        if queue.offsets:
             queue_size = queue.file_size
             break
     return config.replace(

@@ -125,7 +125,7 @@ def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | Non
     try:
         files.commit_log.load()
         queue = files.queue(BATCH_TOPIC, 0)
-        end = queue.end(limit=files.commit_log.files.max_offset)
+        end = queue.end(limit=files.commit_log.max_offset)
         units = queue.read(max(0, end - _LAST_UNITS), min(end, _LAST_UNITS))
         for physical_offset in reversed(units["physical_offset"].tolist()):
             batch = read_batch(files.commit_log, physical_offset)  # after a kill, the last ones may be torn
@@ -147,7 +147,7 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
         token = re.fullmatch(f"{ABORT_WORD} ([0-9a-f]{{32}})", files.read_abort() or "")
         left = disk.exists(paths.state) or disk.exists(paths.journal) or disk.exists(paths.journal_1)
         ids: set[str] = set()
-        if files.commit_log.files.offsets:
+        if files.commit_log.offsets:
             if files.read_abort() is None and not accept_loss:
                 _refuse_lost_end(files)
             queues = list_queues(disk, paths.root)[0]
@@ -247,7 +247,7 @@ def _new_id_words(identity: Identity) -> str:
 def _end_of_log(files: StoreFiles) -> int:
     """Return where the records of the log end."""
     log = files.commit_log
-    for segment in reversed(log.files.offsets):  # the last ones may be empty, because a broker makes them ahead
+    for segment in reversed(log.offsets):  # the last ones may be empty, because a broker makes them ahead
         walk = Walk(log, segment, depth=Depth.FRAMING)
         for _ in walk:
             pass

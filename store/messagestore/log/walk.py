@@ -169,7 +169,7 @@ class Walk:
             size = least if not self.batches else min(2 * size, READ_SIZE)
             if stop.reason == "blank":
                 following = log.segment_of(start) + log.segment_size
-                if log.files.holding(following) is None:
+                if log.holding(following) is None:
                     self.stop = stop  # as in Java: a BLANK without a next segment is the log's end
                     return
                 self.position = following
@@ -216,7 +216,7 @@ class Walk:
 
     def broken(self, more: str = "") -> CorruptionError:
         """Return the error that contains the place where the walk stopped."""
-        path = self.log.files.path(self.log.segment_of(self.position))
+        path = self.log.path_of(self.position)
         expected = f"{self.stop.expected or 'a record'}{more}"
         return CorruptionError(path, self.position, expected, self.stop.found or self.stop.reason)
 

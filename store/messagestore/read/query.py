@@ -89,7 +89,7 @@ def _numbered(view: StoreView, topic: str, queue_id: int, number: int, message: 
         return replace(message, queue_offset=number)
     log, at = view.files.commit_log, message.physical_offset
     found = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
-    raise MagicError(log.files.path(log.segment_of(at)), at, f"message {number} of {topic}/{queue_id}", found)
+    raise MagicError(log.path_of(at), at, f"message {number} of {topic}/{queue_id}", found)
 
 
 def get_batch(
@@ -127,7 +127,7 @@ def message_at(view: StoreView, physical_offset: int, size: int | None = None) -
         No record begins there, or it is damaged.
     """
     log = view.files.commit_log
-    path = log.files.path(log.segment_of(physical_offset))
+    path = log.path_of(physical_offset)
     data = log.record_bytes(physical_offset) if size is None else log.exact(physical_offset, size)
     if data is None:
         raise CorruptionError(
@@ -200,7 +200,7 @@ def _query_message(
     if view.refresh().recovered != visible.recovered:  # a recovery began or ended meanwhile
         visible = view.visible
         hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
-    limit = visible.end if visible.end is not None else files.commit_log.files.max_offset
+    limit = visible.end if visible.end is not None else files.commit_log.max_offset
     for start, end in gaps:
         hits.update(_scan_for_key(view, key, start, min(end, limit)))
     found = []

@@ -224,15 +224,15 @@ class StoreView:
             self.tail = self._tail_key = None
         if self.visible != self._seen:
             end = self.visible.end
-            if end is None or end > files.commit_log.files.max_offset:
+            if end is None or end > files.commit_log.max_offset:
                 files.commit_log.load()
             if self._seen is not None and self._seen.end is None and end is not None:
                 self._ends.clear()  # a writer of ours took over: limit what was accepted without proof
             self._seen = self.visible
         if abort is None and state is None and not self._end_checked:
             self._check_end()
-        if self._closed_end is not None and files.commit_log.files.max_offset < self._closed_end:
-            found = files.commit_log.files.max_offset
+        if self._closed_end is not None and files.commit_log.max_offset < self._closed_end:
+            found = files.commit_log.max_offset
             raise CorruptionError(
                 files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
             )
@@ -252,13 +252,13 @@ class StoreView:
         if last <= log.min_offset or not (files.store_id or BATCH_TOPIC in files.queue_names()):
             return  # a broker's store, where the number may have another meaning
         log.load()
-        found = f"the end of the last segment, {log.files.max_offset}"
-        if last < log.files.max_offset:
+        found = f"the end of the last segment, {log.max_offset}"
+        if last < log.max_offset:
             if any(log.read(last, 8)):
                 return
             found = "zeros"
         if files.read_abort() is None:
-            path = log.files.path(log.segment_of(last))
+            path = log.path_of(last)
             self._end_checked = False
             raise CorruptionError(path, last, "the last record of the log, which the store checkpoint names", found)
 
@@ -367,11 +367,11 @@ class StoreView:
             All segments are missing, although retention leaves the last one.
         """
         log = self.files.commit_log
-        had = log.files.offsets[-1:]
-        if had and log.files.forget_deleted() and not log.files.offsets:
+        had = log.offsets[-1:]
+        if had and log.forget_deleted() and not log.offsets:
             log.load()
-            if not log.files.offsets:
-                raise CorruptionError(log.files.path(had[0]), had[0], "this segment", "none")
+            if not log.offsets:
+                raise CorruptionError(log.path(had[0]), had[0], "this segment", "none")
 
     def healed(self, look: Callable[[], T]) -> T:
         """Return `look()`, repeated from the start if a file that it reads was deleted meanwhile.
@@ -478,23 +478,21 @@ class StoreView:
         """The queue, loaded again if files were added or deleted."""
         queue = self.files.queue(topic, queue_id)
         known = self._ends.get((topic, queue_id), 0)
-        if len(queue.files.offsets) > 1:
-            queue.files.forget_deleted()
-        if not queue.files.offsets or known >= queue.end_file_queue_offset:
+        if len(queue.offsets) > 1:
+            queue.forget_deleted()
+        if not queue.offsets or known >= queue.end_file_queue_offset:
             queue.load()
         elif not self._at_path(queue):
             queue.load()
-            if not queue.files.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
+            if not queue.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
                 self._ends.pop((topic, queue_id), None)
-        if not queue.files.offsets or topic.startswith(LMQ_PREFIX):
+        if not queue.offsets or topic.startswith(LMQ_PREFIX):
             check_readable_topic(self.files, topic)
-        if not queue.files.offsets and not queue.file_size:
-            queue.file_size = self.files.config.mapped_file_size_consume_queue
         return queue
 
     def _at_path(self, queue: ConsumeQueue) -> bool:
         try:
-            return self.files.disk.at_path(queue.files.file(queue.files.offsets[-1]))
+            return self.files.disk.at_path(queue.file(queue.offsets[-1]))
         except FileNotFoundError:
             return False
 
@@ -601,7 +599,7 @@ class StoreView:
         end = queue.end(hint=expected)
         if fault is None and end > expected:
             words = f"{expected} units, as at the clean end"
-            fault = Fault(queue.files.directory, expected * UNIT.size, words, str(end))
+            fault = Fault(queue.directory, expected * UNIT.size, words, str(end))
         if fault is None:
             return end
         self.refresh()
@@ -623,7 +621,7 @@ class StoreView:
         found = self._queue(topic, queue_id).search_physical(physical_offset)
         if self.tail is not None and (topic, queue_id) in self.tail.units:
             first = self.tail.units[topic, queue_id][0]
-            if found >= first or not self.files.queue(topic, queue_id).files.offsets:
+            if found >= first or not self.files.queue(topic, queue_id).offsets:
                 found = self.tail.search_physical((topic, queue_id), physical_offset)
         return min(found, self._max_offset(topic, queue_id))
 
@@ -679,7 +677,7 @@ class StoreView:
     def _record_crc(self, position: int, size: int) -> int | None:
         self._forget_deleted()
         log = self.files.commit_log
-        if position + size > log.files.max_offset:
+        if position + size > log.max_offset:
             log.load()
         if position < log.min_offset:
             return None
@@ -811,7 +809,7 @@ class StoreView:
         """
         self._heal()
         begin = self.min_offset(topic, queue_id)
-        if not self.files.queue(topic, queue_id).files.offsets or begin <= position:
+        if not self.files.queue(topic, queue_id).offsets or begin <= position:
             return
         high = self.max_offset(topic, queue_id)
         raise OffsetOutOfRangeError(
@@ -845,9 +843,9 @@ class StoreView:
         if len(bad):
             row = int(bad[0])
             queue = self.files.queue(topic, queue_id)
-            start = queue.files.holding((queue_offset + row) * UNIT.size) or 0
+            start = queue.holding((queue_offset + row) * UNIT.size) or 0
             raise MagicError(
-                queue.files.path(start),
+                queue.path(start),
                 queue_offset + row,
                 f"unit {queue_offset + row} of {topic}/{queue_id}",
                 f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",

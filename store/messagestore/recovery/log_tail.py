@@ -58,7 +58,7 @@ class Tail:
 def tail_behind(log: CommitLog, physical_offset: int) -> Tail:
     """What lies after the log's end."""
     tail = Tail()
-    for segment in log.files.offsets:
+    for segment in log.offsets:
         start = max(segment, physical_offset)
         if segment + log.segment_size <= start:
             continue
@@ -78,7 +78,7 @@ def tail_behind(log: CommitLog, physical_offset: int) -> Tail:
 
 def heads_behind(log: CommitLog, physical_offset: int) -> Iterator[tuple[int, np.void]]:
     """The offsets where the head of a record begins, with the head: its magic, sizes and PHYSICALOFFSET are right."""
-    for segment in log.files.offsets:
+    for segment in log.offsets:
         start, segment_end = max(segment, physical_offset), segment + log.segment_size
         if segment_end <= start:
             continue

@@ -235,7 +235,7 @@ class _Recovery:
             return None  # `state` is older than the log was
         if self.journal.fault or self._topics_changed() or self._batch_units(state.clean_end) < self.journal.covered:
             return None
-        later = [s for s in self.log.files.offsets if s > state.clean_end]
+        later = [s for s in self.log.offsets if s > state.clean_end]
         return None if any(any(self.log.read(s, 8)) for s in later) else end
 
     def _checkpoint_is_ours(self) -> bool | None:
@@ -271,12 +271,12 @@ class _Recovery:
         path = self.files.paths.commit_log
         ours, state = self.abort == self.files.abort_token, self.state
         never_synced = ours and state is not None and state.asynchronous and not state.clean_end
-        if not self.log.files.offsets and not never_synced:
+        if not self.log.offsets and not never_synced:
             for topic, queue_ids in self._queues_before().items():
                 for queue_id in queue_ids:
                     if self.files.queue(topic, queue_id).end():
                         raise CorruptionError(path, 0, "CommitLog segments", f"none, but {topic}/{queue_id} has units")
-        end = max(self.log.files.max_offset, 0)
+        end = max(self.log.max_offset, 0)
         if self.state is not None and self.state.clean_end > end:
             proof = f"spark/state says that the log was synced up to {self.state.clean_end}"
             count, queues, _ = units_behind(self.files, end)
@@ -295,7 +295,7 @@ class _Recovery:
         files, state = self.files, self.state
         ours = self.abort == files.abort_token
         anchored = self._anchored(state) if state is not None else None
-        if self.abort is None and state is None and not self.log.files.offsets:
+        if self.abort is None and state is None and not self.log.offsets:
             self.report.reason = "new"
             before = _EMPTY
         elif self.abort is None:
@@ -315,7 +315,7 @@ class _Recovery:
             if anchored is not None and anchored.physical_offset > before.physical_offset:
                 before = anchored
         self.all_queues, self.all_index = self._queues_gone(), self._index_gone()
-        if self.log.files.offsets and (self.all_queues or self.all_index):
+        if self.log.offsets and (self.all_queues or self.all_index):
             what = {(True, True): "ConsumeQueues and index", (True, False): "ConsumeQueues"}
             missing = what.get((self.all_queues, self.all_index), "index")
             note = f"{missing}: the files were missing and were rebuilt from the log"
@@ -388,7 +388,7 @@ class _Recovery:
     def _queues_gone(self) -> bool:
         """Whether somebody deleted all queues of a store that had them."""
         files = self.files
-        if not self.log.files.offsets:
+        if not self.log.offsets:
             return False
         if self._rebuild_begun(_QUEUES) or not files.disk.is_folder(files.paths.consume_queue):
             return True
@@ -398,7 +398,7 @@ class _Recovery:
     def _index_gone(self) -> bool:
         """Whether somebody deleted all index files; RocketMQ creates one for the first record that it dispatches."""
         index = self.files.index
-        return index is not None and bool(self.log.files.offsets) and (not index.files or self._rebuild_begun(_INDEX))
+        return index is not None and bool(self.log.offsets) and (not index.files or self._rebuild_begun(_INDEX))
 
     def _folder_missing(self) -> bool:
         """Whether somebody deleted all queues, or all index files, of a closed store. This takes two small reads."""
@@ -416,7 +416,7 @@ class _Recovery:
     def _newest_chained_segment(self) -> LogEnd:
         """The newest segment with a first record that a unit of its queue points to."""
         self.report.notes.append("the record before the clean end is gone, so recovery began at an earlier segment")
-        for segment in reversed(self.log.files.offsets):
+        for segment in reversed(self.log.offsets):
             data = self.log.record_bytes(segment)
             if data is None:
                 continue
@@ -432,7 +432,7 @@ class _Recovery:
     def _check_proofs(self, survey: Survey) -> None:
         """Refuse the log if something after its end proves that the bytes at the end were on the disk."""
         end, state = survey.end.physical_offset, self.state
-        path = self.log.files.path(self.log.segment_of(end))
+        path = self.log.path_of(end)
         ours = self.abort == self.files.abort_token
         expected, found = survey.stop.expected or "a record", survey.stop.found or "none"
         lost = self._lost_end(survey)
@@ -625,7 +625,7 @@ class _Recovery:
         names = files.queue_names() if self.all_queues else self._queues_to_look_at()
         for topic, queue_id in {**self.below.next_offsets, **runs.next_offsets}:
             queue = files.queue(topic, queue_id)
-            if not files.disk.is_folder(queue.files.directory):
+            if not files.disk.is_folder(queue.directory):
                 continue  # its records do not count after all: there is nothing to sync
             queue.note_names()
             files.mark_written(topic, queue_id, queue)
@@ -654,9 +654,9 @@ class _Recovery:
         end = survey.queues.next_offsets.get(key, self.below.next_offsets.get(key))
         if end is None:
             end = proven_queue_end(self.files, topic, queue_id, survey.end.physical_offset, crc=False)
-        before = len(queue.written.files), queue.files.offsets.copy()
+        before = len(queue.written.files), queue.offsets.copy()
         queue.truncate(end)
-        if (len(queue.written.files), queue.files.offsets) == before:
+        if (len(queue.written.files), queue.offsets) == before:
             return False
         self.files.mark_written(topic, queue_id, queue)
         return True
@@ -687,12 +687,12 @@ class _Recovery:
             return f"the record at {state.anchor_position}, the last one below the clean end, is another one in the log"
         for app_id, entry in journal.newest_first(log.min_offset):
             at = entry.physical_offset
-            if at >= log.files.max_offset or not any(log.read(at, 8)) or entry.row_count == PARTIAL:
+            if at >= log.max_offset or not any(log.read(at, 8)) or entry.row_count == PARTIAL:
                 return ""
             batch = read_batch(log, at)
             if batch is None:
                 try:
-                    gone = is_gone(log, at, log.files.max_offset)
+                    gone = is_gone(log, at, log.max_offset)
                 except CorruptionError:
                     return ""
             else:
@@ -790,7 +790,7 @@ class _Recovery:
     def _note_rebuilt(self, made: BatchJournal) -> None:
         fault, state = self.journal.fault, self.state
         never_written = fault == MISSING and state is not None and not state.clean_end
-        if not fault or never_written or not self.log.files.offsets:
+        if not fault or never_written or not self.log.offsets:
             return
         why = "was missing" if fault == MISSING else f"could not be used ({fault})"
         note = f"{self.files.paths.journal} {why}, and was rebuilt from the log with {len(made)} batches"
@@ -848,7 +848,7 @@ class _Recovery:
 
     def _is_new(self) -> bool:
         """Whether the store contains nothing yet that a broker could have written."""
-        return self.abort is None and not self.log.files.offsets and not self.files.queue_names()
+        return self.abort is None and not self.log.offsets and not self.files.queue_names()
 
     def _broker_was_here(self) -> bool:
         """Whether anything shows that a broker has opened the store since a Python writer last had it open.

@@ -167,7 +167,7 @@ class Surveyor:
                 return row
             at = int(rows.physical_offsets[row])
             found = f"topic {rows.run_topics[number][:80]!r}, queue {int(rows.run_queue_ids[number])}"
-            path = self.log.files.path(self.log.segment_of(at))
+            path = self.log.path_of(at)
             raise CorruptionError(path, at, "a topic and a queue id that can have a queue", found)
         return record_scan.leading(~bad)
 
@@ -208,7 +208,7 @@ class Surveyor:
         if physical_offset < self._batches_end:
             return True  # within the data of a batch: a client sent it to this topic, and it is no BATCH record of ours
         batch = read_batch(self.log, physical_offset)
-        path = self.log.files.path(self.log.segment_of(physical_offset))
+        path = self.log.path_of(physical_offset)
         if batch is None and self.trust.seals_prove:
             raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
         if batch is None:
@@ -226,7 +226,7 @@ class Surveyor:
             return True
         if batch.flush_disk_type == SYNC_FLUSH:
             raise ChecksumError(
-                self.log.files.path(self.log.segment_of(bad)),
+                self.log.path_of(bad),
                 bad,
                 f"the data of the batch at {physical_offset} (CRC-32)",
                 "other bytes",
@@ -243,7 +243,7 @@ class Surveyor:
             and self.survey.stop.reason in _DAMAGED
             and is_sealed_batch(self.log, physical_offset)
         ):
-            path = self.log.files.path(self.log.segment_of(physical_offset))
+            path = self.log.path_of(physical_offset)
             raise ChecksumError(
                 path, physical_offset, f"a BATCH record ({self.survey.stop.expected})", self.survey.stop.found
             )

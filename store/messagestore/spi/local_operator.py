@@ -195,7 +195,7 @@ def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) ->
     if start is not None and (end is None or start < end) and not view.healed(lambda: _begins(log, start)):
         raise ConfigError(
             f"--from: found no whole record at {start}; allowed is the first byte of a record from {log.min_offset} to "
-            f"{end if end is not None else log.files.max_offset}",
+            f"{end if end is not None else log.max_offset}",
             key="--from",
             value=start,
         )
@@ -259,7 +259,7 @@ def _check_end(view: StoreView, walk: Walk, tell: Callable[[str], None]) -> None
 
 
 def _is_blank(log: CommitLog, position: int) -> bool:
-    if log.files.holding(position) is None or log.left(position) < len(log.blank(position)):
+    if log.holding(position) is None or log.left(position) < len(log.blank(position)):
         return False
     return log.read(position, len(log.blank(position))) == log.blank(position)
 
@@ -281,7 +281,7 @@ def status_of(view: StoreView) -> dict[str, Any]:
         **standing,
         "unproven": _unproven(view),
         "commitLog": {
-            "segments": len(files.commit_log.files.offsets),
+            "segments": len(files.commit_log.offsets),
             "segmentSize": files.commit_log.segment_size,
             "minOffset": files.commit_log.min_offset,
             "maxOffset": view.visible.end if view.visible.end is not None else shown_end,

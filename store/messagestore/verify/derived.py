@@ -154,7 +154,7 @@ class QueueCheck:
         units = queue.read(int(said[0]), len(said)) if (np.diff(said) == 1).all() else queue.read(0, 0)
         if len(units) == len(said) and (units["physical_offset"] == places).all():
             return said, np.ones(len(said), np.bool_)
-        first = queue.search_physical(int(places[0])) if queue.files.offsets else 0
+        first = queue.search_physical(int(places[0])) if queue.offsets else 0
         units = queue.read(first, len(places))
         units = units[: int((units["size"] > 0).cumprod().sum())]
         at = np.searchsorted(units["physical_offset"], places)
@@ -214,7 +214,7 @@ class QueueCheck:
 
     def _earlier(self, queue: ConsumeQueue, first: int, last_place: int) -> int:
         """Count the numbers, from a given one on, without units because the queue begins after a place in the log."""
-        begin = queue.begin(0) if queue.files.offsets else 0
+        begin = queue.begin(0) if queue.offsets else 0
         units = queue.read(begin, 1 if begin > first else 0)
         return begin - first if len(units) and int(units["physical_offset"][0]) > last_place else 0
 
@@ -259,7 +259,7 @@ class QueueCheck:
 
     def _log_path(self, physical_offset: int) -> str:
         log = self.files.commit_log
-        return log.files.path(log.segment_of(physical_offset))
+        return log.path_of(physical_offset)
 
     # ---- units
 
@@ -301,7 +301,7 @@ class QueueCheck:
     def _is_deleted(self, topic: str, queue_id: int, seen: _Seen) -> bool:
         """Whether a queue has no file, and all its records lie before those of the queues that its topic has now."""
         queue = self.queue(topic, queue_id)
-        if queue is None or queue.files.offsets or self.had_queue(topic, queue_id):
+        if queue is None or queue.offsets or self.had_queue(topic, queue_id):
             return False
         others = [self.seen.get((topic, other)) for other in self.names.get(topic, ()) if other != queue_id]
         begins = [other.begin for other in others if other is not None and other.first is not None]
@@ -314,9 +314,9 @@ class QueueCheck:
         begin = queue.begin(self.files.commit_log.min_offset)
         end = queue.end(limit=limit)
         size, identity = queue.file_size, self.files.identity
-        if queue.files.offsets and identity is not None and size != identity.mapped_file_size_consume_queue:
+        if queue.offsets and identity is not None and size != identity.mapped_file_size_consume_queue:
             expected = f"a file of {identity.mapped_file_size_consume_queue} bytes"
-            self.report.find(queue.files.path(queue.files.offsets[0]), 0, expected, f"{size} bytes")
+            self.report.find(queue.path(queue.offsets[0]), 0, expected, f"{size} bytes")
         seen = self.seen.get((topic, queue_id))
         if seen is None or seen.first is None:
             self._unit_without_record(topic, queue_id, queue, begin, end)
@@ -427,10 +427,10 @@ class IndexCheck:
 
 def place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
     """Return the file and the position of a unit; the folder if no file holds it."""
-    start = queue.files.holding(queue_offset * UNIT.size)
+    start = queue.holding(queue_offset * UNIT.size)
     if start is None:
-        return queue.files.directory, queue_offset * UNIT.size
-    return queue.files.path(start), queue_offset * UNIT.size - start
+        return queue.directory, queue_offset * UNIT.size
+    return queue.path(start), queue_offset * UNIT.size - start
 
 
 def _words(unit: np.void) -> str:

@@ -113,13 +113,13 @@ def _shown_end(files: StoreFiles, *, proven: bool) -> int:
         for queue_id in queue_ids:
             try:
                 queue = files.queue(topic, queue_id)
-                end = queue.end(limit=log.files.max_offset)
+                end = queue.end(limit=log.max_offset)
                 if proven:
-                    end = proven_queue_end(files, topic, queue_id, log.files.max_offset, end)
+                    end = proven_queue_end(files, topic, queue_id, log.max_offset, end)
                 unit = queue.read(end - 1, 1)
             except CorruptionError:
                 continue  # the check of the queues reports it
-            if len(unit) and log.min_offset <= int(unit["physical_offset"][0]) < log.files.max_offset:
+            if len(unit) and log.min_offset <= int(unit["physical_offset"][0]) < log.max_offset:
                 shown = max(shown, int(unit["physical_offset"][0]) + int(unit["size"][0]))
     return shown
 
@@ -268,6 +268,6 @@ class SmallFiles:
                 self.report.find(os.path.join(paths.index, name), 0, "index files only", f"{name!r}")
         identity = self.files.identity
         size = identity.mapped_file_size_commit_log if identity is not None else log.segment_size
-        if log.files.offsets and size != log.segment_size:
+        if log.offsets and size != log.segment_size:
             expected = f"mappedFileSizeCommitLog {log.segment_size}, the size of the files"
             self.report.find(paths.identity, 0, expected, str(size))

@@ -156,7 +156,7 @@ class _Verifier:
                 if part is files.index:
                     files.index = None
         if not self.log.segment_size:
-            self.log.files.file_size = files.config.mapped_file_size_commit_log
+            self.log.file_size = files.config.mapped_file_size_commit_log
         return True
 
     # ---- records
@@ -197,7 +197,7 @@ class _Verifier:
 
     def _next_segment(self, position: int, limit: int) -> int | None:
         following = self.log.segment_of(position) + self.log.segment_size
-        return following if following < limit and self.log.files.holding(following) is not None else None
+        return following if following < limit and self.log.holding(following) is not None else None
 
     def _next_record(self, position: int, limit: int) -> int | None:
         """Return the first place after `position` where a record begins, according to sizes, queues and segments."""
@@ -210,7 +210,7 @@ class _Verifier:
                 if queue is not None:
                     units = queue.read(queue.search_physical(position + 1), _NEAR_COUNT)
                     places += units["physical_offset"][units["size"] > 0].tolist()
-        places += [segment for segment in log.files.offsets if segment > position]
+        places += [segment for segment in log.offsets if segment > position]
         for place in sorted(set(places)):
             if position < place < limit and (
                 log.head(place) is not None or log.read(place, BLANK.size) == log.blank(place)
@@ -219,7 +219,7 @@ class _Verifier:
         return None
 
     def _log_path(self, physical_offset: int) -> str:
-        return self.log.files.path(self.log.segment_of(physical_offset))
+        return self.log.path_of(physical_offset)
 
     def _check_run(self, run: Run) -> None:
         times = run.heads["store_timestamp_ms"]
@@ -316,7 +316,7 @@ class _Verifier:
     def _check_zeros(self) -> None:
         """Check for zeros after the end, up to the end of the last segment."""
         limit, log = self.rules.limit, self.log
-        for segment in log.files.offsets:
+        for segment in log.offsets:
             if segment + log.segment_size > limit:
                 for begin, _ in log.nonzero_ranges(max(segment, limit))[:1]:
                     self.report.find(self._log_path(begin), begin, "zeros behind the log's end", "other bytes")

@@ -70,8 +70,8 @@ class QueueNumbers:
         )
         self._check_sound(key)
         queue = self._writer.files.queue(topic, queue_id)
-        if not queue.files.offsets and self._writer.journal.had_queue(topic, queue_id):
-            folder = queue.files.directory
+        if not queue.offsets and self._writer.journal.had_queue(topic, queue_id):
+            folder = queue.directory
             if not self._writer.files.disk.is_folder(folder):
                 raise CorruptionError(
                     folder,
@@ -182,7 +182,7 @@ class QueueNumbers:
             for topic, ranges in (self._writer.journal.queues or {}).items():
                 for key in ((topic, queue_id) for first, last in ranges for queue_id in range(first, last + 1)):
                     if key not in there and key not in faults:
-                        directory = files.queue(*key).files.directory
+                        directory = files.queue(*key).directory
                         faults[key] = Fault(directory, 0, f"the units of {topic}/{key[1]}", "no folder")
             if faults:
                 self.make_sound(faults)
@@ -220,5 +220,5 @@ class QueueNumbers:
 
 
 def _no_unit(files: StoreFiles, key: tuple[str, int]) -> Fault:
-    directory = files.queue(*key).files.directory
+    directory = files.queue(*key).directory
     return Fault(directory, 0, f"a unit for the last record of {key[0]}/{key[1]}", "none")

@@ -57,9 +57,9 @@ def test_zero_behind_zeroes_later_segments(log: CommitLog) -> None:
     """Everything behind the end is zero afterwards, files keep their size, and it says how much was not."""
     end = put(log, 0, b"kept")
     log.write(end, b"garbage" * 10)
-    log.files.create(SEGMENT, b"more")
+    log.create(SEGMENT, b"more")
     assert log.zero_behind(end) == 70 + 4
-    first, second = (Path(log.files.path(start)).read_bytes() for start in (0, SEGMENT))
+    first, second = (Path(log.path(start)).read_bytes() for start in (0, SEGMENT))
     assert (len(first), len(second)) == (SEGMENT, SEGMENT)
     assert not any(first[end:]) and not any(second) and any(first[:end])
     assert log.zero_behind(end) == 0
@@ -77,10 +77,10 @@ def test_replaced_segment_is_noticed(log: CommitLog) -> None:
     """A segment that was deleted behind the writer's back is named."""
     end = put(log, 0, b"a")
     log.check_files(0, end)
-    Path(log.files.path(0)).unlink()
+    Path(log.path(0)).unlink()
     with pytest.raises(FileReplaced) as caught:
         log.check_files(0, end)
-    assert caught.value.path == log.files.path(0)
+    assert caught.value.path == log.path(0)
 
 
 def test_missing_bytes_are_corruption(log: CommitLog) -> None:
@@ -98,7 +98,7 @@ def test_crc_of_a_range_over_segments(log: CommitLog) -> None:
     position = put(log, 0, b"x" * 3000)
     log.write(position, log.blank(position))
     end = put(log, SEGMENT, b"y", 1)
-    everything = Path(log.files.path(0)).read_bytes() + Path(log.files.path(SEGMENT)).read_bytes()
+    everything = Path(log.path(0)).read_bytes() + Path(log.path(SEGMENT)).read_bytes()
     assert log.crc(10, end) == record.crc32(everything[10:end])
     assert log.crc(10, 3 * SEGMENT) == -1
 

@@ -73,7 +73,7 @@ def some_units(first: int, count: int, size: int = 10) -> Units:
 def image(queue: ConsumeQueue) -> dict[str, bytes]:
     """Every file of the queue, by name."""
     with contextlib.suppress(FileNotFoundError):
-        return {path.name: path.read_bytes() for path in sorted(Path(queue.files.directory).iterdir())}
+        return {path.name: path.read_bytes() for path in sorted(Path(queue.directory).iterdir())}
     return {}
 
 
@@ -310,14 +310,14 @@ def test_the_largest_offsets_fit(tmp_path: Path):
 def test_a_file_size_is_set_once(tmp_path: Path):
     """Without files nothing says how large they are; with files, they do."""
     queue = make(tmp_path, 0)
-    with pytest.raises(ValueError, match="Set file_size"):
+    with pytest.raises(ValueError, match="Call assume_file_size"):
         queue.append(0, some_units(0, 1))
     with pytest.raises(ValueError, match="multiple of 20"):
-        queue.file_size = 30
-    queue.file_size = 40
+        queue.assume_file_size(30)
+    queue.assume_file_size(40)
     queue.append(0, some_units(0, 1))
     with pytest.raises(ValueError, match="before the queue has a file"):
-        queue.file_size = 60
+        queue.assume_file_size(60)
     again = make(tmp_path, 0)
     assert again.file_size == 40
 
@@ -340,7 +340,7 @@ def test_a_zero_file_ahead_is_unlinked(tmp_path: Path):
     """A broker's spare file holds no unit: a cut in it leaves none either."""
     queue = make(tmp_path)
     queue.append(0, some_units(0, 5))
-    (Path(queue.files.directory) / f"{100:020d}").write_bytes(bytes(100))
+    (Path(queue.directory) / f"{100:020d}").write_bytes(bytes(100))
     queue.load()
     queue.truncate(7)
     assert list(image(queue)) == ["0" * 20]
@@ -350,7 +350,7 @@ def test_a_unit_behind_a_hole_keeps_its_file(tmp_path: Path):
     """A power cut may take a page from the middle; the file still has a unit below the cut, so it stays."""
     queue = make(tmp_path, 40_000)
     queue.append(0, some_units(0, 2000))
-    path = Path(queue.files.path(0))
+    path = Path(queue.path(0))
     data = bytearray(path.read_bytes())
     data[:4096] = bytes(4096)
     data[20 * 900 :] = bytes(len(data) - 20 * 900)
@@ -368,10 +368,10 @@ def test_a_sound_queue_is_not_written_by_a_cut_at_its_end(tmp_path: Path):
     queue = make(tmp_path)
     queue.append(0, some_units(0, 3))
     queue.sync()
-    os.utime(queue.files.path(0), (1, 1))
+    os.utime(queue.path(0), (1, 1))
     queue.truncate(3)
     assert not queue.written.files
-    assert os.stat(queue.files.path(0)).st_mtime == 1
+    assert os.stat(queue.path(0)).st_mtime == 1
 
 
 # ---- a broker started by mistake
@@ -382,10 +382,10 @@ def test_a_deleted_file_is_noticed_before_it_is_written(tmp_path: Path):
     queue = make(tmp_path)
     queue.append(0, some_units(0, 3))
     queue.check_files()
-    os.unlink(queue.files.path(0))
+    os.unlink(queue.path(0))
     with pytest.raises(FileReplaced) as caught:
         queue.append(3, some_units(3, 1))
-    assert caught.value.path == queue.files.path(0)
+    assert caught.value.path == queue.path(0)
     queue.load()
     queue.append(0, some_units(0, 4))
     assert queue.end() == 4
@@ -405,12 +405,12 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[ConsumeQueue
     """The same name, another file: seen before a write, publishing or a sync, and when the pool forgot the old one."""
     queue = make(tmp_path)
     queue.append(0, some_units(0, 3))
-    path = Path(queue.files.path(0))
+    path = Path(queue.path(0))
     other = path.with_suffix(".x")
     other.write_bytes(path.read_bytes())
     other.rename(path)
     if forget:
-        queue.files.pool.clear()
+        queue.pool.clear()
     with pytest.raises(FileReplaced, match="deleted or replaced"):
         call(queue)
     queue.load()
@@ -423,7 +423,7 @@ def test_a_file_somebody_else_made_is_not_overwritten(tmp_path: Path):
     """The next file appeared meanwhile: renaming ours onto it would delete theirs."""
     queue = make(tmp_path)
     queue.append(0, some_units(0, 5))
-    theirs = Path(queue.files.path(100))
+    theirs = Path(queue.path(100))
     theirs.write_bytes(b"\1" * 100)
     with pytest.raises(FileReplaced):
         queue.append(5, some_units(5, 1))
@@ -434,7 +434,7 @@ def test_load_opens_files_anew(tmp_path: Path):
     """A topic deleted and made again has a file of the same name; a descriptor of the old one must not answer."""
     queue = make(tmp_path)
     queue.append(0, some_units(0, 3))
-    path = Path(queue.files.path(0))
+    path = Path(queue.path(0))
     assert queue.end() == 3
     path.unlink()
     path.write_bytes(some_units(0, 1).byteswap().tobytes() + bytes(80))
@@ -447,7 +447,7 @@ def test_a_file_deleted_by_retention_is_a_missing_file(tmp_path: Path):
     writer = make(tmp_path)
     writer.append(0, some_units(0, 12))
     reader = make(tmp_path)
-    os.unlink(writer.files.path(0))
+    os.unlink(writer.path(0))
     with pytest.raises(FileNotFoundError):
         reader.read(2, 5)
     reader.load()
@@ -576,7 +576,7 @@ def test_a_file_cut_short_behind_our_back_is_corruption(tmp_path: Path):
     """Found at load it is another size; after load, a read that ends early."""
     queue = make(tmp_path)
     queue.append(0, some_units(0, 5))
-    os.truncate(queue.files.path(0), 50)
+    os.truncate(queue.path(0), 50)
     with pytest.raises(CorruptionError, match="end of the file"):
         queue.read(0, 5)
 

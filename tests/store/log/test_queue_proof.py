@@ -29,7 +29,7 @@ def files(tmp_path: Path) -> StoreFiles:
     paths = Paths(tmp_path / "s")
     found = StoreFiles(paths, SMALL, Identity.read(Disk(), paths.identity), Disk())
     found.load()
-    assert found.commit_log.files.max_offset >= end
+    assert found.commit_log.max_offset >= end
     return found
 
 

@@ -78,7 +78,7 @@ def test_blank_without_next_segment_is_the_end(log: CommitLog) -> None:
     walk = Walk(log, position)
     assert not list(walk)
     assert (walk.position, walk.stop.reason) == (position, "blank")
-    log.files.create(SEGMENT)
+    log.create(SEGMENT)
     walk = Walk(log, position)
     assert not list(walk)
     assert walk.position == SEGMENT
@@ -89,7 +89,7 @@ def test_a_flipped_bit_ends_the_walk_at_its_record(log: CommitLog) -> None:
     second = put(log, 0, b"first")
     third = put(log, second, b"second", 1)
     put(log, third, b"third", 2)
-    path = Path(log.files.path(0))
+    path = Path(log.path(0))
     data = bytearray(path.read_bytes())
     data[second + 88] ^= 1
     path.write_bytes(data)

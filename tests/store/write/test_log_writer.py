@@ -104,7 +104,7 @@ def test_the_store_checkpoint_at_the_clean_end(tmp_path: Path) -> None:
 def test_the_clean_end_moves_at_a_roll(tmp_path: Path) -> None:
     """A new segment: everything behind is synced, so a broker's walk from it finds all queues complete."""
     with MessageStore.open(tmp_path / "s", SMALL) as store:
-        while len(store.writer.log.files.offsets) < 2:
+        while len(store.writer.log.offsets) < 2:
             store.put_message(Message("t", b"x" * 500, queue_id=0))
         assert store.writer.state.clean_end == store.writer.state.visible_end > SMALL.mapped_file_size_commit_log
 
