@@ -100,10 +100,7 @@ def write(disk: Disk, path: str, checkpoint: StoreCheckpoint, *, via: str) -> No
     if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
         replace_file(disk, path, data.ljust(CHECKPOINT_SIZE, b"\0"), via=via)
         return
-    file = disk.open(path, writable=True)
-    try:
+    with disk.open(path, writable=True) as file:
         disk.pwrite(file, data, 0)
         with sync_errors(path):
             disk.fdatasync(file)
-    finally:
-        file.close()

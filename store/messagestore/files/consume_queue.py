@@ -8,8 +8,8 @@ A ConsumeQueue is an array on disk: unit n has 20 bytes and lies at byte n * 20 
     0        1                  n        n + 1    end
 
 Units are derived data: each one repeats what its record in the CommitLog says, and recovery rewrites units that a crash
-destroyed. The units are a prefix: missing units are zero, and nothing follows the first zero. Therefore `end`, `begin`
-and `search_physical` gallop from a hint and then do a binary search; none of them reads a whole file. A queue whose
+destroyed. The units are a prefix: missing units are zero, and nothing follows the first zero. Therefore `end` and
+`search_physical` gallop from a hint and then do a binary search; neither reads a whole file. A queue whose
 first message has a number above 0 begins with filler units up to it, as RocketMQ writes them.
 
 Offsets are in messages. Threads: one writer; any number of readers, each with its own object that it loads itself
@@ -127,25 +127,28 @@ class ConsumeQueue(MappedFileQueue):
         FileNotFoundError
             Retention has deleted a file since `load`. Load again, and begin at the first file.
         """
-        if not self.first_file_queue_offset <= queue_offset < self.end_file_queue_offset or count <= 0:
+        offset, end = queue_offset * UNIT.size, self.max_offset
+        if count <= 0 or not self.offsets or not self.offsets[0] <= offset < end:
             return np.empty(0, UNIT_DTYPE)
-        units: Units = np.empty(min(count, self.end_file_queue_offset - queue_offset), UNIT_DTYPE)
+        units: Units = np.empty(min(count, (end - offset) // UNIT.size), UNIT_DTYPE)
         view = units.view(np.uint8).data
-        offset = queue_offset * UNIT.size
-        done = 0
-        while done < len(view):
-            start = self.holding(offset + done)
-            assert start is not None
-            position = offset + done - start
-            size = min(len(view) - done, self.file_size - position)
-            file = self.file(start)
-            found = self.disk.pread_into(file, view[done : done + size], position)
+        while len(view):
+            found = self.pread_into(view, offset)
+            size = min(len(view), self.file_size - (offset - self.offsets[0]) % self.file_size)
             if found != size:
-                raise CorruptionError(file.path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
-            done += size
+                path, position = self.place(offset // UNIT.size)
+                raise CorruptionError(path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
+            offset += size
+            view = view[size:]
         if UNIT.dtype != UNIT_DTYPE:
             units.byteswap(inplace=True)
         return units
+
+    def place(self, queue_offset: int) -> tuple[str, int]:
+        """Return the file and the position of a unit; the folder if no file holds it."""
+        offset = queue_offset * UNIT.size
+        start = self.holding(offset)
+        return (self.directory, offset) if start is None else (self.path(start), offset - start)
 
     def end(self, hint: int = 0, limit: int | None = None) -> int:
         """Return the number of the first missing unit, which is the queue offset of the next message.
@@ -165,25 +168,11 @@ class ConsumeQueue(MappedFileQueue):
         """
         return self._first_without(lambda units: _there(units, limit), hint)
 
-    def begin(self, min_physical_offset: int) -> int:
-        """Return the queue offset of the first message whose record is still in the log (RocketMQ's correctMinOffset).
-
-        Parameters
-        ----------
-        min_physical_offset : int
-            The first remaining byte of the log.
-
-        Returns
-        -------
-        int
-            The first unit that is not a filler and points to `min_physical_offset` or above; `end()` if there is none.
-        """
-        return self.search_physical(min_physical_offset)
-
     def search_physical(self, physical_offset: int, hint: int = 0) -> int:
         """Return the queue offset of the first unit that points to `physical_offset` or above, or `end()`.
 
-        Filler units count as below every offset.
+        Filler units count as below every offset. For the first byte that is left of the log, this is the queue's first
+        message (RocketMQ's correctMinOffset).
         """
 
         def below(units: Units) -> NDArray[np.bool_]:

@@ -322,16 +322,11 @@ class IndexService:
     def _headers(self) -> list[IndexHeader]:
         return [file.header() for file in self.files]
 
-    def covers(self) -> tuple[int, int]:
-        """Return the physical offsets of the first and the last record with an entry; (0, 0) without entries.
-
-        Records between two files may be missing where a broker has crashed; see `ranges`.
-        """
-        ranges = self.ranges()
-        return (ranges[0][0], ranges[-1][1]) if ranges else (0, 0)
-
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first and last record of each file that has entries, oldest first."""
+        """Return the physical offsets of the first and last record of each file that has entries, oldest first.
+
+        Records between two files may be missing where a broker has crashed.
+        """
         return [(h.begin_physical_offset, h.end_physical_offset) for h in self._headers() if h.entry_count > 1]
 
 

@@ -84,6 +84,14 @@ class File:
         if fd >= 0:
             os.close(fd)
 
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def __del__(self) -> None:
         if hasattr(self, "_fd"):  # false if `__init__` was interrupted
             self.close()
@@ -409,22 +417,26 @@ class Disk:
         CorruptionError
             The file has more than `limit` bytes, so it is not what it should be, and is not read.
         """
-        file = self.open(path)
-        try:
+        with self.open(path) as file:
             size = self.length(file)
             if size > limit:
                 raise CorruptionError(str(path), limit, f"a file of at most {limit} bytes", f"{size} bytes")
             return self.pread(file, size, 0)
-        finally:
-            file.close()
 
     def read_head(self, path: str | Path, size: int) -> bytes:
         """Read at most the first `size` bytes of a file, however large it is."""
-        file = self.open(path)
-        try:
+        with self.open(path) as file:
             return self.pread(file, min(self.length(file), size), 0)
-        finally:
-            file.close()
+
+    def make_folders(self, path: str) -> list[str]:
+        """Create a folder and its missing parents; return those that were created, the uppermost first."""
+        missing: list[str] = []
+        while not self.exists(path):
+            missing.insert(0, path)
+            path = os.path.dirname(path)
+        for folder in missing:
+            self.mkdir(folder)
+        return missing
 
     def _translated(self, error: OSError, path: str, needed: int) -> OSError:
         if error.errno in _FULL:
@@ -587,13 +599,10 @@ def replace_file(disk: Disk, path: str | Path, data: bytes, *, via: str | Path) 
     path, via = os.fspath(path), os.fspath(via)
     if disk.exists(via):
         disk.unlink(via)
-    file = disk.open_new(via, 0)
-    try:
+    with disk.open_new(via, 0) as file:
         disk.pwrite(file, data, 0)
         with sync_errors(path):
             disk.fdatasync(file)
-    finally:
-        file.close()
     disk.rename(via, path)
     with sync_errors(path):
         disk.fsync_dir(os.path.dirname(path))

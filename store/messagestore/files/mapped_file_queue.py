@@ -125,13 +125,10 @@ class MappedFileQueue:
         CorruptionError
             The next file has another size.
         """
-        gone = 0
-        while gone < len(self.offsets) and not self.disk.exists(self.path(self.offsets[gone])):
-            gone += 1
-        if gone == len(self.offsets):
+        self.forget_deleted()
+        if not self.offsets:
             self.load()
             return
-        del self.offsets[:gone]
         while True:
             path = self.path(self.max_offset)
             try:
@@ -178,6 +175,16 @@ class MappedFileQueue:
             return b""
         return self.disk.pread(self.file(start), min(size, start + self.file_size - offset), offset - start)
 
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill `buffer` from `offset` on, at most to the end of its file.
+
+        The result is the number of bytes that were read; 0 without a file.
+        """
+        start = self.holding(offset)
+        if start is None:
+            return 0
+        return self.disk.pread_into(self.file(start), buffer[: start + self.file_size - offset], offset - start)
+
     def create(
         self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False
     ) -> File:
@@ -200,7 +207,7 @@ class MappedFileQueue:
                 self.disk.fallocate(file, self.file_size)
             if len(data):
                 self.disk.pwrite(file, data, position)
-            self.make_folder()
+            self.disk.make_folders(self.directory)
             if self.disk.exists(path) and self.disk.size(path):
                 text = "another process has created this file (was a broker started on this store?)"
                 raise FileExistsError(errno.EEXIST, text, path)
@@ -208,16 +215,6 @@ class MappedFileQueue:
         self.pool.put(file)
         self.offsets.append(file_from_offset)
         return file
-
-    def make_folder(self) -> None:
-        """Create the folder and its missing parents."""
-        missing = []
-        path = self.directory
-        while not self.disk.exists(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for path in reversed(missing):
-            self.disk.mkdir(path)
 
     def remove(self, file_from_offset: int) -> None:
         """Unlink a file; whoever has it open can still use it."""

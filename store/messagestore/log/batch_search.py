@@ -23,7 +23,6 @@ from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, known_batch, 
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Run, Walk, rows_of_batch_topic
 
-_TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
 _BEGIN = np.frombuffer(BODY_BEGIN, np.uint8)
 
 
@@ -36,7 +35,7 @@ def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[Bat
         A unit points to something that is not a record of the BATCH topic, or to a record that cannot be read.
     """
     queue = files.queue(BATCH_TOPIC, 0)
-    position = max(queue_offset, queue.begin(files.commit_log.min_offset))
+    position = max(queue_offset, queue.search_physical(files.commit_log.min_offset))
     while position < end:
         units = queue.read(position, min(4096, end - position))
         if not len(units):
@@ -153,8 +152,8 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
     Parameters
     ----------
     log : CommitLog
-    At or above the first segment; `read_batch` finds no record there, or another one.
-        At or above the first segment; `read_batch` finds none there, or another one.
+    physical_offset : int
+        At or above the first segment; `read_batch` finds no record there, or another one.
     end : int
         Physical offset at which the log ends.
 

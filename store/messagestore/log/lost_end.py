@@ -114,16 +114,15 @@ def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
     The third number is the place where the last of these records ends.
     """
     message_count = queue_count = furthest = 0
-    for topic, queue_ids in files.queue_names().items():
-        for queue_id in queue_ids:
-            queue = files.queue(topic, queue_id)
-            stop = queue.end()
-            count = stop - queue.end(hint=stop, limit=end)
-            if count <= 0:
-                continue
-            unit = queue.read(stop - 1, 1)[0]
-            message_count, queue_count = message_count + count, queue_count + 1
-            furthest = max(furthest, int(unit["physical_offset"]) + int(unit["size"]))
+    for key in files.queue_keys():
+        queue = files.queue(*key)
+        stop = queue.end()
+        count = stop - queue.end(hint=stop, limit=end)
+        if count <= 0:
+            continue
+        unit = queue.read(stop - 1, 1)[0]
+        message_count, queue_count = message_count + count, queue_count + 1
+        furthest = max(furthest, int(unit["physical_offset"]) + int(unit["size"]))
     return message_count, queue_count, furthest
 
 
@@ -139,13 +138,12 @@ class LastRecord(NamedTuple):
 def end_of_queues(files: StoreFiles) -> LastRecord:
     """Return the place after the last record to which a unit of any queue points."""
     log, last_position, last_size = files.commit_log, 0, 0
-    for topic, queue_ids in files.queue_names().items():
-        for queue_id in queue_ids:
-            end = proven_queue_end(files, topic, queue_id, log.max_offset, crc=False)
-            if end:
-                unit = files.queue(topic, queue_id).read(end - 1, 1)[0]
-                if int(unit["physical_offset"]) >= max(last_position, log.min_offset):
-                    last_position, last_size = int(unit["physical_offset"]), int(unit["size"])
+    for key in files.queue_keys():
+        end = proven_queue_end(files, *key, log.max_offset, crc=False)
+        if end:
+            unit = files.queue(*key).read(end - 1, 1)[0]
+            if int(unit["physical_offset"]) >= max(last_position, log.min_offset):
+                last_position, last_size = int(unit["physical_offset"]), int(unit["size"])
     head = log.head(last_position) if last_size else None
     if head is None:
         return LastRecord(log.min_offset, 0, 0, 0)

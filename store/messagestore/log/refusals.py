@@ -188,6 +188,20 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
         )
 
 
+def refuse_to_read(disk: Disk, paths: Paths) -> None:
+    """Refuse a folder that holds no store, or a store whose queues cannot be read.
+
+    Raises
+    ------
+    NotAStoreError
+    """
+    if not looks_like_store(disk, paths):
+        raise NotAStoreError(
+            f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder", path=paths.root
+        )
+    refuse_rocksdb(disk, paths)
+
+
 def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
     """Refuse a store whose queues are not in files, because it would look empty.
 

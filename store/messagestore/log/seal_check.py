@@ -13,6 +13,7 @@ the rest.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from typing import NamedTuple
@@ -20,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from messagestore.errors import CorruptionError
-from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, queue_directory, unit_bytes
+from messagestore.files.consume_queue import ConsumeQueue, queue_directory, unit_bytes, units_of
 from messagestore.format import record
-from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
+from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.sealed_ends import Key, Seal, SealedEnds
 from messagestore.log.store_files import StoreFiles
@@ -81,16 +82,13 @@ def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
     """Add the units of the records in a part of the log that only this project wrote."""
     for run in Walk(files.commit_log, start, end, Depth.FRAMING).whole():
         read = rows_of(run)
+        units = units_of(read)
         for key, rows in read.by_queue().items():
             offsets = read.queue_offsets[rows]
             if (np.diff(offsets) != 1).any():
                 ends.ask(key)
-                continue
-            units = np.empty(len(rows), UNIT_DTYPE)
-            units["physical_offset"] = read.physical_offsets[rows]
-            units["size"] = read.sizes[rows]
-            units["tags_code"] = read.tags_codes[rows]
-            ends.extend(key, int(offsets[0]), unit_bytes(units))
+            else:
+                ends.extend(key, int(offsets[0]), unit_bytes(units[rows]))
 
 
 # ---- checks
@@ -117,7 +115,7 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
             if is_deleted(files, key):
                 return None
             return Fault(directory, 0, wanted, "no file")
-        path, position = _place(queue, expected - 1)
+        path, position = queue.place(expected - 1)
         units = queue.read(expected - 1, 1)
         known = key not in ends.asked and seal is not None
         start = queue.first_file_queue_offset
@@ -148,13 +146,13 @@ def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fau
         crc = record.crc32(unit_bytes(units[max(0, seal.crc_from - start) :]), crc)
         bad = np.flatnonzero((units["size"] <= 0) | (units["physical_offset"] < 0))
         if len(bad):
-            path, position = _place(queue, start + int(bad[0]))
+            path, position = queue.place(start + int(bad[0]))
             return Fault(path, position, f"unit {start + int(bad[0])} of {key[0]}/{key[1]}", str(units[bad[0]].item()))
     if crc != seal.crc and seal.crc_from >= queue.first_file_queue_offset:
         covered = f"the units {seal.crc_from} to {seal.end - 1} of {key[0]}/{key[1]}"
-        return Fault(*_place(queue, seal.crc_from), f"CRC-32 {seal.crc:08x} of {covered}", f"{crc:08x}")
+        return Fault(*queue.place(seal.crc_from), f"CRC-32 {seal.crc:08x} of {covered}", f"{crc:08x}")
     if queue.end(hint=seal.end) != seal.end:
-        return Fault(*_place(queue, seal.end), wanted, "units behind the last one")
+        return Fault(*queue.place(seal.end), wanted, "units behind the last one")
     return None
 
 
@@ -162,13 +160,6 @@ def is_without_crc(files: StoreFiles, key: Key, seal: Seal) -> bool:
     """Whether the first units that a queue's CRC covers were deleted together with their file."""
     start = files.queue(*key).first_file_queue_offset
     return seal.crc_from < start < seal.end
-
-
-def _place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
-    start = queue.holding(queue_offset * UNIT.size)
-    if start is None:
-        return queue.directory, queue_offset * UNIT.size
-    return queue.path(start), queue_offset * UNIT.size - start
 
 
 def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> Seal | None:
@@ -223,7 +214,7 @@ def short_queues(files: StoreFiles, end: int) -> set[Key]:
     log = files.commit_log
     if end <= log.min_offset:
         return set()
-    there = {(topic, queue_id) for topic, ids in files.queue_names().items() for queue_id in ids}
+    there = set(files.queue_keys())
     last: dict[Key, int] = {}
     for run in Walk(log, log.segment_of(end - 1), end, Depth.FRAMING):
         read = rows_of(run)
@@ -234,23 +225,18 @@ def short_queues(files: StoreFiles, end: int) -> set[Key]:
 
 
 def _has_unit_of(files: StoreFiles, key: Key, physical_offset: int) -> bool:
-    try:
+    with contextlib.suppress(CorruptionError, FileNotFoundError):
         queue = files.queue(*key)
         units = queue.read(queue.search_physical(physical_offset), 1)
-    except (CorruptionError, FileNotFoundError):
-        return False
-    return bool(len(units)) and int(units["physical_offset"][0]) == physical_offset
+        return bool(len(units)) and int(units["physical_offset"][0]) == physical_offset
+    return False
 
 
 def _has_unit(files: StoreFiles, key: Key, number: int) -> bool:
-    try:
+    with contextlib.suppress(CorruptionError, FileNotFoundError):
         units = files.queue(*key).read(number, 1)
-    except (CorruptionError, FileNotFoundError):
-        return False
-    return bool(len(units)) and int(units["size"][0]) > 0
-
-
-# ---- repairs
+        return bool(len(units)) and int(units["size"][0]) > 0
+    return False
 
 
 def listed(keys: Collection[Key]) -> str:

@@ -29,7 +29,7 @@ from messagestore.format.hosts import pack_host
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.properties import PROPERTY_CRC
 from messagestore.format.record import crc32, decode_message
-from messagestore.log.sealed_ends import SealedEnds
+from messagestore.log.sealed_ends import Key, SealedEnds
 
 FORMAT_VERSION = 2
 _FORMAT_1 = 1
@@ -278,9 +278,9 @@ class StoreFiles:
             )
         self.topics = Topics(disk, paths.root)
         self.state_file = StateFile(disk, paths.state)
-        self._queues: OrderedDict[tuple[str, int], ConsumeQueue] = OrderedDict()
-        self._written: dict[tuple[str, int], ConsumeQueue] = {}
-        self.ever_written: set[tuple[str, int]] = set()
+        self._queues: OrderedDict[Key, ConsumeQueue] = OrderedDict()
+        self._written: dict[Key, ConsumeQueue] = {}
+        self.ever_written: set[Key] = set()
         """Queues that got units since the journal last recorded them."""
         self.ends: SealedEnds | None = None
         """Where each queue ends in the dispatched log, as far as it is known; None: not read yet."""
@@ -363,6 +363,10 @@ class StoreFiles:
     def written_queues(self) -> list[tuple[str, int, ConsumeQueue]]:
         """Return the queues written since the last sync."""
         return [(topic, queue_id, queue) for (topic, queue_id), queue in self._written.items()]
+
+    def queue_keys(self) -> list[Key]:
+        """Return the topic and queue id of each queue, read from the folders."""
+        return [(topic, queue_id) for topic, queue_ids in self.queue_names().items() for queue_id in queue_ids]
 
     def queue_names(self) -> dict[str, list[int]]:
         """Return topic -> queue ids, read from the folders."""
@@ -500,15 +504,9 @@ def make_root(disk: Disk, paths: Paths) -> None:
         The folder holds something else.
     """
     check_root(disk, paths)
-    missing = []
-    path = paths.root
-    while not disk.exists(path):
-        missing.append(path)
-        path = os.path.dirname(path)
-    for path in reversed(missing):
-        disk.mkdir(path)
-    if missing:
-        disk.fsync_dir(os.path.dirname(missing[-1]))
+    made = disk.make_folders(paths.root)
+    if made:
+        disk.fsync_dir(os.path.dirname(made[0]))
 
 
 def make_staging(disk: Disk, paths: Paths) -> None:

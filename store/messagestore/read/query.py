@@ -19,7 +19,7 @@ from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MA
 from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
-from messagestore.read.view import StoreView
+from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
 
 LOWER, UPPER = "lower", "upper"
 _DEFAULT_COUNT = 32
@@ -99,23 +99,14 @@ def get_batch(
     queue_offset: int,
     max_count: int,
     columns: Sequence[str],
-    *,
-    verify_body_crc: bool = True,
 ) -> pa.RecordBatch | None:
     """The messages of `get_message` as one record batch; None if the status is not FOUND."""
     view.refresh()
     status, _, _, high = get_status(view, topic, queue_id, queue_offset)
     if status is not GetMessageStatus.FOUND:
         return None
-    batches = view.read(
-        topic,
-        queue_id,
-        queue_offset,
-        min(high, queue_offset + max(1, max_count)),
-        columns,
-        verify_body_crc=verify_body_crc,
-    )
-    return next(batches)
+    end = min(high, queue_offset + max(1, max_count))
+    return next(view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES)).decoded(columns)
 
 
 def message_at(view: StoreView, physical_offset: int, size: int | None = None) -> MessageExt:
@@ -262,34 +253,11 @@ def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_m
         "lower": the first message that was stored at the time or later (the queue's end if there is none). "upper": the
         last message that was stored at the time or earlier (the queue's begin if there is none).
     """
-    return _looked_up(view, lambda: _queue_offset_by_time(view, topic, queue_id, timestamp_ms, boundary))
-
-
-def _queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str) -> int:
     view.refresh()
-    low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
-    if low >= high:
-        return low
-
-    def time_of(offset: int) -> int:
-        unit = view.units(topic, queue_id, offset, offset + 1)[0]
-        head = view.files.commit_log.head(int(unit["physical_offset"]))
-        if head is None:
-            return -1
-        return int(head["store_timestamp_ms"])
-
-    def first_where(after: bool) -> int:
-        left, right = low, high
-        while left < right:
-            middle = (left + right) // 2
-            time_ms = time_of(middle)
-            if time_ms > timestamp_ms or (not after and time_ms == timestamp_ms):
-                right = middle
-            else:
-                left = middle + 1
-        return left
-
     if boundary == LOWER:
-        return first_where(after=False)
-    offset = first_where(after=True)
-    return max(low, offset - 1) if offset > low else low
+        offset = view.offset_behind_time(topic, queue_id, timestamp_ms - 1)
+    else:
+        low = view.min_offset(topic, queue_id)
+        offset = max(low, view.offset_behind_time(topic, queue_id, timestamp_ms) - 1)
+    view.check_place()
+    return offset

@@ -29,8 +29,6 @@ FEW_QUEUES = 16
 _WALK_SIZE = 1 << 20
 _WALK_SIZE_PER_QUEUE = 16 * 1024
 """The largest number of bytes of single messages that are read before the queues are read instead."""
-_FIRST_CHUNK_SIZE = 64 * 1024
-_CHUNK_SIZE = 4 * 1024 * 1024
 _LONG_LOOK_S = 0.05
 _PAUSE = 2.0
 """If reading all queues of a broker's store took long, they are read again after this many times as long."""

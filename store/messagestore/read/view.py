@@ -15,13 +15,14 @@ counts what they held.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,16 +38,17 @@ from messagestore.errors import (
     StoreWentBackwardsError,
 )
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.commit_log import GAP
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.files.mapped_file import Disk, File
 from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
-from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX, MessageExt
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
-from messagestore.log.refusals import check_readable_topic, refuse_rocksdb
+from messagestore.log.refusals import check_readable_topic, refuse_to_read
 from messagestore.log.seal_check import Fault, fault_of, is_deleted, sealed_at
 from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
@@ -58,12 +60,21 @@ _HEALING_TRIES = 5
 READ_ROWS = record_columns.BLOCK_ROWS
 READ_BYTES = 16 * 1024 * 1024
 _READ_AHEAD = 2
-_GAP = 16 * 1024
-"""Records of a queue that lie closer than this are read together: 16 KiB more cost as much as another call."""
 _MOST_GAPS = 4
 """How many times the requested bytes may be read in order to read the records of a sparse queue together."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def healing(look: Callable[Concatenate[StoreView, P], T]) -> Callable[Concatenate[StoreView, P], T]:
+    """Make a method of a view repeat itself if a file that it reads is deleted meanwhile (`StoreView.healed`)."""
+
+    @functools.wraps(look)
+    def repeated(view: StoreView, /, *args: P.args, **options: P.kwargs) -> T:
+        return view.healed(lambda: look(view, *args, **options))
+
+    return repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +100,83 @@ class Visible:
     recovered: bool = True
 
 
-class Block(NamedTuple):
-    """Records as bytes, and the values that they must contain."""
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Consecutive messages of one queue: their units, and the bytes of their records.
 
-    queue_offsets: NDArray[np.int64]
+    Parameters
+    ----------
+    topic : str
+    queue_id : int
+    start : int
+        The number of the first message.
+    physical_offsets, sizes : int64[n], int32[n]
+        The units.
+    data : uint8[m]
+        The records, possibly with bytes of other records in between.
+    positions : int64[n]
+        Where each record begins in `data`.
+    path : str
+        The path of the log, for errors.
+    renumbered : bool[n] or None
+        The messages whose record may contain another number than the number of its unit, because a broker restored a
+        topic that had been deleted. None: no record may contain another number.
+    """
+
+    topic: str
+    queue_id: int
+    start: int
     physical_offsets: NDArray[np.int64]
     sizes: NDArray[np.int32]
     data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    renumbered: NDArray[np.bool_] | None
+    positions: NDArray[np.int64]
+    path: str
+    renumbered: NDArray[np.bool_] | None = None
+
+    @property
+    def end(self) -> int:
+        """The number after that of the last message."""
+        return self.start + len(self.sizes)
+
+    def decoded(self, columns: Sequence[str], *, verify_body_crc: bool = True) -> pa.RecordBatch:
+        """Some columns of the messages; nothing else is decoded. Every record is checked against its unit and CRCs.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Names in `record_columns.COLUMNS`.
+
+        Raises
+        ------
+        CorruptionError
+            A record is not the one that its unit describes, or a CRC does not match.
+        """
+        queue_offsets = np.arange(self.start, self.end, dtype=np.int64)
+        expected = record_columns.Expected(
+            self.topic, self.queue_id, queue_offsets, self.physical_offsets, self.renumbered
+        )
+        return record_columns.decode(
+            self.data,
+            self.positions,
+            self.sizes,
+            columns,
+            verify_body_crc=verify_body_crc,
+            expected=expected,
+            path=self.path,
+        )
+
+    def messages(self) -> Iterator[MessageExt]:
+        """The messages one by one, in a readable form; the CRCs of each message are checked.
+
+        Raises
+        ------
+        CorruptionError
+            A record is damaged, or belongs to another place.
+        """
+        columns = (self.physical_offsets, self.positions, self.sizes)
+        for place, position, size in zip(*(column.tolist() for column in columns), strict=True):
+            data = self.data[position : position + size].tobytes()
+            yield record.decode_message(data, path=self.path, physical_offset=place)
 
 
 class StoreView:
@@ -131,16 +210,11 @@ class StoreView:
     ) -> None:
         paths = Paths(root)
         disk = disk or Disk()
-        if not looks_like_store(disk, paths):
-            raise NotAStoreError(
-                f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder",
-                path=paths.root,
-            )
+        refuse_to_read(disk, paths)
         self._folders: dict[str, File] = {}
         self._identity_file: File | None = None
         self._pin_folders(disk, paths)
         self.files = StoreFiles(paths, config or StoreConfig(), self._read_identity(disk, paths), disk)
-        refuse_rocksdb(disk, paths)
         self.files.load(index=False)
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
@@ -440,10 +514,7 @@ class StoreView:
         """The queue ids of each topic, from the existing folders."""
         self.check_place()
         found = self.files.queue_names()
-        for topic, queue_id in self.tail.units if self.tail is not None else ():
-            if queue_id not in found.setdefault(topic, []):
-                found[topic] = sorted([*found[topic], queue_id])
-        for topic, queue_id in self._lost_queues():
+        for topic, queue_id in (*(self.tail.units if self.tail is not None else ()), *self._lost_queues()):
             if queue_id not in found.setdefault(topic, []):
                 found[topic] = sorted([*found[topic], queue_id])
         return found
@@ -496,11 +567,9 @@ class StoreView:
         except FileNotFoundError:
             return False
 
+    @healing
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The number of the first message of a queue that is not visible (yet)."""
-        return self.healed(lambda: self._max_offset(topic, queue_id))
-
-    def _max_offset(self, topic: str, queue_id: int) -> int:
         key = (topic, queue_id)
         if self.tail is not None:
             return self._end_in_tail(key)
@@ -607,30 +676,27 @@ class StoreView:
             raise fault.error()
         return self._visible_end(topic, queue_id, 0)  # a writer opened the store meanwhile
 
+    @healing
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The number of the first message of a queue whose record is still in the log; its maximum offset if there is
         none.
         """
-        return self.healed(lambda: self._min_offset(topic, queue_id))
-
-    def _min_offset(self, topic: str, queue_id: int) -> int:
         self._forget_deleted()
-        return self._search_physical(topic, queue_id, self.files.commit_log.min_offset)
+        return self.search_physical(topic, queue_id, self.files.commit_log.min_offset)
 
-    def _search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
+    @healing
+    def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
+        """The number of the first message of a queue at a physical offset or above; its maximum offset if there is
+        none.
+        """
         found = self._queue(topic, queue_id).search_physical(physical_offset)
         if self.tail is not None and (topic, queue_id) in self.tail.units:
             first = self.tail.units[topic, queue_id][0]
             if found >= first or not self.files.queue(topic, queue_id).offsets:
                 found = self.tail.search_physical((topic, queue_id), physical_offset)
-        return min(found, self._max_offset(topic, queue_id))
+        return min(found, self.max_offset(topic, queue_id))
 
-    def search_physical(self, topic: str, queue_id: int, physical_offset: int) -> int:
-        """The number of the first message of a queue at a physical offset or above; its maximum offset if there is
-        none.
-        """
-        return self.healed(lambda: self._search_physical(topic, queue_id, physical_offset))
-
+    @healing
     def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """The number of the first message of a queue that was stored after a time; its maximum offset if there is
         none.
@@ -646,17 +712,17 @@ class StoreView:
                 left = middle + 1
         return left
 
+    @healing
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         """The units `start..end` of a queue, as far as its files hold them. The caller has called `max_offset`."""
-        return self.healed(lambda: self._units(topic, queue_id, start, end))
-
-    def _units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         key = (topic, queue_id)
         if self.tail is None or key not in self.tail.units or end <= self.tail.units[key][0]:
             queue = self.files.queue(topic, queue_id)
-            if end > queue.end_file_queue_offset:
+            units = queue.read(start, end - start)
+            if len(units) < end - start:
                 queue.load()  # the next file was created meanwhile
-            return queue.read(start, end - start)
+                units = queue.read(start, end - start)
+            return units
         first = self.tail.units[key][0]
         above = self.tail.read(key, max(start, first), end)
         if start >= first:
@@ -664,6 +730,7 @@ class StoreView:
         below = self.files.queue(topic, queue_id).read(start, first - start)
         return np.concatenate([below, above]) if len(below) == first - start else below
 
+    @healing
     def record_crc(self, position: int, size: int) -> int | None:
         """The CRC-32 of bytes of the log, read from the file that is at the path now.
 
@@ -672,9 +739,6 @@ class StoreView:
         int | None
             None: the bytes lie below the first segment. -1: the log does not reach that far.
         """
-        return self.healed(lambda: self._record_crc(position, size))
-
-    def _record_crc(self, position: int, size: int) -> int | None:
         self._forget_deleted()
         log = self.files.commit_log
         if position + size > log.max_offset:
@@ -697,9 +761,10 @@ class StoreView:
         verify_body_crc: bool = True,
         max_rows: int = READ_ROWS,
         max_bytes: int = READ_BYTES,
-        read_ahead: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """Read the messages `start..end` of a queue as record batches, in order, each message once.
+
+        A thread reads the next records meanwhile.
 
         Parameters
         ----------
@@ -709,8 +774,6 @@ class StoreView:
             Names in `record_columns.COLUMNS`; nothing else is decoded.
         max_rows, max_bytes : int
             The limits of one batch, in messages and bytes of records. A batch has at least one message.
-        read_ahead : bool
-            Let a thread read the next records meanwhile. That does not help if all cores are busy (Spark's tasks).
 
         Raises
         ------
@@ -722,21 +785,10 @@ class StoreView:
         """
         blocks = self.blocks(topic, queue_id, start, end, max_rows, max_bytes)
 
-        def decoded(block: Block) -> pa.RecordBatch:
-            expected = record_columns.Expected(
-                topic, queue_id, block.queue_offsets, block.physical_offsets, block.renumbered
-            )
-            return record_columns.decode(
-                block.data,
-                block.starts,
-                block.sizes,
-                columns,
-                verify_body_crc=verify_body_crc,
-                expected=expected,
-                path=self.files.paths.commit_log,
-            )
+        def decoded(block: Gathered) -> pa.RecordBatch:
+            return block.decoded(columns, verify_body_crc=verify_body_crc)
 
-        if end - start <= max_rows or not read_ahead:
+        if end - start <= max_rows:
             yield from map(decoded, blocks)
             return
         with ThreadPoolExecutor(1) as pool:  # reading and copying do not need the GIL, which the CRCs hold for long
@@ -745,7 +797,9 @@ class StoreView:
                 ahead.append(pool.submit(next, blocks, None))
                 yield decoded(block)
 
-    def blocks(self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int) -> Iterator[Block]:
+    def blocks(
+        self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int
+    ) -> Iterator[Gathered]:
         """The messages of a queue as bytes, up to `max_rows` messages and `max_bytes` bytes at a time."""
         position = start
         while position < end:
@@ -764,7 +818,7 @@ class StoreView:
             yield block
             del block  # so that the next block can use its memory
 
-    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Block | None:
+    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Gathered | None:
         """The next messages of a queue; None if the first of them is no longer in the queue or in the log."""
         units = self.units(topic, queue_id, position, end)
         if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
@@ -773,15 +827,15 @@ class StoreView:
         physical_offsets = units["physical_offset"].astype(np.int64)
         count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
         gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
-        read_together = np.cumsum(sizes[1:count] + np.where((gaps > 0) & (gaps <= _GAP), gaps, 0), dtype=np.int64)
+        read_together = np.cumsum(sizes[1:count] + np.where((gaps > 0) & (gaps <= GAP), gaps, 0), dtype=np.int64)
         count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
         sizes, physical_offsets = sizes[:count], physical_offsets[:count]
         self.check_units(topic, queue_id, position, physical_offsets, sizes)
-        data, starts = self._gather(physical_offsets, sizes)
+        data, positions = self.files.commit_log.gather(physical_offsets, sizes)
         self.check_place()  # after reading, because files are opened by their paths
-        queue_offsets = np.arange(position, position + count, dtype=np.int64)
         renumbered = None if self.own else self._in_order(topic, queue_id, position, physical_offsets)
-        return Block(queue_offsets, physical_offsets, sizes, data, starts, renumbered)
+        path = self.files.paths.commit_log
+        return Gathered(topic, queue_id, position, physical_offsets, sizes, data, positions, path, renumbered)
 
     def _in_order(
         self, topic: str, queue_id: int, position: int, physical_offsets: NDArray[np.int64]
@@ -838,47 +892,16 @@ class StoreView:
             The size of a unit is not that of a record, or exceeds the room in its segment.
         """
         log = self.files.commit_log
-        room = log.segment_size - BLANK.size - (physical_offsets - log.min_offset) % log.segment_size
+        room = log.file_size - BLANK.size - (physical_offsets - log.min_offset) % log.file_size
         bad = np.flatnonzero((sizes <= 0) | (sizes > room) | (physical_offsets < 0))
         if len(bad):
             row = int(bad[0])
-            queue = self.files.queue(topic, queue_id)
-            start = queue.holding((queue_offset + row) * UNIT.size) or 0
             raise MagicError(
-                queue.path(start),
+                self.files.queue(topic, queue_id).place(queue_offset + row)[0],
                 queue_offset + row,
                 f"unit {queue_offset + row} of {topic}/{queue_id}",
                 f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
             )
-
-    def _gather(
-        self, physical_offsets: NDArray[np.int64], sizes: NDArray[np.int32]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Records as (data, where each record begins in it). Records that lie close together are read in one call."""
-        log = self.files.commit_log
-        ends = physical_offsets + sizes
-        begin, end = int(physical_offsets[0]), int(ends[-1])
-        gaps = physical_offsets[1:] - ends[:-1]
-        breaks = (gaps > _GAP) | (gaps < 0)
-        if log.segment_of(begin) != log.segment_of(end - 1):
-            segments = (physical_offsets - log.min_offset) // log.segment_size
-            breaks |= segments[1:] != segments[:-1]
-        if not breaks.any():
-            data = np.empty(end - begin, np.uint8)
-            log.read_into(data.data, begin)
-            return data, physical_offsets - begin
-        span_first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-        span_last = np.append(span_first[1:], len(sizes)) - 1
-        span_starts, span_ends = physical_offsets[span_first], ends[span_last]
-        span_positions = np.concatenate([[0], np.cumsum(span_ends - span_starts)])
-        data = np.empty(int(span_positions[-1]), np.uint8)
-        view = data.data
-        for begin, end, position in zip(
-            span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False
-        ):
-            log.read_into(view[position : position + end - begin], begin)
-        spans = np.repeat(np.arange(len(span_first)), span_last - span_first + 1)
-        return data, physical_offsets - span_starts[spans] + span_positions[spans]
 
     def close(self) -> None:
         """Close all files."""

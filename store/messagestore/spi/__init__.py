@@ -24,11 +24,11 @@ from messagestore.format.properties import check_properties
 from messagestore.format.record_columns import COLUMNS, Rows, encode
 from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER
 from messagestore.log.store_files import store_host_of
+from messagestore.read.view import Gathered
 from messagestore.spi.interface import (
     Committed,
     Description,
     Ends,
-    Gathered,
     LastRecord,
     Place,
     Proven,

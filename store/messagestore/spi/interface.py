@@ -21,15 +21,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
-
 from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
-from messagestore.format.message import MessageExt
-from messagestore.format.record import decode_message
-from messagestore.format.record_columns import Expected, Rows, decode
+from messagestore.format.record_columns import Rows
+from messagestore.read.view import Gathered
 from messagestore.write.staging import StagedFile
 from messagestore.write.transaction import BatchRequest, BatchResult
 
@@ -176,75 +171,6 @@ class Proven:
     start: int
     end: int
     units: dict[Queue, tuple[int, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    """Consecutive messages of one queue: their units, and the bytes of their records.
-
-    Parameters
-    ----------
-    topic : str
-    queue_id : int
-    start : int
-        The number of the first message.
-    physical_offsets, sizes : int64[n], int32[n]
-        The units.
-    data : uint8[m]
-        The records, possibly with bytes of other records in between.
-    positions : int64[n]
-        Where each record begins in `data`.
-    path : str
-        The path of the log, for errors.
-    renumbered : bool[n] or None
-        The messages whose record may contain another number than the number of its unit, because a broker restored a
-        topic that had been deleted. None: no record may contain another number.
-    """
-
-    topic: str
-    queue_id: int
-    start: int
-    physical_offsets: NDArray[np.int64]
-    sizes: NDArray[np.int32]
-    data: NDArray[np.uint8]
-    positions: NDArray[np.int64]
-    path: str
-    renumbered: NDArray[np.bool_] | None = None
-
-    @property
-    def end(self) -> int:
-        """The number after that of the last message."""
-        return self.start + len(self.sizes)
-
-    def decoded(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """Some columns of the messages; nothing else is decoded. Every record is checked against its unit and CRCs.
-
-        Parameters
-        ----------
-        columns : sequence of str
-            Names in `messagestore.spi.COLUMNS`.
-
-        Raises
-        ------
-        CorruptionError
-            A record is not the one that its unit describes, or a CRC does not match.
-        """
-        queue_offsets = np.arange(self.start, self.end, dtype=np.int64)
-        expected = Expected(self.topic, self.queue_id, queue_offsets, self.physical_offsets, self.renumbered)
-        return decode(self.data, self.positions, self.sizes, columns, expected=expected, path=self.path)
-
-    def messages(self) -> Iterator[MessageExt]:
-        """The messages one by one, in a readable form; the CRCs of each message are checked.
-
-        Raises
-        ------
-        CorruptionError
-            A record is damaged, or belongs to another place.
-        """
-        columns = (self.physical_offsets, self.positions, self.sizes)
-        for place, position, size in zip(*(column.tolist() for column in columns), strict=True):
-            record = self.data[position : position + size].tobytes()
-            yield decode_message(record, path=self.path, physical_offset=place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Identity, Paths, check_root, config_of_records, looks_like_store, make_staging
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.queue_ends import QueueEnds
-from messagestore.read.view import Block, StoreView, Visible
+from messagestore.read.view import Gathered, StoreView, Visible
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
 from messagestore.spi.interface import (
     GATHERED_ROWS,
@@ -40,7 +39,6 @@ from messagestore.spi.interface import (
     Committed,
     Description,
     Ends,
-    Gathered,
     LastRecord,
     Place,
     Proven,
@@ -261,21 +259,7 @@ class LocalReader:
     ) -> Iterator[Gathered]:
         """The bytes of the records of some ranges."""
         for each in ranges:
-            blocks = self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size)
-            yield from map(partial(self._gathered, each), blocks)  # `map` keeps no block
-
-    def _gathered(self, of: Range, block: Block) -> Gathered:
-        return Gathered(
-            of.topic,
-            of.queue_id,
-            int(block.queue_offsets[0]),
-            block.physical_offsets,
-            block.sizes,
-            block.data,
-            block.starts,
-            self._view.files.paths.commit_log,
-            block.renumbered,
-        )
+            yield from self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size)
 
     # ---- others
 

@@ -209,12 +209,12 @@ class QueueCheck:
         seen.gap = self.gap
         for row in (np.flatnonzero(~same[skipped:]) + skipped).tolist():
             unit = _words(found[row]) if row < len(found) else "no file"
-            path, position = place(queue, first + row)
+            path, position = queue.place(first + row)
             self._fault(seen, Finding(path, position, f"unit {first + row} of {name}: {_words(units[row])}", unit))
 
     def _earlier(self, queue: ConsumeQueue, first: int, last_place: int) -> int:
         """Count the numbers, from a given one on, without units because the queue begins after a place in the log."""
-        begin = queue.begin(0) if queue.offsets else 0
+        begin = queue.search_physical(0) if queue.offsets else 0
         units = queue.read(begin, 1 if begin > first else 0)
         return begin - first if len(units) and int(units["physical_offset"][0]) > last_place else 0
 
@@ -311,7 +311,7 @@ class QueueCheck:
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)
         if queue is None:
             return
-        begin = queue.begin(self.files.commit_log.min_offset)
+        begin = queue.search_physical(self.files.commit_log.min_offset)
         end = queue.end(limit=limit)
         size, identity = queue.file_size, self.files.identity
         if queue.offsets and identity is not None and size != identity.mapped_file_size_consume_queue:
@@ -326,12 +326,12 @@ class QueueCheck:
         if zeros_behind:
             behind = queue.read(end, _BEHIND_COUNT).view(np.uint8).reshape(-1, UNIT.size).any(axis=1)
             if behind.any():
-                path, position = place(queue, end + int(behind.argmax()))
+                path, position = queue.place(end + int(behind.argmax()))
                 self.report.find(path, position, f"zeros behind unit {end - 1} of {topic}/{queue_id}", "other bytes")
 
     def _unit_without_record(self, topic: str, queue_id: int, queue: ConsumeQueue, start: int, end: int) -> None:
         if start < end and not self.gap:  # nothing is known after a stretch that cannot be read
-            path, position = place(queue, start)
+            path, position = queue.place(start)
             expected = f"records for the units {start} to {end - 1} of {topic}/{queue_id}"
             units = queue.read(start, 1)
             says = _words(units[0]) if len(units) else "no unit"
@@ -423,14 +423,6 @@ class IndexCheck:
             if physical_offset < self.limit:
                 expected = f"an entry (of the record at {physical_offset}) to which the chain of its slot leads"
                 self.report.find(path, position, expected, "an entry that no chain reaches")
-
-
-def place(queue: ConsumeQueue, queue_offset: int) -> tuple[str, int]:
-    """Return the file and the position of a unit; the folder if no file holds it."""
-    start = queue.holding(queue_offset * UNIT.size)
-    if start is None:
-        return queue.directory, queue_offset * UNIT.size
-    return queue.path(start), queue_offset * UNIT.size - start
 
 
 def _words(unit: np.void) -> str:

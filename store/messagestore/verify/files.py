@@ -109,18 +109,17 @@ def _shown_end(files: StoreFiles, *, proven: bool) -> int:
     """Return the end of the last record that a unit of any queue points to, and that exists if it must be proven."""
     log = files.commit_log
     shown = log.min_offset
-    for topic, queue_ids in files.queue_names().items():
-        for queue_id in queue_ids:
-            try:
-                queue = files.queue(topic, queue_id)
-                end = queue.end(limit=log.max_offset)
-                if proven:
-                    end = proven_queue_end(files, topic, queue_id, log.max_offset, end)
-                unit = queue.read(end - 1, 1)
-            except CorruptionError:
-                continue  # the check of the queues reports it
-            if len(unit) and log.min_offset <= int(unit["physical_offset"][0]) < log.max_offset:
-                shown = max(shown, int(unit["physical_offset"][0]) + int(unit["size"][0]))
+    for key in files.queue_keys():
+        try:
+            queue = files.queue(*key)
+            end = queue.end(limit=log.max_offset)
+            if proven:
+                end = proven_queue_end(files, *key, log.max_offset, end)
+            unit = queue.read(end - 1, 1)
+        except CorruptionError:
+            continue  # the check of the queues reports it
+        if len(unit) and log.min_offset <= int(unit["physical_offset"][0]) < log.max_offset:
+            shown = max(shown, int(unit["physical_offset"][0]) + int(unit["size"][0]))
     return shown
 
 

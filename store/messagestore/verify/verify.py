@@ -26,8 +26,8 @@ from messagestore.format.layout import BLANK, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
-from messagestore.log.refusals import refuse_rocksdb
-from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
+from messagestore.log.refusals import refuse_to_read
+from messagestore.log.store_files import Identity, Paths, StoreFiles
 from messagestore.log.walk import Run, Walk, rows_of
 from messagestore.recovery.survey import bad_chunk
 from messagestore.verify.derived import IndexCheck, QueueCheck
@@ -65,11 +65,7 @@ def verify(
         There is no store, or its queues are in RocksDB, so that it would look empty or faulty.
     """
     disk, paths = disk or Disk(), Paths(root)
-    if not looks_like_store(disk, paths):
-        raise NotAStoreError(
-            f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder", path=paths.root
-        )
-    refuse_rocksdb(disk, paths)
+    refuse_to_read(disk, paths)
     for left in reversed(range(_TRIES)):
         report = VerifyReport()
         files: StoreFiles | None = None

@@ -107,9 +107,9 @@ def test_a_queue_that_begins_above_0_is_filled_from_its_files_start(tmp_path: Pa
     assert queue.end_file_queue_offset == 20
     assert queue.read(10, 4).tolist() == [FILLER] * 3 + some_units(13, 1).tolist()
     assert queue.end() == 17
-    assert queue.begin(0) == 13
-    assert queue.begin(141) == 15
-    assert queue.begin(10**9) == 17
+    assert queue.search_physical(0) == 13
+    assert queue.search_physical(141) == 15
+    assert queue.search_physical(10**9) == 17
 
 
 def test_a_files_first_units_are_in_it_when_it_gets_its_name(tmp_path: Path):
@@ -221,7 +221,7 @@ class QueueModel(RuleBasedStateMachine):
         hint = data.draw(st.integers(0, self.first + len(self.model) + 5))
         below = sum(row[0] < physical for row in self.model)
         assert self.queue.search_physical(physical, hint) == self.first + below
-        assert self.queue.begin(physical) == self.first + below
+        assert self.queue.search_physical(physical) == self.first + below
         ended = sum(row[0] + row[1] <= physical for row in self.model)
         assert self.queue.end(hint, limit=physical) == self.first + ended
 
@@ -333,7 +333,7 @@ def test_a_queue_cut_to_its_fillers_has_no_file(tmp_path: Path):
     assert image(queue) == {}
     assert queue.end() == 0
     queue.append(7, some_units(7, 1))
-    assert queue.begin(0) == 7
+    assert queue.search_physical(0) == 7
 
 
 def test_a_zero_file_ahead_is_unlinked(tmp_path: Path):

@@ -542,7 +542,7 @@ def test_any_bytes_end_in_an_answer(rng: random.Random, shape: tuple[int, int], 
         index = make(root, *shape)
         for key_hash in range(slots + 1):
             assert len(search(index, key_hash, 1000, 0, 2**62)) < entries
-        index.covers()
+        index.ranges()
         index_rewind.rewind(index, physical)
         index.put(np.array([2**62]), NOW_MS, np.array([3], np.int32), np.array([1], np.int32))
         if index.end_physical_offset == 2**62:
@@ -624,13 +624,11 @@ def test_another_size_is_refused_with_the_settings(tmp_path: Path):
         make(tmp_path, 7, 11)
 
 
-def test_covers_and_ranges(tmp_path: Path):
+def test_ranges(tmp_path: Path):
     """What a key lookup need not scan the log for."""
     index = make(tmp_path, 7, 4)
-    assert index.covers() == (0, 0)
     assert index.ranges() == []
     put(index, [Record(100 + i * 10, NOW_MS, [i]) for i in range(5)])
-    assert index.covers() == (100, 140)
     assert index.ranges() == [(100, 120), (130, 140)]
 
 

@@ -348,7 +348,7 @@ def test_a_range_that_retention_takes_while_it_is_read_is_counted(tmp_path: Path
     with MessageStore.open_read_only(root) as reader:
         view, counts = reader.view, list[int]()
         high = reader.max_offset("t", 0)
-        batches = view.read("t", 0, 0, high, ["queue_offset"], max_rows=10, read_ahead=False)
+        batches = (block.decoded(["queue_offset"]) for block in view.blocks("t", 0, 0, high, 10, 1 << 20))
         counts.append(next(batches).num_rows)
         delete_segments(root, 3)
         if not open_files:
