@@ -256,9 +256,10 @@ def _sync_plan(make: Callable[[Any], Any]) -> AbstractContextManager[object]:
 
 
 def _load_anything(queue: MappedFileQueue) -> None:
-    queue.offsets = [int(name) for name in queue.disk.names(queue.directory) if name.isdigit()]
-    if queue.offsets and not queue.file_size:
-        queue.file_size = queue.disk.size(queue.path(queue.offsets[0]))
+    offsets = [int(name) for name in queue.disk.names(queue.directory) if name.isdigit()]
+    if offsets and not queue.file_size:
+        queue.file_size = queue.disk.size(queue.path(offsets[0]))
+    queue.set_offsets(offsets)
 
 
 def _pretend(lock: WriterLock, timeout_s: float, *, description: str) -> None:

@@ -128,13 +128,13 @@ class ConsumeQueue(MappedFileQueue):
             Retention has deleted a file since `load`. Load again, and begin at the first file.
         """
         offset, end = queue_offset * UNIT.size, self.max_offset
-        if count <= 0 or not self.offsets or not self.offsets[0] <= offset < end:
+        if count <= 0 or not self.min_offset <= offset < end:
             return np.empty(0, UNIT_DTYPE)
         units: Units = np.empty(min(count, (end - offset) // UNIT.size), UNIT_DTYPE)
         view = units.view(np.uint8).data
         while len(view):
             found = self.pread_into(view, offset)
-            size = min(len(view), self.file_size - (offset - self.offsets[0]) % self.file_size)
+            size = min(len(view), self.file_size - (offset - self.min_offset) % self.file_size)
             if found != size:
                 path, position = self.place(offset // UNIT.size)
                 raise CorruptionError(path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
@@ -290,7 +290,7 @@ class ConsumeQueue(MappedFileQueue):
         phantom message in a file of zeros. A file that is already zero there is not written.
         """
         offset = max(0, queue_offset) * UNIT.size
-        for start in reversed(self.offsets.copy()):
+        for start in reversed(self.offsets):
             if start + self.file_size <= offset:
                 return
             if start >= offset or not self._has_message(start, min(offset, start + self.file_size)):

@@ -39,6 +39,13 @@ class MappedFileQueue:
     staging : str
         A folder on the same file system, in which new files are created.
 
+    Attributes
+    ----------
+    offsets : list of int
+        file_from_offset of each file, ascending.
+    min_offset, max_offset : int
+        The first byte that a file holds, and the end of the last file; 0 without files.
+
     Threads: one writer; any number of readers that call `load` themselves.
     """
 
@@ -49,10 +56,15 @@ class MappedFileQueue:
         self.pool = pool
         self.disk: Disk = pool.disk
         self.staging = staging
-        self.offsets: list[int] = []
-        """file_from_offset of each file, ascending."""
+        self.set_offsets([])
         self._name_unsynced = False
         self._paths: dict[int, str] = {}
+
+    def set_offsets(self, offsets: list[int]) -> None:
+        """Note which files exist. The list is not changed later."""
+        self.offsets = offsets
+        self.min_offset = offsets[0] if offsets else 0
+        self.max_offset = offsets[-1] + self.file_size if offsets else 0
 
     def load(self) -> None:
         """Read the names and sizes in the folder.
@@ -98,7 +110,7 @@ class MappedFileQueue:
                     "this file",
                     f"{file_name(offset)} as the next one",
                 )
-        self.offsets = offsets
+        self.set_offsets(offsets)
 
     def forget_deleted(self) -> bool:
         """Forget the first files if retention has deleted them; costs one system call if they still exist.
@@ -112,7 +124,8 @@ class MappedFileQueue:
         while count < len(self.offsets) and not self.disk.exists(self.path(self.offsets[count])):
             self.pool.forget(self.path(self.offsets[count]))
             count += 1
-        del self.offsets[:count]
+        if count:
+            self.set_offsets(self.offsets[count:])
         return count > 0
 
     def refresh(self) -> None:
@@ -139,7 +152,7 @@ class MappedFileQueue:
                 return  # a broker has just created it: not a file yet
             if size != self.file_size or self.max_offset > MAX_OFFSET - size:
                 raise CorruptionError(path, 0, f"a file of {self.file_size} bytes", f"{size} bytes")
-            self.offsets.append(self.max_offset)
+            self.set_offsets([*self.offsets, self.max_offset])
 
     def path(self, file_from_offset: int) -> str:
         """Return the path of the file that begins at an offset."""
@@ -148,21 +161,11 @@ class MappedFileQueue:
             path = self._paths[file_from_offset] = os.path.join(self.directory, file_name(file_from_offset))
         return path
 
-    @property
-    def min_offset(self) -> int:
-        """The first byte that a file holds; 0 without files."""
-        return self.offsets[0] if self.offsets else 0
-
-    @property
-    def max_offset(self) -> int:
-        """The end of the last file; 0 without files."""
-        return self.offsets[-1] + self.file_size if self.offsets else 0
-
     def holding(self, offset: int) -> int | None:
         """Return file_from_offset of the file that holds `offset`, or None."""
-        if not self.offsets or not self.offsets[0] <= offset < self.max_offset:
+        if not self.min_offset <= offset < self.max_offset:
             return None
-        return self.offsets[0] + (offset - self.offsets[0]) // self.file_size * self.file_size
+        return self.min_offset + (offset - self.min_offset) // self.file_size * self.file_size
 
     def file(self, file_from_offset: int, *, writable: bool = False) -> File:
         """Return the open file that begins at an offset."""
@@ -213,7 +216,7 @@ class MappedFileQueue:
                 raise FileExistsError(errno.EEXIST, text, path)
             self._name_unsynced = True
         self.pool.put(file)
-        self.offsets.append(file_from_offset)
+        self.set_offsets([*self.offsets, file_from_offset])
         return file
 
     def remove(self, file_from_offset: int) -> None:
@@ -221,4 +224,4 @@ class MappedFileQueue:
         path = self.path(file_from_offset)
         self.disk.unlink(path)
         self.pool.forget(path)
-        self.offsets.remove(file_from_offset)
+        self.set_offsets([offset for offset in self.offsets if offset != file_from_offset])

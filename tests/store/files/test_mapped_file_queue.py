@@ -154,7 +154,7 @@ def test_a_file_deleted_while_looking(folder: Path):
 def test_which_file_holds_an_offset(first: int, count: int, size: int, offset: int):
     """Against the obvious loop."""
     queue = MappedFileQueue("/nowhere", size, FilePool(Disk(), 8), "/nowhere")
-    queue.offsets = [(first + number) * size for number in range(count)]
+    queue.set_offsets([(first + number) * size for number in range(count)])
     expected = [start for start in queue.offsets if start <= offset < start + size]
     assert queue.holding(offset) == (expected[0] if expected else None)
     assert queue.max_offset == (queue.offsets[-1] + size if count else 0)
