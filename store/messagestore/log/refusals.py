@@ -20,13 +20,13 @@ from messagestore.errors import ConfigError, NotAStoreError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import list_queues
-from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.mapped_file import Disk
 from messagestore.format import record_scan
 from messagestore.format.broker_keys import why_not_written
 from messagestore.format.config import StoreConfig, java_key
 from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.format.properties import PROPERTY_SEPARATOR
-from messagestore.log.store_files import ABORT_WORD, Paths, StoreFiles, looks_like_store
+from messagestore.log.store_files import ABORT_WORD, Paths, StoreFiles, looks_like_store, opened_log
 from messagestore.log.walk import Depth, Run, Walk
 
 _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
@@ -169,17 +169,12 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
     That is so if the folder of all queues is missing or was never made (`whole`), or if a broker was killed. In the
     latter case, everything that the broker may not have dispatched lies where its own recovery would begin, or later.
     """
-    pool = FilePool(disk, 8)
-    try:
-        log = CommitLog(paths.commit_log, 0, pool, paths.spark)
-        log.load()
+    with opened_log(disk, paths) as log:
         found = None
         if log.offsets:
             times = store_checkpoint.read(disk, paths.checkpoint)
             start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
             found = first_light_message(log, start)
-    finally:
-        pool.clear()
     if found is not None:
         raise NotAStoreError(
             f"{log.path_of(found)}: found at offset {found} a message of a light queue (enableLmq) "

@@ -6,13 +6,14 @@ the store's id and the settings that must never change (file sizes, index slots)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -220,24 +221,29 @@ def as_record(data: bytes | None, config: StoreConfig) -> StoreConfig:
     return config
 
 
-def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
-    """Return `as_record` for a store that nobody has opened: by the last record below the clean end, else the first."""
-    state_file = StateFile(disk, paths.state)
+@contextlib.contextmanager
+def opened_log(disk: Disk, paths: Paths) -> Iterator[CommitLog]:
+    """Open the log of a store whose other files are not needed."""
     pool = FilePool(disk, 8)
     try:
-        state = state_file.read()
-        if state is None:
-            return config
         log = CommitLog(paths.commit_log, 0, pool, paths.spark)
         log.load()
+        yield log
+    finally:
+        pool.clear()
+
+
+def config_of_records(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
+    """Return `as_record` for a store that nobody has opened: by the last record below the clean end, else the first."""
+    state = StateFile(disk, paths.state).read()
+    if state is None:
+        return config
+    with opened_log(disk, paths) as log:
         if state.anchor_size:
             return as_record(log.read(state.anchor_position, state.anchor_size), config)
         if state.visible_end > log.min_offset:  # the clean end has not moved since the store was created
             return as_record(log.record_bytes(log.min_offset), config)
         return config
-    finally:
-        state_file.close()
-        pool.clear()
 
 
 class StoreFiles:
@@ -530,20 +536,18 @@ def make_own_folders(disk: Disk, paths: Paths) -> None:
 
 def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig:
     """Return the configuration with the sizes of the segments and queue files that exist."""
-    pool = FilePool(disk, 8)
-    log = CommitLog(paths.commit_log, 0, pool, paths.spark)
-    log.load()
-    queue_size = config.mapped_file_size_consume_queue
-    for topic, queue_ids in list_queues(disk, paths.root)[0].items():
-        queue = ConsumeQueue(queue_directory(paths.root, topic, queue_ids[0]), 0, pool, paths.spark)
-        queue.load()
-        if queue.offsets:
-            queue_size = queue.file_size
-            break
-    return config.replace(
-        mapped_file_size_commit_log=log.segment_size or config.mapped_file_size_commit_log,
-        mapped_file_size_consume_queue=queue_size,
-    )
+    with opened_log(disk, paths) as log:
+        queue_size = config.mapped_file_size_consume_queue
+        for topic, queue_ids in list_queues(disk, paths.root)[0].items():
+            queue = ConsumeQueue(queue_directory(paths.root, topic, queue_ids[0]), 0, log.pool, paths.spark)
+            queue.load()
+            if queue.offsets:
+                queue_size = queue.file_size
+                break
+        return config.replace(
+            mapped_file_size_commit_log=log.segment_size or config.mapped_file_size_commit_log,
+            mapped_file_size_consume_queue=queue_size,
+        )
 
 
 def new_identity(config: StoreConfig, store_id: str = "", ancestors: Iterable[str] = ()) -> Identity:

@@ -9,6 +9,7 @@ here, too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -17,8 +18,7 @@ from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import list_queues
-from messagestore.files.index_file import IndexService
-from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.mapped_file import Disk
 from messagestore.format.config import StoreConfig
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
@@ -121,8 +121,7 @@ def _checked(disk: Disk, paths: Paths, identity: Identity, copied: Identity | No
 
 
 def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | None:
-    files = StoreFiles(paths, StoreConfig(), identity, disk)
-    try:
+    with contextlib.closing(StoreFiles(paths, StoreConfig(), identity, disk)) as files:
         files.commit_log.load()
         queue = files.queue(BATCH_TOPIC, 0)
         end = queue.end(limit=files.commit_log.max_offset)
@@ -132,17 +131,14 @@ def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | Non
             if batch is not None:
                 return batch.store_id
         return None
-    finally:
-        files.close()
 
 
 def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool) -> Established:
     """Establish the identity without `store.json` and without a journal that has a copy of it."""
     config = sizes_of_files(disk, paths, config)
-    files = StoreFiles(paths, config, None, disk)
     notes: list[str] = []
     whole = True
-    try:
+    with contextlib.closing(StoreFiles(paths, config, None, disk)) as files:
         files.commit_log.load()
         token = re.fullmatch(f"{ABORT_WORD} ([0-9a-f]{{32}})", files.read_abort() or "")
         left = disk.exists(paths.state) or disk.exists(paths.journal) or disk.exists(paths.journal_1)
@@ -156,13 +152,11 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
             else:
                 ids, note = _search(files)
                 whole, notes = not note, [note] if note else []
-    finally:
-        files.close()
     first = not (token or left or ids)
     store_id = token[1] if token and left else ""
     ancestors = ids | ({token[1]} if token else set())
     identity = new_identity(config, store_id, ancestors)
-    _check_index(disk, paths, config, rebuild=not first)
+    _check_index(files, rebuild=not first)
     write_identity(disk, paths, identity)
     if first:
         return Established(identity, notes, first=True, searched_whole=whole)
@@ -256,27 +250,20 @@ def _end_of_log(files: StoreFiles) -> int:
     return log.min_offset
 
 
-def _check_index(disk: Disk, paths: Paths, config: StoreConfig, *, rebuild: bool) -> None:
+def _check_index(files: StoreFiles, *, rebuild: bool) -> None:
     """Check that index files have the size that the settings give.
 
     If the settings of one of our own stores are lost, its index files are removed, and recovery rebuilds them.
     """
-    if not config.message_index_enable:
-        return
-    index = IndexService(
-        paths.index,
-        FilePool(disk, 8),
-        paths.spark,
-        slot_count=config.max_hash_slot_num,
-        max_entry_count=config.max_index_num,
-    )
+    disk, folder = files.disk, files.paths.index
     try:
-        index.load()
+        if files.index is not None:
+            files.index.load()
     except CorruptionError:
         if not rebuild:
             raise
-        for name in disk.names(paths.index):
-            path = os.path.join(paths.index, name)
+        for name in disk.names(folder):
+            path = os.path.join(folder, name)
             if not disk.is_folder(path):
                 disk.unlink(path)
-        disk.fsync_dir(paths.index)
+        disk.fsync_dir(folder)

@@ -90,6 +90,7 @@ class QueueCheck:
     ) -> None:
         self.own = own
         self.files = files
+        self.log = files.commit_log
         self.report = report
         self.limit = limit
         self.had_queue = had_queue
@@ -131,7 +132,7 @@ class QueueCheck:
         at = int(units["physical_offset"][0])
         if stored_topic_fault(topic) is not None or queue_id < 0:
             found = f"topic {topic[:80]!r}, queue {queue_id}"
-            self.report.find(self._log_path(at), at, "a legal topic and queue id", found)
+            self.report.find(self.log.path_of(at), at, "a legal topic and queue id", found)
             return
         queue = None if self._is_left_out(topic) else self.queue(topic, queue_id)
         if queue is None:
@@ -202,7 +203,7 @@ class QueueCheck:
                 seen.begin = int(units["physical_offset"][0])
             else:
                 at = int(units["physical_offset"][0])
-                self._fault(seen, Finding(self._log_path(at), at, f"queue offset {seen.next} of {name}", str(first)))
+                self._fault(seen, Finding(self.log.path_of(at), at, f"queue offset {seen.next} of {name}", str(first)))
                 skipped = 1
         # A number that the queue does not know either is one damaged record, not the place where the queue continues.
         seen.next = (first if same[0] or not skipped else seen.next) + len(units)
@@ -256,10 +257,6 @@ class QueueCheck:
         if topic != BATCH_TOPIC and topic not in self.names and self.files.topics.get(topic) is None:
             return "it has no queue and no entry in config/topics.json, so it was deleted"
         return None
-
-    def _log_path(self, physical_offset: int) -> str:
-        log = self.files.commit_log
-        return log.path_of(physical_offset)
 
     # ---- units
 

@@ -182,13 +182,13 @@ class _Verifier:
             following = self._next_record(position, limit) if readable else self._next_segment(position, limit)
             more = "no record behind it can be found" if following is None else f"the next record is at {following}"
             expected = f"{expected} (the log goes on to {limit})"
-            self.report.find(self._log_path(position), position, expected, f"{found}; {more}")
+            self.report.find(self.log.path_of(position), position, expected, f"{found}; {more}")
             self.queues.gap += 1
             if following is None:
                 return position
             position = following
         if position > limit:
-            self.report.find(self._log_path(limit), limit, "the end of a record", "the middle of one")
+            self.report.find(self.log.path_of(limit), limit, "the end of a record", "the middle of one")
         return position
 
     def _next_segment(self, position: int, limit: int) -> int | None:
@@ -214,9 +214,6 @@ class _Verifier:
                 return int(place)
         return None
 
-    def _log_path(self, physical_offset: int) -> str:
-        return self.log.path_of(physical_offset)
-
     def _check_run(self, run: Run) -> None:
         times = run.heads["store_timestamp_ms"]
         back = np.flatnonzero(times < np.maximum.accumulate(np.concatenate([[self.last_time_ms], times[:-1]])))
@@ -229,7 +226,7 @@ class _Verifier:
             same == len(PROPERTY_CRC_BEGIN) - 1
         ).tolist():  # otherwise a flipped bit would switch the check off
             at = run.physical_offset + int(run.starts[row])
-            self.report.find(self._log_path(at), at, "a property __CRC32#", f"{names[row].tobytes()!r}")
+            self.report.find(self.log.path_of(at), at, "a property __CRC32#", f"{names[row].tobytes()!r}")
         self.report.record_count += len(run.starts)
         without = np.flatnonzero(same < len(PROPERTY_CRC_BEGIN))
         if len(without) and not self.report.without_property_crc:
@@ -246,7 +243,7 @@ class _Verifier:
         if batch is None and self._is_foreign(at):
             self.report.note(f"topic {BATCH_TOPIC} holds messages of other producers, which are no batches")
         elif batch is None:
-            self.report.find(self._log_path(at), at, "a BATCH record that can be read", "one that cannot")
+            self.report.find(self.log.path_of(at), at, "a BATCH record that can be read", "one that cannot")
         else:
             self._check_batch(batch)
 
@@ -265,7 +262,7 @@ class _Verifier:
         self.report.batch_count += 1
 
         def find(expected: str, found: str, offset: int = at) -> None:
-            self.report.find(self._log_path(offset), offset, expected, found)
+            self.report.find(self.log.path_of(offset), offset, expected, found)
 
         known = self.files.known_ids
         if known and batch.store_id not in known:
@@ -306,7 +303,7 @@ class _Verifier:
             (topic, queue_id, _, _), at = next(rows.runs()), rows.physical_offset
             follows = int(rows.queue_offsets[0]) == (self.queues.next_offset(topic, queue_id) or 0)
             if follows and int(rows.store_timestamps_ms.min()) >= self.last_time_ms:
-                self.report.find(self._log_path(at), at, f"a unit of {topic}/{queue_id} for this record", "none")
+                self.report.find(self.log.path_of(at), at, f"a unit of {topic}/{queue_id} for this record", "none")
             return  # one is enough: recovery includes all that follow
 
     def _check_zeros(self) -> None:
@@ -315,7 +312,7 @@ class _Verifier:
         for segment in log.offsets:
             if segment + log.segment_size > limit:
                 for begin, _ in log.nonzero_ranges(max(segment, limit))[:1]:
-                    self.report.find(self._log_path(begin), begin, "zeros behind the log's end", "other bytes")
+                    self.report.find(self.log.path_of(begin), begin, "zeros behind the log's end", "other bytes")
 
 
 def _ranges(batch: BatchRecord) -> Iterator[tuple[str, int, int, int]]:
