@@ -22,7 +22,6 @@ from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_record import read_batch
 from messagestore.log.store_files import Identity
 from messagestore.recovery import recover as recovery
-from messagestore.write import transaction
 
 
 def replayed(*parts: str, anew: bool = False) -> Search:
@@ -88,7 +87,7 @@ def folders_that_are_there_are_whole(real: Any) -> Any:
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("the siblings of a queue with new records are not made again", patched(recovery._Recovery, "_rebuild_named", folders_that_are_there_are_whole), "replays", replayed("spark/journal+consumequeue/single")),
-    Mutant("a BATCH record that cannot be read counts as gone", without(transaction, "is_gone", True), "replays", replayed("the last BATCH record")),
+    Mutant("a BATCH record that cannot be read counts as gone", without(batch_search, "is_gone", True), "replays", replayed("the last BATCH record")),
     Mutant("a BATCH record that a unit names and that cannot be read is passed over", lambda: mock.patch.object(batch_search, "known_batch", read_batch), "replays", replayed(", no journal")),
     Mutant("the checksums of the journal are not compared", patched(BatchJournal, "from_bytes", without_checksums), "replays", replayed("spark/journal:")),
     Mutant("a journal that is missing or damaged is an empty one", without(recovery, "all_batches", []), "replays", replayed("spark/journal")),

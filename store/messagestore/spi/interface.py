@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
 from messagestore.format.record_columns import Rows
