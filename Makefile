@@ -11,6 +11,7 @@
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
+#   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store, SQLite and RocksDB, in one run
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
@@ -27,7 +28,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench docs clean
+.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -123,6 +124,11 @@ bench: setup
 	@if $(MAKE) --no-print-directory java; then \
 	  $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS); \
 	else echo '==> no Java: the figures of sink and source are left out' >&2; fi
+
+# Downloads what is missing into .venv/peers; what cannot be had is left out, and the result says so.
+bench-peers: setup
+	@$(MAKE) --no-print-directory maven || echo '==> no Maven: who needs it is left out' >&2
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 # runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup

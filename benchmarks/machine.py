@@ -13,13 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def facts(folder: Path, packages: tuple[str, ...]) -> dict[str, str]:
-    """What a reader of a result needs to know; `folder` is where the data were.
-
-    Raises
-    ------
-    importlib.metadata.PackageNotFoundError
-        A package is not installed.
-    """
+    """What a reader of a result needs to know; `folder` is where the data were."""
     found = {
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / (1 << 30):.0f} GiB",
@@ -29,7 +23,11 @@ def facts(folder: Path, packages: tuple[str, ...]) -> dict[str, str]:
         "Java": java_version() or "none",
         "Python": platform.python_version(),
     }
-    found |= {name: importlib.metadata.version(name) for name in packages}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
     return {**found, "commit": _commit()}
 
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from benchmarks import call_steps, process_tree
 
 BUSY = """
