@@ -6,7 +6,7 @@ Inputs are valid files with bytes flipped, lengths and offsets replaced by harmf
 swapped; and meaningless bytes. They go to the readers of segments, records, units, index files, `state`, the journal,
 `store.json`, `topics.json`, the store checkpoint and staging files. Every 200th input goes into a whole store, which is
 then read, verified and opened. A list of named cases follows: links, FIFOs, topics that point outside the root,
-decompression bombs.
+decompression bombs. The compiled kernel is built with sanitizers and gets arguments that lie (`kernel_cases`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from crash.faults import quiet_threads
 from crash.flips import TINY, Sample, _tree, make_samples
 from crash.harness import SMALL, batch_columns, die, scratch_folder
 from crash.judge import Verdict, read_queue
+from crash.kernels import sanitized
 from crash.memdisk import MemDisk
 from crash.renumbered import CASES as RENUMBERED
 from crash.strangers import CASES as STRANGERS
@@ -54,6 +55,8 @@ from messagestore.verify.verify import verify
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 
 QUICK_COUNT = 100_000
+KERNEL = "the kernel with sanitizers"
+_KERNEL_COUNT = 5000
 MOST_EDITS = 8
 _SLOW_S = 5.0
 _MEMORY = 256 << 20
@@ -398,7 +401,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
         ground = Ground(seed, targets(make_samples(folder / "store"), folder), make_samples(folder / "whole"), folder)
         _read_staged(folder, ground.chosen[-1].seeds[0])
         begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if case and case not in NAMED:
+        if case and case not in NAMED and case != KERNEL:
             number, _, words = case.partition(";")
             _one(ground, int(number), counts, int(words.removeprefix("edits")) if words else None)
         for number in itertools.count(part[0], part[1]):
@@ -407,6 +410,9 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
             _one(ground, number, counts)
         if not case and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin > _MEMORY >> 10:
             counts.fail("more than 256 MiB of memory were used", again("fuzz", seed, ""))
+        if part[0] == part[1] - 1 and case in ("", KERNEL):
+            count = _KERNEL_COUNT if quick else _KERNEL_COUNT * 20
+            counts.add(sanitized(folder, seed, count, again("fuzz", seed, KERNEL)))
         for number, (name, look) in enumerate(NAMED.items()):
             if name == case if case else number % part[1] == part[0]:
                 _named(name, look, Path(tempfile.mkdtemp(dir=folder)), counts, seed)

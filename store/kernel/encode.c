@@ -59,7 +59,7 @@ static bool take_column(PyObject *from, Column *column, const char *name) {
     bool fits = first >= 0 && count >= 0;
     if (fits && count) fits = offsets >= 1 && first <= offsets - 1 && count <= offsets - 1 - first;
     if (fits && count && column->valid.buf != NULL) fits = first / 8 < bits && count <= bits * 8 - first;
-    if (!fits) PyErr_Format(PyExc_ValueError, "%s: rows %lld to %lld are outside its buffers", name, first, first + count);
+    if (!fits) PyErr_Format(PyExc_ValueError, "%s: %lld rows from %lld on are outside its buffers", name, count, first);
     return fits;
 }
 
@@ -619,7 +619,7 @@ PyObject *kernel_stamp(PyObject *module, PyObject *arguments) {
     const uint8_t *from = starts.buf, *queues = queue_offsets.buf, *places = physical_offsets.buf;
     for (Py_ssize_t i = 0; good && i < n; i++) {
         int64_t start = native_i64(from + 8 * i), end = i + 1 < n ? native_i64(from + 8 * i + 8) : data.len;
-        if (start >= 0 && end <= data.len && start <= end - MIN_RECORD_SIZE) continue;
+        if (start >= 0 && end >= MIN_RECORD_SIZE && end <= data.len && start <= end - MIN_RECORD_SIZE) continue;
         PyErr_Format(PyExc_ValueError, "record %zd: found %lld to %lld; allowed is 0 to %zd, and 91 bytes or more", i,
                      (long long)start, (long long)end, data.len);
         good = false;

@@ -7,19 +7,15 @@ import random
 import subprocess
 import sys
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crash.kernels import compiling
 from messagestore.format import kernel
 from messagestore.format.javahash import index_hash, java_hash
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "store" / "kernel"))
-import compile as compile_kernel  # noqa: E402
 
 needs_kernel = pytest.mark.skipif(kernel.lib is None, reason=f"no compiled kernel: {kernel.why_not}")
 
@@ -31,7 +27,7 @@ def ranges(pieces: list[bytes]) -> tuple[bytes, np.ndarray, np.ndarray]:
 
 def test_where_there_is_a_compiler_there_is_a_kernel():
     """Else the tests of the kernel would be skipped on the machine of whoever changes it."""
-    if os.environ.get(kernel.VARIABLE) == kernel.OFF or compile_kernel.why_not():
+    if os.environ.get(kernel.VARIABLE) == kernel.OFF or compiling.why_not():
         assert kernel.lib is None and kernel.why_not
     else:
         assert kernel.lib is not None, f"{kernel.why_not} (make setup compiles it)"
@@ -61,7 +57,7 @@ def test_a_kernel_that_was_named_and_is_missing_is_an_error():
 def test_a_kernel_of_another_version_is_not_used(monkeypatch):
     monkeypatch.setattr(kernel, "VERSION", kernel.VERSION + 1)
     with pytest.raises(ImportError, match=r"found version \d+; allowed is \d+\. Compile it again: make setup"):
-        kernel.load(compile_kernel.TARGET)
+        kernel.load(compiling.TARGET)
 
 
 @needs_kernel

@@ -1,0 +1,65 @@
+"""Bugs planted in the C source of the kernel. Without a C compiler there is no kernel, and none of them."""
+
+from __future__ import annotations
+
+from crash.kernels import abuses, compiling, differences, planted
+from crash.planting import Mutant
+
+_ALL = (
+    Mutant(
+        "the kernel does not compare ranges with the size of their buffer",
+        planted("module.c", "start <= end && end <= size", "start <= end"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "the kernel believes the offsets of a column",
+        planted("encode.c", "0 <= *start && *start <= *end && *end <= column->limit", "*start <= *end"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "the kernel stamps behind the end of the data",
+        planted("encode.c", "end <= data.len && start <= end - MIN_RECORD_SIZE", "end <= data.len && start <= end"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "BODYCRC does not cover the last byte",
+        planted("encode.c", "crc32_update(0, r.body.at, (size_t)r.body.size)", "crc32_update(0, r.body.at, (size_t)r.body.size - !!r.body.size)"),
+        "both codecs compared",
+        differences,
+    ),
+    Mutant(
+        "__CRC32# covers its own name",
+        planted("encode.c", "crc32_update(0, record, (size_t)size)", "crc32_update(0, record, (size_t)size + 9)"),
+        "both codecs compared",
+        differences,
+    ),
+    Mutant(
+        "a surrogate pair is hashed as one unit",
+        planted("javahash.c", "} else if (point >= 0x10000) {", "} else if (point >= 0x110000) {"),
+        "both codecs compared",
+        differences,
+    ),
+    Mutant(
+        "CRC-32 by multiplication drops what is left of the last 16 bytes",
+        planted("crc32.c", "if (size) { /* r = size", "if (size > 1) { /* r = size"),
+        "both codecs compared",
+        differences,
+    ),
+    Mutant(
+        "a row without keys has those that its offsets name",
+        planted("encode.c", "    if (*null) {\n        *start", "    if (*null && column->data.buf) {\n        *start"),
+        "both codecs compared",
+        differences,
+    ),
+    Mutant(
+        "a property's name may come twice if the row before had it",
+        planted("encode.c", "    if (!changed) return true;", "    if (!changed || known->count) return true;"),
+        "both codecs compared",
+        differences,
+    ),
+)  # fmt: skip
+
+MUTANTS: tuple[Mutant, ...] = () if compiling.why_not() else _ALL
