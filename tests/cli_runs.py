@@ -62,10 +62,11 @@ def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
     return found
 
 
-def on_terminal(*arguments: object, code: int = 0) -> str:
-    """What a command writes to a terminal, line ends of the terminal taken out."""
+def on_terminal(*arguments: object, code: int = 0, program: str | None = None) -> str:
+    """What a command, or another Python program, writes to a terminal, line ends of the terminal taken out."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
+    start = ["-m", "pyspark_messagestore.cli"] if program is None else ["-c", program]
+    command = [sys.executable, *start, *(str(argument) for argument in arguments)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

@@ -60,7 +60,7 @@ def test_the_install_commands_name_what_there_is() -> None:
     text = readme_blocks.README.read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(re.findall(r"'\.\[(\w+)\]'", text))
-    assert extras == {"spark", "connect"}
+    assert extras == {"cli", "spark", "connect"}
     assert extras <= set(project["optional-dependencies"])
     assert project["requires-python"] == f">={OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}"
     assert project["optional-dependencies"]["spark"] == [f"pyspark>={OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]}"]
@@ -73,7 +73,7 @@ def test_the_library_comes_before_anything_that_needs_java() -> None:
     """A reader who wants the library only must not be made to install a JVM first."""
     text = readme_blocks.README.read_text(encoding="utf-8")
     assert text.index("from messagestore import Message") < text.index("default-jre")
-    assert text.index("pip install .\n") < text.index("pip install '.[spark]'")
+    assert text.index("pip install '.[cli]'\n") < text.index("pip install '.[spark]'")
 
 
 def test_no_block_puts_a_store_where_the_checkout_has_a_package() -> None:

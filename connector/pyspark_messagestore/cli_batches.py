@@ -34,7 +34,8 @@ batches_app = typer.Typer(
 @batches_app.command("list")
 def batches_list(root: Root, as_json: Json = False) -> None:
     """Show the apps whose batches the store holds, and the next version of each. `batches ROOT` does the same."""
-    rows = local_operator.batches(path_of(root), looking())
+    with out.waiting("reading the list of batches"):
+        rows = local_operator.batches(path_of(root), looking())
     if as_json:
         for row in rows:
             out.json_line(row)

@@ -107,9 +107,10 @@ def doctor(
 def _checks(root: str | None) -> Iterator[Check]:
     yield _python()
     yield _packages()
-    looked = _looked_up()
+    with out.waiting("asking Spark's Python and Java"):
+        looked, java = _looked_up(), _java()
     yield _pyspark(looked)
-    yield _java()
+    yield java
     yield _discovery(looked)
     yield _clock()
     if root is not None:

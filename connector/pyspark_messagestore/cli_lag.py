@@ -16,7 +16,8 @@ from pyspark_messagestore.spark_checkpoint import Batch, read_checkpoint, stream
 
 def groups(root: Root, as_json: Json = False) -> None:
     """Show how far consumer groups have read: the committed offset, the maximum offset and the lag of each queue."""
-    rows, faults = local_operator.groups(path_of(root), looking())
+    with out.waiting("looking through the queues"):
+        rows, faults = local_operator.groups(path_of(root), looking())
     if as_json:
         for row in rows:
             out.json_line(row)
@@ -61,7 +62,8 @@ def lag(
         raise ConfigError("lag: give exactly one of --checkpoint and --group", key="lag")
     path = path_of(root)
     if group is not None:
-        rows, faults = local_operator.group_lag(path, looking(), group)
+        with out.waiting("adding up sizes"):
+            rows, faults = local_operator.group_lag(path, looking(), group)
         if not rows and not faults:
             raise ConfigError(
                 f"consumer group {group!r} has no offsets in this store; `messagestore groups` shows those that have",
@@ -95,7 +97,8 @@ def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, An
     faults: list[str] = []
     for source, offset in _sources(root, found.path, batch).items():
         committed: Queues = dict(offset.queues)
-        some, wrong = local_operator.lag(path, looking(), committed, offset.topics)
+        with out.waiting("adding up sizes"):
+            some, wrong = local_operator.lag(path, looking(), committed, offset.topics)
         rows += [{"queryId": found.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
         faults += wrong
     if found.next_batch_id <= found.batches[-1].batch_id:

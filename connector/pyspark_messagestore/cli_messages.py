@@ -411,7 +411,9 @@ def find(
             found = len(hits)
         else:
             for name in topic or sorted(store.topics().keys() - {BATCH_TOPIC}):
-                for message in _with_key(store, name, wanted, count, times, unique=unique_key is not None):
+                with out.waiting("looking through index and log"):
+                    hits = _with_key(store, name, wanted, count, times, unique=unique_key is not None)
+                for message in hits:
                     _show(message, as_json=as_json)
                     found += 1
     if not found:

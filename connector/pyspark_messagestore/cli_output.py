@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ from messagestore.spi.local_operator import VerifyReport
 
 SHOWN_BODY_LENGTH = 500
 """The number of characters of a body that a terminal shows; a pipe or a file gets all of it."""
+WAITING_S = 1.0
+"""After this many seconds, a terminal shows that work goes on."""
 _HEX_LENGTH = 16
 _PIPE_WIDTH = 1000
 _LATEST_MS = 253_402_300_799_999  # the end of the year 9999
@@ -224,7 +227,27 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    columns = (TextColumn(what, markup=False), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on standard error, if that is a terminal, that work of unknown length goes on, once it has taken a second.
+
+    Nothing may be printed meanwhile.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    status = Console(stderr=True).status(Text(shown(what)))
+    timer = threading.Timer(WAITING_S, status.start)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()

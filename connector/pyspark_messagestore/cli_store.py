@@ -33,7 +33,8 @@ from pyspark_messagestore.cli_status import status_lines
 
 def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
     """Show who holds the store, how it was left, and what is in it."""
-    found = local_operator.status(path_of(root), looking(store_config))
+    with out.waiting("looking through the store"):
+        found = local_operator.status(path_of(root), looking(store_config))
     if as_json:
         out.json_line(found)
     else:
@@ -132,7 +133,8 @@ def recover(
     """
     path = existing(root)
     config = config_of(store_config, lock_timeout=wait)
-    with _quiet(), MessageStore.open(path, config, accept_loss=accept_loss) as store:
+    repairing = out.waiting("looking for what a crash left, and repairing it")
+    with repairing, _quiet(), MessageStore.open(path, config, accept_loss=accept_loss) as store:
         report = store.report
         assert report is not None
         lines = [report.rebuilt, store.check_queues()]

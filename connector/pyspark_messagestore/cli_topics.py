@@ -89,7 +89,8 @@ TypeOption = Annotated[
 
 def topics(root: Root, as_json: Json = False) -> None:
     """Show the topics of a store, with their settings and the number of their messages."""
-    rows, faults = local_operator.topics(path_of(root), looking())
+    with out.waiting("looking through the queues"):
+        rows, faults = local_operator.topics(path_of(root), looking())
     if as_json:
         for row in rows:
             out.json_line(row)
@@ -135,7 +136,8 @@ def offsets(
 ) -> None:
     """Show the minimum and the maximum offset of each queue. The maximum is the offset that the next message gets."""
     at_ms = None if at is None else time_ms("--at", at)
-    rows, faults = local_operator.offsets(path_of(root), looking(), topics=names or [], at_ms=at_ms)
+    with out.waiting("looking through the queues"):
+        rows, faults = local_operator.offsets(path_of(root), looking(), topics=names or [], at_ms=at_ms)
     if as_json:
         for row in rows:
             out.json_line(row)

@@ -592,6 +592,26 @@ def test_verify_on_a_terminal_shows_how_far_it_is(root: Path) -> None:
     assert "1 fault\n" in on_terminal("verify", root, code=1)
 
 
+WAITING = """
+import sys, time
+from pyspark_messagestore import cli_output
+cli_output.WAITING_S = 0.2
+with cli_output.waiting("at [red]work[/red] \\x1b[2J"):
+    time.sleep(float(sys.argv[1]))
+cli_output.line("done")
+"""
+
+
+def test_a_terminal_shows_that_long_work_goes_on() -> None:
+    """Only after a second (here less), only on a terminal, without markup or escapes of its own, and gone at the end."""
+    shown = on_terminal("1.5", program=WAITING)
+    assert "at [red]work[/red] \\x1b[2J" in shown
+    assert shown.endswith("done\n")
+    assert on_terminal("0", program=WAITING) == "done\n"
+    done = subprocess.run([sys.executable, "-c", WAITING, "0.5"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
 # ---- processes
 
 
