@@ -5,7 +5,9 @@ from __future__ import annotations
 import runpy
 from collections import Counter
 
-from spark_runs import ROOT, bodies
+import pytest
+
+from spark_runs import ROOT, bodies, run_job
 
 EXAMPLES = ROOT / "examples"
 
