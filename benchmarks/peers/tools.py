@@ -106,7 +106,7 @@ def _environment() -> str:
     return python
 
 
-def _maven(folder: str) -> str:
+def classpath_of(folder: str) -> str:
     """The jars of a pom, as a class path."""
     pom = HERE / folder / "pom.xml"
     kept = HOME / f"{folder}.classpath"
@@ -141,9 +141,9 @@ def _rocketmq() -> str:
 
 
 _CLASSPATHS: dict[str, Callable[[], str]] = {
-    "kafka": lambda: _maven("spark-kafka"),
-    "broker": lambda: _maven("broker"),
-    "delta": lambda: _maven("spark-delta"),
+    "kafka": lambda: classpath_of("spark-kafka"),
+    "broker": lambda: classpath_of("broker"),
+    "delta": lambda: classpath_of("spark-delta"),
     "rocketmq": _rocketmq,
 }
 

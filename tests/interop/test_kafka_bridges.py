@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from benchmarks.peers import kafka_broker
-from benchmarks.peers.tools import classpath
+from benchmarks.peers.tools import CannotHaveError, classpath_of
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
@@ -54,7 +54,13 @@ runpy.run_path(path, run_name="__main__")
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with kafka_broker.running(classpath(), tmp_path_factory.mktemp("kafka") / "broker") as found:
+    try:
+        classpath = classpath_of("broker")
+    except CannotHaveError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"in CI the Kafka broker must run: {error}", pytrace=False)
+        pytest.skip(f"no Kafka broker: {error}")
+    with kafka_broker.running(classpath, tmp_path_factory.mktemp("kafka") / "broker") as found:
         yield found.servers
 
 
