@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import re
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -158,11 +159,9 @@ class StoreConfig:
     """The fields whose values a file or a mapping gave."""
 
     def __post_init__(self) -> None:
-        for each in settings():
-            value = getattr(self, each.name)
-            wanted = {"int": int, "bool": bool, "str": str}[str(each.type)]
-            if type(value) is not wanted:
-                self._refuse(each.name, f"a value of type {each.type}")
+        for name, wanted in _types():
+            if type(getattr(self, name)) is not wanted:
+                self._refuse(name, f"a value of type {wanted.__name__}")
         for name in ("mapped_file_size_commit_log",):
             self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
         # At least two units: RocketMQ's own recovery never ends when a queue file of a single unit is full.
@@ -338,6 +337,13 @@ class StoreConfig:
 def settings() -> list[dataclasses.Field[object]]:
     """The fields of `StoreConfig` that are settings, without `broker_settings` and `given`."""
     return [each for each in fields(StoreConfig) if each.metadata.get("setting", True)]
+
+
+@lru_cache(1)
+def _types() -> list[tuple[str, type]]:
+    """The name and the type of each setting."""
+    types: dict[str, type] = {"int": int, "bool": bool, "str": str}
+    return [(each.name, types[str(each.type)]) for each in settings()]
 
 
 def _list_once(path: str, keys: list[str], lines: list[int]) -> None:

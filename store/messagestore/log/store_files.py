@@ -213,12 +213,13 @@ def as_record(data: bytes | None, config: StoreConfig) -> StoreConfig:
         message = decode_message(data, verify=False)
     except CorruptionError:
         return config
+    changes: dict[str, Any] = {}
     if message.topic != BATCH_TOPIC and PROPERTY_CRC in message.system_properties:
-        config = config.replace(enabled_append_prop_crc=True)
+        changes["enabled_append_prop_crc"] = True
     if not config.is_given("broker_ip1") and not config.is_given("listen_port"):
         address, _, port = message.store_host.rpartition(":")
-        config = config.replace(broker_ip1=address.strip("[]"), listen_port=int(port))
-    return config
+        changes |= {"broker_ip1": address.strip("[]"), "listen_port": int(port)}
+    return config.replace(**changes) if changes else config
 
 
 @contextlib.contextmanager

@@ -20,9 +20,11 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.checkpoint import StoreCheckpoint
 from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.format import record
@@ -224,7 +226,7 @@ class _Recovery:
             or state.visible_end != state.clean_end
         ):
             return None
-        end = self._anchored(state)
+        end = self.anchored
         if end is None or any(self.log.read(state.clean_end, 8)):
             return None
         if self._checkpoint_is_ours() is not True:
@@ -246,13 +248,21 @@ class _Recovery:
         files, written = self.files, self.journal.checkpoint_crc
         if written is None or not files.disk.exists(files.paths.checkpoint):
             return None
-        found = store_checkpoint.read(files.disk, files.paths.checkpoint).to_bytes()
-        return written == record.crc32(found)
+        return written == record.crc32(self.checkpoint.to_bytes())
 
     def _checkpoint_is_ahead(self, end: int) -> bool:
         """Whether the store checkpoint names a record at or after a log's end."""
-        files = self.files
-        return 0 < end <= store_checkpoint.read(files.disk, files.paths.checkpoint).confirm_physical_offset
+        return 0 < end <= self.checkpoint.confirm_physical_offset
+
+    @cached_property
+    def checkpoint(self) -> StoreCheckpoint:
+        """The store checkpoint, which recovery does not write before it publishes; all zero if there is none."""
+        return store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
+
+    @cached_property
+    def anchored(self) -> LogEnd | None:
+        """What `_anchored` said before recovery changed anything."""
+        return None if self.state is None else self._anchored(self.state)
 
     def _anchored(self, state: State) -> LogEnd | None:
         """The log's end at C if the record before it is the one that `state` names, or None."""
@@ -294,7 +304,7 @@ class _Recovery:
     def _survey(self) -> Survey:
         files, state = self.files, self.state
         ours = self.abort == files.abort_token
-        anchored = self._anchored(state) if state is not None else None
+        anchored = self.anchored
         if self.abort is None and state is None and not self.log.offsets:
             self.report.reason = "new"
             before = _EMPTY
@@ -410,7 +420,7 @@ class _Recovery:
 
     def _broker_start(self) -> LogEnd:
         """Where a broker's own recovery starts: at the newest segment that is not newer than its checkpoint allows."""
-        times = store_checkpoint.read(self.files.disk, self.files.paths.checkpoint)
+        times = self.checkpoint
         return LogEnd(self.log.segment_before_time(times.min_timestamp_ms), 0, 0, 0)
 
     def _newest_chained_segment(self) -> LogEnd:
@@ -492,7 +502,7 @@ class _Recovery:
 
     def _changed_below(self, state: State) -> str | None:
         """What has changed if the record before the clean end is missing, although its segment exists; or None."""
-        if not state.anchor_size or state.anchor_position < self.log.min_offset or self._anchored(state) is not None:
+        if not state.anchor_size or state.anchor_position < self.log.min_offset or self.anchored is not None:
             return None
         return (
             f"bytes below {state.clean_end}, which this project had written and synced, have changed: the record at "
