@@ -27,10 +27,10 @@ from typing import Self
 
 import pyarrow as pa
 
-from messagestore.errors import ConfigError, MessageIllegalError, StoreClosedError, StorePoisonedError
+from messagestore.errors import MessageIllegalError, OffsetOutOfRangeError, StoreClosedError, StorePoisonedError
 from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
-from messagestore.format import javahash, record, record_columns
+from messagestore.format import arguments, javahash, record, record_columns
 from messagestore.format.arrow_bytes import list_array
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
@@ -43,12 +43,14 @@ from messagestore.format.message import (
     PutMessageResult,
     PutMessageStatus,
     check_queue_id,
+    check_readable_queue,
     check_topic,
 )
 from messagestore.format.properties import check_keys, check_properties, check_tags
 from messagestore.format.record_columns import MessageColumns
+from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import Row, Rows
-from messagestore.log.batch_record import SOURCE_SPARK
+from messagestore.log.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.view import StoreView
@@ -136,8 +138,11 @@ class MessageBatch:
         MessageIllegalError
             There is no message, or one of them cannot be stored in this batch; `row` is its index.
         """
+        arguments.instance("messages", messages, Sequence)
         if not messages:
             raise MessageIllegalError("batch: found no message; give at least one", field="batch")
+        for message in messages:
+            arguments.instance("messages", message, Message)
         first, now_ms = messages[0], time.time_ns() // 1_000_000
         for row, message in enumerate(messages):
             _check_of_batch(message, first, row)
@@ -153,6 +158,10 @@ class MessageBatch:
             "born_timestamp_ms": list_array(times, pa.int64()),
         }
         return cls.from_arrow(pa.record_batch(columns), topic=first.topic, queue_id=first.queue_id or 0)
+
+
+def _settings(config: StoreConfig | None) -> StoreConfig:
+    return StoreConfig() if config is None else arguments.instance("config", config, StoreConfig)
 
 
 def _in_doubt(error: StorePoisonedError, physical_offset: int) -> StorePoisonedError:
@@ -257,6 +266,7 @@ class ReadOnlyStore:
         MessageIllegalError
             The topic cannot be the name of a folder, or the queue id is below 0.
         """
+        check_readable_queue(topic, queue_id)
         self.view.refresh()
         return self.view.max_offset(topic, queue_id)
 
@@ -268,6 +278,7 @@ class ReadOnlyStore:
         MessageIllegalError
             The topic cannot be the name of a folder, or the queue id is below 0.
         """
+        check_readable_queue(topic, queue_id)
         self.view.refresh()
         return self.view.min_offset(topic, queue_id)
 
@@ -308,6 +319,9 @@ class ReadOnlyStore:
         >>> ahead.status.name, ahead.messages
         ('OFFSET_OVERFLOW_ONE', [])
         """
+        check_readable_queue(topic, queue_id)
+        queue_offset = arguments.whole_number("queue_offset", queue_offset)
+        max_count = arguments.whole_number("max_count", max_count)
         return query.get_message(self.view, topic, queue_id, queue_offset, max_count)
 
     def get_batch(
@@ -348,6 +362,10 @@ class ReadOnlyStore:
         OffsetOutOfRangeError
             Retention deleted the message while it was being read.
         """
+        check_readable_queue(topic, queue_id)
+        queue_offset = arguments.whole_number("queue_offset", queue_offset)
+        max_count = arguments.whole_number("max_count", max_count)
+        columns = arguments.names("columns", columns, COLUMNS)
         return query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
 
     def query_message(
@@ -390,9 +408,12 @@ class ReadOnlyStore:
         ...     [message.body for message in store.query_message("gates", key="UA1545")]
         [b'B12', b'C3']
         """
-        return query.query_message(
-            self.view, topic, key, max_count, begin_ms, query.NO_END_MS if end_ms is None else end_ms
-        )
+        check_readable_queue(topic, 0)
+        arguments.text("key", key)
+        most = None if max_count is None else arguments.whole_number("max_count", max_count, 1)
+        begin = arguments.whole_number("begin_ms", begin_ms)
+        end = query.NO_END_MS if end_ms is None else arguments.whole_number("end_ms", end_ms)
+        return query.query_message(self.view, topic, key, most, begin, end)
 
     def look_message_by_offset(self, physical_offset: int) -> MessageExt | None:
         """The message whose record begins at a physical offset, in bytes from the log's origin.
@@ -402,7 +423,7 @@ class ReadOnlyStore:
         MessageExt | None
             None if no visible record begins there.
         """
-        return query.look_message_by_offset(self.view, physical_offset)
+        return query.look_message_by_offset(self.view, arguments.whole_number("physical_offset", physical_offset))
 
     def look_message_by_id(self, message_id: str) -> MessageExt | None:
         """The message with an offset message id, as `PutMessageResult.message_id` gives it.
@@ -437,7 +458,10 @@ class ReadOnlyStore:
         -----
         The search is binary. Where store times go back, because a clock was far ahead, it may find an earlier message.
         """
-        return query.queue_offset_by_time(self.view, topic, queue_id, timestamp_ms, boundary)
+        check_readable_queue(topic, queue_id)
+        time_ms = arguments.whole_number("timestamp_ms", timestamp_ms)
+        arguments.one_of("boundary", boundary, (query.LOWER, query.UPPER))
+        return query.queue_offset_by_time(self.view, topic, queue_id, time_ms, boundary)
 
     def read(
         self,
@@ -475,7 +499,25 @@ class ReadOnlyStore:
         CorruptionError
             A message is damaged.
         """
-        high = self.max_offset(topic, queue_id)
+        check_readable_queue(topic, queue_id)
+        start = arguments.whole_number("start", start)
+        end = None if end is None else arguments.whole_number("end", end)
+        return self._read(topic, queue_id, start, end, arguments.names("columns", columns, COLUMNS))
+
+    def _read(
+        self, topic: str, queue_id: int, start: int, end: int | None, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        self.view.refresh()
+        low, high = self.view.min_offset(topic, queue_id), self.view.max_offset(topic, queue_id)
+        if start < 0:
+            raise OffsetOutOfRangeError(
+                f"{topic}/{queue_id}: found start {start}; the queue holds {low} to {high}",
+                topic=topic,
+                queue_id=queue_id,
+                queue_offset=start,
+                min=low,
+                max=high,
+            )
         yield from self.view.read(topic, queue_id, start, high if end is None else min(end, high), columns)
 
     def close(self) -> None:
@@ -584,7 +626,8 @@ class MessageStore(ReadOnlyStore):
         StorePermissionError
             This user may not use a file of the store.
         """
-        return cls(root, config or StoreConfig(), disk, accept_loss=accept_loss)
+        arguments.true_or_false("accept_loss", accept_loss)
+        return cls(arguments.path("root", root), _settings(config), disk, accept_loss=accept_loss)
 
     @staticmethod
     def open_read_only(
@@ -610,7 +653,9 @@ class MessageStore(ReadOnlyStore):
             With `fail_on_unproven`: the machine was restarted, and the store must be recovered before all of it can be
             read.
         """
-        return ReadOnlyStore(StoreView(root, config, disk))
+        return ReadOnlyStore(
+            StoreView(arguments.path("root", root), None if config is None else _settings(config), disk)
+        )
 
     @property
     def writer(self) -> LogWriter:
@@ -635,9 +680,14 @@ class MessageStore(ReadOnlyStore):
         return self._view
 
     def check_queues(self) -> str | None:
-        """Compare all ConsumeQueues with what they had when the store was closed, and make again from the log what is
-        damaged; one line says what was done. `messagestore recover` calls this; a writer that does not looks at each
-        queue when it first appends to it.
+        """Compare all ConsumeQueues with what they held when the store was closed, and rebuild those that are damaged.
+
+        `messagestore recover` calls this. Other writers check each queue when they first append to it.
+
+        Returns
+        -------
+        str | None
+            What was rebuilt, in one line; None if nothing was.
 
         Raises
         ------
@@ -775,7 +825,7 @@ class MessageStore(ReadOnlyStore):
 
     def topic_config(self, topic: str) -> TopicConfig | None:
         """The settings of a topic in `config/topics.json`; None if it has none."""
-        return self.writer.files.topics.get(topic)
+        return self.writer.files.topics.get(arguments.text("topic", topic))
 
     # ---- puts
 
@@ -817,6 +867,8 @@ class MessageStore(ReadOnlyStore):
         (True, 2, 0)
         """
         writer = self.writer
+        arguments.instance("message", message, Message)
+        arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
         config = writer.files.config
         topic = check_topic(message.topic)
         known = writer.files.topics.get(topic)
@@ -880,6 +932,7 @@ class MessageStore(ReadOnlyStore):
             As for `put_message`.
         """
         writer, config = self.writer, self.writer.files.config
+        arguments.instance("batch", batch, MessageBatch)
         if not batch.columns.row_count:
             raise MessageIllegalError("batch: found no message; give at least one", field="batch")
         chunk = record_columns.encode(
@@ -943,12 +996,8 @@ class MessageStore(ReadOnlyStore):
         ...     store.start_batches("audit", 17).status
         'appended'
         """
-        if version < 1:
-            raise ConfigError(
-                f"start version: found {version}; allowed is 1 or more, because an app begins with version 0 by itself",
-                key="version",
-                value=version,
-            )
+        check_app_id(app_id)
+        version = arguments.whole_number("start version", version, 1, (1 << 63) - 1)  # apps begin with 0 by themselves
         request = BatchRequest(app_id=app_id, version=version - 1, version_source=SOURCE_SPARK, start=True)
         return append_batch(self.writer, Chunks(), request)
 
@@ -1038,7 +1087,13 @@ class MessageStore(ReadOnlyStore):
         ('appended', 'known', 1)
         """
         writer, config = self.writer, self.writer.files.config
-        parts = [columns] if isinstance(columns, MessageColumns) else columns
+        parts = (
+            [columns] if isinstance(columns, MessageColumns) else list(arguments.instance("columns", columns, Iterable))
+        )
+        for part in parts:
+            arguments.instance("columns", part, MessageColumns)
+        if request is not None:
+            arguments.instance("request", request, BatchRequest)
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
         first_rows = itertools.accumulate((piece.row_count for piece in pieces), initial=0)
 

@@ -134,7 +134,7 @@ def test_find_by_key(tmp_path: Path) -> None:
         assert [m.body for m in store.query_message("t", "Aa", max_count=3)] == [b"25", b"27", b"29"]
         assert [m.body for m in store.query_message("t", "BB", max_count=100)] == [b"%d" % i for i in range(0, 30, 2)]
         assert store.query_message("t", "nothing") == []
-        with pytest.raises(ConfigError, match="max_count: found 0; allowed is 1 or more"):
+        with pytest.raises(ConfigError, match="max_count: found 0; allowed is a whole number, 1 or more"):
             store.query_message("t", "Aa", 0)
         with pytest.raises(UnknownTopicError, match="Its topics are: t, u"):
             store.query_message("x", "Aa")

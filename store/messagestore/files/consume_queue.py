@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError, MessageIllegalError
+from messagestore.errors import CorruptionError
 from messagestore.files.mapped_file import Disk, File, FilePool
 from messagestore.files.mapped_file_queue import MappedFileQueue
 from messagestore.files.written import FileReplaced, WrittenFiles
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
-from messagestore.format.message import LMQ_PREFIX, stored_topic_fault, topic_fault
+from messagestore.format.message import LMQ_PREFIX, check_readable_queue, stored_topic_fault, topic_fault
 from messagestore.format.rows import Rows
 
 CONSUME_QUEUE_FOLDER = "consumequeue"
@@ -438,11 +438,7 @@ def queue_directory(root: str, topic: str, queue_id: int) -> str:
     MessageIllegalError
         The topic cannot be the name of a folder, or the queue id is below 0.
     """
-    fault = stored_topic_fault(topic)
-    if fault is not None:
-        raise MessageIllegalError(f"topic: {fault}. `topics()` lists the topics of a store", field="topic")
-    if queue_id < 0:
-        raise MessageIllegalError(f"queue id: found {queue_id}; allowed is 0 or more", field="queue_id")
+    check_readable_queue(topic, queue_id)
     return os.path.join(root, CONSUME_QUEUE_FOLDER, topic, str(queue_id))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from messagestore.errors import ConfigError, MessageIllegalError, UnknownTopicError
 from messagestore.files.config_file import ConfigFile
 from messagestore.files.mapped_file import Disk
+from messagestore.format import arguments
 from messagestore.format.message import MAX_QUEUE_ID, topic_fault
 
 PERM_READ_WRITE = 6
@@ -199,7 +200,7 @@ class Topics:
                 write_queue_nums=queue_nums,
                 perm=perm,
                 order=order,
-                attributes=dict(attributes or {}),
+                attributes={} if attributes is None else dict(_checked(name, attributes)),
             )
         )
 
@@ -231,19 +232,20 @@ class Topics:
                 write_queue_nums=topic.write_queue_nums if write_queue_nums is None else write_queue_nums,
                 perm=topic.perm if perm is None else perm,
                 order=topic.order if order is None else order,
-                attributes=topic.attributes if attributes is None else topic.altered(attributes),
+                attributes=topic.attributes if attributes is None else topic.altered(_checked(name, attributes)),
             )
         )
 
     def _put(self, topic: TopicConfig) -> TopicConfig:
         for key, value, least, most in (
-            ("readQueueNums", topic.read_queue_nums, 1, MAX_QUEUE_COUNT),
             ("writeQueueNums", topic.write_queue_nums, 1, MAX_QUEUE_COUNT),
+            ("readQueueNums", topic.read_queue_nums, 1, MAX_QUEUE_COUNT),
             ("perm", topic.perm, 0, _MAX_PERM),
         ):
             if type(value) is not int or not least <= value <= most:
                 message = f"topic {topic.topic_name!r}: {key}: found {value!r}; allowed is {least} to {most}"
                 raise ConfigError(message, key=key, value=value)
+        arguments.true_or_false(f"topic {topic.topic_name!r}: order", topic.order)
         self._topics[topic.topic_name] = topic
         self._changed[topic.topic_name] = topic
         return topic
@@ -252,3 +254,14 @@ class Topics:
         """Whether the topic has RocketMQ's simple queues, with one unit per message; an unknown topic has."""
         topic = self._topics.get(name)
         return topic is None or topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)
+
+
+def _checked(topic: str, attributes: object) -> Mapping[str, str]:
+    """Return attributes, of which all names and values must be text."""
+    name = f"topic {topic!r}: attributes"
+    if not isinstance(attributes, Mapping):
+        raise arguments.refused(name, attributes, "a mapping of text to text")
+    for key, value in attributes.items():
+        if not isinstance(key, str) or not key or not isinstance(value, str):
+            raise arguments.refused(name, {key: value}, "a mapping of text to text")
+    return attributes

@@ -69,7 +69,7 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
     return (store_host + physical_offset.to_bytes(_OFFSET_SIZE, "big", signed=True)).hex().upper()
 
 
-def parse_offset_message_id(text: str) -> tuple[str, int]:
+def parse_offset_message_id(text: object) -> tuple[str, int]:
     """The store host (`ip:port`) and the physical offset of an offset message id.
 
     Raises
@@ -78,12 +78,14 @@ def parse_offset_message_id(text: str) -> tuple[str, int]:
         The id does not have 32 or 56 hex characters, or its offset is negative.
     """
     sizes = {2 * (size + _OFFSET_SIZE) for size in (HOST_V4_SIZE, HOST_V6_SIZE)}
-    data = bytes.fromhex(text) if len(text) in sizes and re.fullmatch("[0-9a-fA-F]+", text) else b""
+    data = b""
+    if isinstance(text, str) and len(text) in sizes and re.fullmatch("[0-9a-fA-F]+", text):
+        data = bytes.fromhex(text)
     physical_offset = int.from_bytes(data[-_OFFSET_SIZE:], "big", signed=True)
     if not data or physical_offset < 0:
         raise MessageIllegalError(
-            f"offset message id: found {text[:80]!r}; allowed are 32 (IPv4) or 56 (IPv6) hex characters, which are the "
-            "store host and the physical offset",
+            f"offset message id: found {repr(text)[:80]}; allowed are 32 (IPv4) or 56 (IPv6) hex characters, which are "
+            "the store host and the physical offset",
             field="offset_message_id",
         )
     return unpack_host(data[:-_OFFSET_SIZE]), physical_offset

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from messagestore.errors import MessageIllegalError
+from messagestore.errors import ConfigError, MessageIllegalError
+from messagestore.format import arguments
 
 BATCH_TOPIC = "rmq_sys_spark_sink"
 """The topic of BATCH records. Users cannot put messages to it."""
@@ -324,9 +325,12 @@ def stored_topic_fault(topic: object) -> str | None:
         return f"found {type(topic).__name__}; allowed is text"
     if not topic:
         return "found empty text; allowed is a name of at least one character"
-    if "/" in topic or "\0" in topic or "\ufffd" in topic or topic in (".", ".."):
+    try:
+        size = len(topic.encode())
+    except UnicodeEncodeError:
+        size = -1
+    if size < 0 or "/" in topic or "\0" in topic or "\ufffd" in topic or topic in (".", ".."):
         return f"found {topic[:80]!r}; allowed is what can be the name of a folder, in UTF-8"
-    size = len(topic.encode("utf-8", "surrogatepass"))
     if size > MAX_GROUP_TOPIC_SIZE:
         return f"found {size} bytes; allowed are at most {MAX_GROUP_TOPIC_SIZE}, as in the name of a folder"
     return None
@@ -402,6 +406,22 @@ def check_topic(topic: object, row: int | None = None) -> str:
         raise MessageIllegalError(f"topic: {fault}", field="topic", row=row)
     assert isinstance(topic, str)
     return topic
+
+
+def check_readable_queue(topic: object, queue_id: object) -> None:
+    """Refuse a topic or queue id that no queue of a store can have.
+
+    Raises
+    ------
+    MessageIllegalError
+    """
+    fault = stored_topic_fault(topic)
+    if fault is not None:
+        raise MessageIllegalError(f"topic: {fault}. `topics()` lists the topics of a store", field="topic")
+    try:
+        arguments.whole_number("queue id", queue_id, 0)
+    except ConfigError as error:
+        raise MessageIllegalError(str(error), field="queue_id") from None
 
 
 def check_queue_id(

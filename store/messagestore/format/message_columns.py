@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore.errors import MessageIllegalError
-from messagestore.format import javahash
+from messagestore.format import arguments, javahash
 from messagestore.format.arrow_bytes import (
     as_binary,
     codes_of,
@@ -148,6 +148,10 @@ class MessageColumns:
         MessageIllegalError
             A column is unknown, is missing, or has a type that cannot be stored.
         """
+        arguments.instance("batch", batch, (pa.RecordBatch, pa.Table))
+        for name in batch.schema.names:
+            if batch.schema.names.count(name) > 1:
+                raise MessageIllegalError(f"column {name!r}: found more than once; allowed is once", field=name)
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         found = _find(columns)
         if "body" not in found:

@@ -101,13 +101,16 @@ class BatchRecord:
         return self.physical_offset + self.size
 
 
-def check_app_id(app_id: str) -> None:
+def check_app_id(app_id: object) -> None:
     """Refuse an app id that is not a single word, because it becomes the record's KEYS.
 
     Raises
     ------
     MessageIllegalError
     """
+    if not isinstance(app_id, str):
+        text = f"txnAppId: found {repr(app_id)[:80]}; allowed is text without blanks and control characters"
+        raise MessageIllegalError(text, field="txnAppId")
     size = len(app_id.encode("utf-8", "surrogatepass"))
     if not app_id or size > MAX_APP_ID_SIZE or re.search(r"[\x00-\x20\x7f\ud800-\udfff]", app_id):
         raise MessageIllegalError(

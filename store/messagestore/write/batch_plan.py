@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import ConfigError, MessageIllegalError
+from messagestore.files.topics import MAX_QUEUE_COUNT
+from messagestore.format import arguments
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
@@ -128,21 +130,19 @@ class BatchRequest:
                 raise ConfigError("origin: found without app_id; give the app that the batch belongs to", key="origin")
         if self.app_id is not None:
             check_app_id(self.app_id)
-            version: object = self.version
-            if not isinstance(version, int | np.integer) or isinstance(
-                version, bool
-            ):  # 4.2 would be stored as 4, and would not be recognised in a replay
-                raise ConfigError(
-                    f"txnVersion: found {self.version!r}; allowed is a whole number from 0 to {(1 << 63) - 1}",
-                    key="txnVersion",
-                )
-            object.__setattr__(self, "version", int(version))
-            if self.query_id is not None and not isinstance(self.query_id, str):
-                raise ConfigError(f"query_id: found {self.query_id!r}; allowed is text, or None", key="query_id")
-            if not 0 <= self.version < 1 << 63:
-                raise ConfigError(
-                    f"txnVersion: found {self.version}; allowed is 0 to {(1 << 63) - 1}", key="txnVersion"
-                )
+            # 4.2 would be stored as 4, and would not be recognised in a replay
+            version = arguments.whole_number("txnVersion", self.version, 0, (1 << 63) - 1)
+            object.__setattr__(self, "version", version)
+            if self.query_id is not None:
+                arguments.text("query_id", self.query_id)
+        if self.stream_batch_id is not None:
+            object.__setattr__(
+                self, "stream_batch_id", arguments.whole_number("stream_batch_id", self.stream_batch_id, 0)
+            )
+        arguments.true_or_false("auto_create_topic", self.auto_create_topic)
+        arguments.true_or_false("start", self.start)
+        queue_nums = arguments.whole_number("write_queue_nums", self.write_queue_nums, 1, MAX_QUEUE_COUNT)
+        object.__setattr__(self, "write_queue_nums", queue_nums)
 
 
 @dataclass(slots=True)

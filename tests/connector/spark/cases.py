@@ -204,7 +204,7 @@ def a_full_disk(spark, root):
             subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-@case(r"NotAStoreError: .* found no message store .*; give the store's root folder")
+@case(r"NotAStoreError: .* found no message store .*\. Give the store's root folder")
 def not_a_store(spark, root):
     read(spark, os.path.dirname(root)).count()
 

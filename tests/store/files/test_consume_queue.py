@@ -587,5 +587,5 @@ def test_a_topic_that_cannot_be_a_folder_is_an_illegal_message(topic: Any) -> No
     with pytest.raises(MessageIllegalError, match=r"^topic: found .*lists the topics") as refused:
         queue_directory("/s", topic, 0)
     assert refused.value.field == "topic"
-    with pytest.raises(MessageIllegalError, match=r"^queue id: found -1; allowed is 0 or more$"):
+    with pytest.raises(MessageIllegalError, match=r"^queue id: found -1; allowed is a whole number, 0 or more$"):
         queue_directory("/s", "T", -1)

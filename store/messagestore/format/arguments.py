@@ -1,0 +1,129 @@
+"""Checks of what users pass to the public functions.
+
+Each error names the argument, the value that was found, and what is allowed. The functions return the value in the type
+that the rest of the store expects: numpy's integers become an int, and a bool is no number.
+"""
+
+import operator
+import os
+from collections.abc import Collection, Sequence
+from typing import TypeVar
+
+from messagestore.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+    """Return a whole number within its bounds, both included.
+
+    Raises
+    ------
+    ConfigError
+        It is no whole number, or out of its bounds.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
+        bounds = "" if least is None else f", {least} or more" if most is None else f" from {least} to {most}"
+        raise refused(name, value, f"a whole number{bounds}")
+    return number
+
+
+def text(name: str, value: object) -> str:
+    """Return text that is not empty and can be written as UTF-8.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(value, str) or not value or not _is_utf8(value):
+        raise refused(name, value, "text that is not empty")
+    return value
+
+
+def path(name: str, value: object) -> str:
+    """Return the path of a folder as text.
+
+    Raises
+    ------
+    ConfigError
+        It is no text and no `os.PathLike` of text, or it is empty, or contains a zero byte.
+    """
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise refused(name, value, "the path of a folder")
+    return found
+
+
+def one_of(name: str, value: object, allowed: Sequence[str]) -> str:
+    """Return a word that is one of the allowed ones.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(value, str) or value not in allowed:
+        raise refused(name, value, " or ".join(map(repr, allowed)))
+    return value
+
+
+def true_or_false(name: str, value: object) -> bool:
+    """Return a bool.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(value, bool):
+        raise refused(name, value, "True or False")
+    return value
+
+
+def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T:
+    """Return an object of a class, or of one of several classes.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        found = f"{name}: found {type(value).__name__}; allowed is {' or '.join(each.__name__ for each in kinds)}"
+        raise ConfigError(found, key=name, value=value)
+    return value
+
+
+def names(name: str, value: object, allowed: Collection[str]) -> tuple[str, ...]:
+    """Return a list of names, each of which is one of the allowed ones and given once.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise refused(name, value, f"a list with some of {', '.join(allowed)}")
+    for each in value:
+        if not isinstance(each, str) or each not in allowed:
+            raise ConfigError(f"{name}: found {each!r:.80}; allowed are {', '.join(allowed)}", key=name, value=value)
+    for each in value:
+        if value.count(each) > 1:
+            raise ConfigError(f"{name}: found {each!r} more than once; allowed is once", key=name, value=value)
+    if not value:
+        raise ConfigError(f"{name}: found none; give at least one of {', '.join(allowed)}", key=name, value=value)
+    return tuple(value)
+
+
+def refused(name: str, value: object, allowed: str) -> ConfigError:
+    """Return the error for a value that is not allowed."""
+    return ConfigError(f"{name}: found {repr(value)[:80]}; allowed is {allowed}", key=name, value=value)
+
+
+def _is_utf8(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
