@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
+from crash.kernel_reading_cases import abuse_notes, differences_in_reading
 from messagestore.errors import MessageIllegalError
 from messagestore.format import kernel, record_encode
 from messagestore.format.config import StoreConfig
@@ -300,7 +301,13 @@ def _cut(value: Any, chance: random.Random) -> Any:
     return value[: chance.randrange(len(value) + 1)].copy()
 
 
-ABUSES: tuple[Callable[[kernel.Kernel, random.Random], None], ...] = (abuse_ranges, abuse_stamp, abuse_encode)
+ABUSES: tuple[Callable[[kernel.Kernel, random.Random], None], ...] = (
+    abuse_ranges,
+    abuse_stamp,
+    abuse_encode,
+    abuse_notes,
+    differences_in_reading,
+)
 """One for each function of the kernel, or for several."""
 
 

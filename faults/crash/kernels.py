@@ -66,6 +66,7 @@ def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path =
         "LD_PRELOAD": " ".join(_preloaded()),
         "ASAN_OPTIONS": "detect_leaks=0",  # Python's own
         "PYTHONMALLOC": "malloc",  # each object has memory of its own
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # and so has each buffer of Arrow
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     program = [sys.executable, "-m", "crash.kernel_cases", str(seed), str(count)]

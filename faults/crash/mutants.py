@@ -25,6 +25,7 @@ from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.harness import SMALL, Promise, batch_columns, run_steps, scratch_folder
 from crash.judge import Verdict
+from crash.kernels import planted
 from crash.memdisk import MemDisk
 from crash.planting import (
     MOST_CASES,
@@ -50,6 +51,7 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.mapped_file_queue import MappedFileQueue
 from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import WriterLock
+from messagestore.format import kernel, record_scan
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.dispatch import Dispatcher
 from messagestore.log.store_files import StoreFiles
@@ -242,8 +244,8 @@ def _forget_names(real: Any) -> Any:
 
 
 def _no_property_crc() -> AbstractContextManager[object]:
-    from messagestore.format import record_scan
-
+    if kernel.lib is not None:
+        return planted("frame.h", "if (f->properties_size < PROPERTY_CRC_SIZE) return true;", "return true;")()
     return mock.patch.object(
         record_scan, "bad_property_crcs", lambda data, starts, where: np.zeros(len(starts), np.bool_)
     )

@@ -24,7 +24,7 @@
 #error "the kernel is written for little-endian machines; the package works without it"
 #endif
 
-#define KERNEL_VERSION 2
+#define KERNEL_VERSION 3
 
 /* ---- numbers in buffers; no address needs to be aligned */
 
@@ -82,5 +82,16 @@ PyObject *kernel_index_hashes(PyObject *module, PyObject *arguments);
 PyObject *kernel_encode_size(PyObject *module, PyObject *batch);
 PyObject *kernel_encode(PyObject *module, PyObject *arguments);
 PyObject *kernel_stamp(PyObject *module, PyObject *arguments);
+
+/* ---- records to columns (decode.c), and where records begin (scan.c) */
+
+PyObject *kernel_frame(PyObject *module, PyObject *arguments);
+PyObject *kernel_measure(PyObject *module, PyObject *arguments);
+PyObject *kernel_fill_values(PyObject *module, PyObject *arguments);
+PyObject *kernel_fill_keys(PyObject *module, PyObject *arguments);
+PyObject *kernel_fill_map(PyObject *module, PyObject *arguments);
+PyObject *kernel_fill_numbers(PyObject *module, PyObject *arguments);
+PyObject *kernel_scan(PyObject *module, PyObject *arguments);
+PyObject *kernel_heads(PyObject *module, PyObject *arguments);
 
 #endif

@@ -42,6 +42,22 @@ static PyMethodDef methods[] = {
      "encode(batch, order, data, starts, tags_codes, key_hashes, key_counts): the sum of the row hashes, or None."},
     {"stamp", kernel_stamp, METH_VARARGS,
      "stamp(data, starts, queue_offsets, physical_offsets, store_timestamp_ms, position, property_crc)"},
+    {"frame", kernel_frame, METH_VARARGS,
+     "frame(data, starts, sizes, rows, verify, topic, queue_id, queue_offsets, physical_offsets, renumbered):"
+     " check records, and note where their parts are."},
+    {"measure", kernel_measure, METH_VARARGS,
+     "measure(data, rows, texts, reserved, wanted, totals): read texts and properties, and sum up their sizes."},
+    {"fill_values", kernel_fill_values, METH_VARARGS,
+     "fill_values(data, rows, texts, which, offsets, bytes, valid): one value of each record."},
+    {"fill_keys", kernel_fill_keys, METH_VARARGS,
+     "fill_keys(data, rows, texts, lists, offsets, bytes): the keys of each record."},
+    {"fill_map", kernel_fill_map, METH_VARARGS,
+     "fill_map(data, rows, texts, reserved, kind, maps, name_offsets, names, value_offsets, values): properties."},
+    {"fill_numbers", kernel_fill_numbers, METH_VARARGS,
+     "fill_numbers(data, rows, position, behind, width, out): one field of each head."},
+    {"scan", kernel_scan, METH_VARARGS,
+     "scan(data, usable, physical_offset, verify, starts): the chain of records from the first byte on."},
+    {"heads", kernel_heads, METH_VARARGS, "heads(data, starts, out): the heads of records, in native byte order."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from numpy.typing import NDArray
 
-VERSION = 2
+VERSION = 3
 """The version of the functions that this code calls. A kernel of another version is not used."""
 VARIABLE = "MESSAGESTORE_KERNEL"
 OFF = "off"
@@ -35,7 +35,8 @@ class Kernel(Protocol):
     """The functions of the kernel.
 
     Arrays are contiguous and in native byte order; `out` is filled. A size or a position that does not fit its buffer
-    raises ValueError before a byte is touched.
+    raises ValueError before a byte is touched; what does not fit only in the end (notes and bytes that changed since)
+    raises it, too.
     """
 
     VERSION: int
@@ -87,6 +88,68 @@ class Kernel(Protocol):
         /,
     ) -> None:
         """Write the places, the store time and the `__CRC32#` into records that lie back to back (int64[n] each)."""
+
+    def frame(
+        self,
+        data: Buffer,
+        starts: Buffer,
+        sizes: Buffer,
+        rows: Buffer,
+        verify: bool,
+        topic: Buffer,
+        queue_id: int,
+        queue_offsets: Buffer,
+        physical_offsets: Buffer,
+        renumbered: Buffer,
+        /,
+    ) -> tuple[int, int, int]:
+        """Check n records: int64[n], int32[n], notes[n]; and int64[n], int64[n], bool[n] or empty.
+
+        It stops at the first bad record and returns how many there are before it, and the bytes of their bodies and of
+        their topics.
+        """
+
+    def measure(
+        self, data: Buffer, rows: Buffer, texts: Buffer, reserved: Buffer, wanted: int, totals: Buffer, /
+    ) -> int:
+        """Read the texts of n records: notes[n], notes[n], int64[15]. It returns how many records have texts that it
+        leaves to the scalar codec, and marks them in `rows`; the totals hold if there are none.
+        """
+
+    def fill_values(
+        self, data: Buffer, rows: Buffer, texts: Buffer, which: int, offsets: Buffer, values: Buffer, valid: Buffer, /
+    ) -> None:
+        """One value of each record: offsets int32[n+1]; `valid` is a bitmap of zeros, or empty."""
+
+    def fill_keys(
+        self, data: Buffer, rows: Buffer, texts: Buffer, lists: Buffer, offsets: Buffer, values: Buffer, /
+    ) -> None:
+        """The keys of each record: int32[n+1], int32[k+1], bytes."""
+
+    def fill_map(
+        self,
+        data: Buffer,
+        rows: Buffer,
+        texts: Buffer,
+        reserved: Buffer,
+        kind: int,
+        maps: Buffer,
+        name_offsets: Buffer,
+        names: Buffer,
+        value_offsets: Buffer,
+        values: Buffer,
+        /,
+    ) -> None:
+        """The user's own properties of each record (`kind` 0), or RocketMQ's (1): int32[n+1], then names and values."""
+
+    def fill_numbers(self, data: Buffer, rows: Buffer, position: int, behind: int, width: int, out: Buffer, /) -> None:
+        """One field of each head, of 4 or 8 bytes, behind 0, 1 or 2 hosts."""
+
+    def scan(self, data: Buffer, usable: int, physical_offset: int, verify: bool, starts: Buffer, /) -> int:
+        """The chain of good records from the first byte on, in the first `usable` bytes: how many there are."""
+
+    def heads(self, data: Buffer, starts: Buffer, out: Buffer, /) -> None:
+        """The heads of n records: int64[n], HEAD_DTYPE[n]."""
 
 
 def load(path: str | Path) -> Kernel:

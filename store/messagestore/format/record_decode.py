@@ -1,52 +1,44 @@
 """Decodes many records into Arrow columns.
 
-The records may be anywhere in a buffer. Their heads are gathered into one structured array, and their bodies and
-property strings are copied with one memcpy each; only the requested columns are decoded. Every record is checked: its
-sizes and its magic, whether its lengths add up, whether it is the record that the unit promised, and its CRCs. The
-first bad record raises an error that names file and offset.
+The records may be anywhere in a buffer. Every record is checked: its sizes and its magic, whether its lengths add up,
+whether it is the record that the unit promised, and its CRCs. Only the requested columns are decoded. The first bad
+record raises an error that names file and offset.
+
+The compiled kernel does the work: it checks all records and notes where their parts are, measures the columns, and
+fills buffers of that size. What it does not understand, the scalar codec of record.py decides: why a record is bad, and
+how Java reads texts that are not UTF-8 or names that occur twice. Without the kernel, the scalar codec decodes
+everything, one record after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from messagestore.errors import MagicError, TornRecordError
-from messagestore.format.arrow_bytes import (
-    all_equal,
-    array_of,
-    binary_array,
-    data_of,
-    gather,
-    join,
-    list_array,
-    offsets_of,
-    rows_not_utf8,
-    scalar_of,
-    unaligned,
-)
-from messagestore.format.hosts import HOST_V4_SIZE, HOST_V6_SIZE, unpack_host
+from messagestore.format import kernel
+from messagestore.format.arrow_bytes import MAX_SMALL, array_of, list_array
+from messagestore.format.hosts import HOST_V4_SIZE, unpack_host
 from messagestore.format.layout import (
-    CRC_MASK,
     IPV6_EXTRA_SIZE,
-    MAGIC_V1,
-    MAGIC_V2,
-    MAX_V1_TOPIC_LENGTH,
     RECORD_HEAD,
     SYS_FLAG_BORN_HOST_V6,
     SYS_FLAG_STORE_HOST_V6,
 )
-from messagestore.format.properties import TAGS, UNIQUE_KEY
+from messagestore.format.message import MessageExt
+from messagestore.format.properties import (
+    PROPERTY_SEPARATOR,
+    RESERVED_PROPERTIES,
+    decode_properties,
+    encode_properties,
+)
 from messagestore.format.record import decode_message
-from messagestore.format.record_properties import PropertyTexts
-from messagestore.format.record_scan import HeadFields, bad_property_crcs, crcs_of, heads, parts
+from messagestore.format.record_scan import heads, parts
 
 _TEXT_MAP = pa.map_(pa.string(), pa.string())
 
@@ -80,7 +72,6 @@ is that of the unit that promised the record; without `Expected`, that of the re
 
 BLOCK_ROWS = 16_384
 """The number of rows decoded at once: each record is examined several times and stays in the CPU's cache meanwhile."""
-_HEAD_FIELDS = {name: "total_size" if name == "size" else name for name in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,182 +138,307 @@ def decode(
     for first in range(0, max(len(starts), 1), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)
         promised = None if expected is None else expected.slice(block)
-        rows = _Rows(data, starts[block], sizes[block].astype(np.int64), promised, path)
-        if verify_body_crc:
-            rows.check_crcs()
-        blocks.append([_MAKERS[name](rows) if name in _MAKERS else rows.field(_HEAD_FIELDS[name]) for name in columns])
+        records = _Records(data, starts[block], sizes[block], promised, path, verify=verify_body_crc)
+        if kernel.lib is None:
+            blocks.append(_by_scalar_codec(records, columns))
+        else:
+            blocks.append(list(map(_KernelRows(kernel.lib, records, columns).array, columns)))
     arrays = blocks[0] if len(blocks) == 1 else [pa.concat_arrays(column) for column in zip(*blocks, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, COLUMNS[name]) for name in columns]))
 
 
-class _Rows:
-    """n checked records and where their parts are."""
+def _bytes_of(topic: str) -> bytes:
+    return topic.encode("utf-8", "surrogatepass")
 
-    def __init__(
-        self,
-        data: NDArray[np.uint8],
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        expected: Expected | None,
-        path: str,
-    ) -> None:
-        self.data, self.starts, self.sizes, self.expected, self.path = data, starts, sizes, expected, path
-        self._require((starts >= 0) & (sizes >= RECORD_HEAD.size) & (starts + sizes <= len(data)))
-        self.heads = HeadFields(data, starts)
-        magic = self.heads["magic"]
-        self._require((self.heads["total_size"] == sizes) & ((magic == MAGIC_V1) | (magic == MAGIC_V2)))
-        count, self.parts = parts(data, starts, self.heads)
-        if count < len(starts):
-            self._fail_at(count)
-        if expected is not None:
-            self._require(self._as_expected(expected))
 
-    def _require(self, good: NDArray[np.bool_]) -> None:
-        if not good.all():
-            self._fail_at(int(good.argmin()))
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """What `decode` was asked for, in some of the rows."""
 
-    def _fail_at(self, row: int) -> NoReturn:
-        """Raise the error of a bad row, or of an earlier row that only a later check would find."""
-        before = slice(0, row)
-        expected = None if self.expected is None else self.expected.slice(before)
-        _Rows(self.data, self.starts[before], self.sizes[before], expected, self.path)
-        self.fail(row)
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int32]
+    expected: Expected | None
+    path: str
+    verify: bool
 
-    def _as_expected(self, expected: Expected) -> NDArray[np.bool_]:
-        found = self.heads
-        same: NDArray[np.bool_] = found["queue_offset"] == expected.queue_offsets
-        if expected.renumbered is not None:
-            same |= expected.renumbered
-        same &= found["physical_offset"] == expected.physical_offsets
-        same &= found["queue_id"] == expected.queue_id
-        topic = expected.topic.encode("utf-8", "surrogatepass")
-        if not same.all():
-            return same
-        if len(topic) <= MAX_V1_TOPIC_LENGTH and (self.heads["magic"] == MAGIC_V1).all():
-            # its length and the topic in one look
-            return all_equal(self.data, self.parts.body_ends, bytes([len(topic)]) + topic)
-        same = self.parts.topic_ends - self.parts.topic_starts == len(topic)
-        rows = np.flatnonzero(same)
-        same[rows] = all_equal(self.data, self.parts.topic_starts[rows], topic)
-        return same
+    def message(self, row: int) -> MessageExt:
+        """One record, decoded and checked by the scalar codec.
 
-    def fail(self, row: int) -> NoReturn:
-        """Raise the error of a row: what a check of this record alone finds, or that it is another record."""
-        start, size = int(self.starts[row]), int(self.sizes[row])
-        place = int(self.expected.physical_offsets[row]) if self.expected is not None else None
+        Raises
+        ------
+        MagicError, TornRecordError, ChecksumError
+            The record is bad, or is not the one that was promised.
+        """
+        start, size, expected = int(self.starts[row]), int(self.sizes[row]), self.expected
         record = self.data[start : start + size].tobytes() if start >= 0 and size > 0 else b""
-        if place is None and len(record) >= RECORD_HEAD.size:
-            place = int(heads(self.data, self.starts[row : row + 1])["physical_offset"][0])
+        place = None if expected is None else int(expected.physical_offsets[row])
+        if place is None and len(record) >= RECORD_HEAD.size:  # for errors: the place that the record itself gives
+            at = RECORD_HEAD.offset("physical_offset")
+            place = int.from_bytes(record[at : at + 8], "big", signed=True)
         where = start if place is None else place
         if len(record) != size:
             raise TornRecordError(self.path, where, f"a record of {size} bytes", f"{len(record)} bytes")
-        message = decode_message(record, path=self.path, physical_offset=place)
+        message = decode_message(record, verify=self.verify, path=self.path, physical_offset=place)
         if message.size != size:
             raise TornRecordError(self.path, where, f"TOTALSIZE {size}", str(message.size))
-        if self.expected is None:
-            raise AssertionError(f"the record at {where} is refused as one of many and accepted alone")
-        wanted = f"message {int(self.expected.queue_offsets[row])} of {self.expected.topic}/{self.expected.queue_id}"
-        found = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
-        raise MagicError(self.path, where, wanted, found)
+        if expected is not None:
+            number = int(expected.queue_offsets[row])
+            same = message.queue_offset == number or (
+                expected.renumbered is not None and bool(expected.renumbered[row])
+            )
+            same &= (message.topic, message.queue_id) == (expected.topic, expected.queue_id)
+            if same and not message.topic.isascii():  # U+FFFD may stand for bytes that are not UTF-8
+                same = self._topic(row) == _bytes_of(expected.topic)
+            if not same:
+                wanted = f"message {number} of {expected.topic}/{expected.queue_id}"
+                found = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
+                raise MagicError(self.path, where, wanted, found)
+        return message
 
-    def check_crcs(self) -> None:
-        """Raise the error of the first record with a wrong CRC of the body or of the record."""
-        crcs = crcs_of(self.body) & np.uint32(CRC_MASK)
-        bad = (crcs.view(np.int32) != self.heads["body_crc"]) & (self.heads["body_size"] != 0)
-        bad |= bad_property_crcs(self.data, self.starts, self.parts)
-        if bad.any():
-            self.fail(int(bad.argmax()))
+    def _topic(self, row: int) -> bytes:
+        """The topic of a record that was decoded, with the bytes that are not UTF-8."""
+        one = self.starts[row : row + 1]
+        where = parts(self.data, one, heads(self.data, one))[1]
+        return self.data[where.topic_starts[0] : where.topic_ends[0]].tobytes()
 
-    def field(self, name: str) -> pa.Array:
+    def queue_offset(self) -> pa.Array | None:
+        """The queue offsets of the units; None without units."""
+        return None if self.expected is None else array_of(self.expected.queue_offsets)
+
+
+# ---- one record after the other
+
+_VALUES: dict[str, Callable[[MessageExt], object]] = {
+    "keys": lambda message: list(message.keys),
+    "properties": lambda message: list(message.properties.items()),
+    "system_properties": lambda message: list(message.system_properties.items()),
+    "message_id": lambda message: message.unique_key or message.offset_message_id,
+}
+"""The columns that are not simply a field of a message."""
+
+
+def _by_scalar_codec(records: _Records, columns: Sequence[str]) -> list[pa.Array]:
+    messages = [records.message(row) for row in range(len(records.starts))]
+    arrays = []
+    for name in columns:
+        promised = records.queue_offset() if name == "queue_offset" else None
+        value = _VALUES.get(name)
+        values = [getattr(message, name) if value is None else value(message) for message in messages]
+        arrays.append(list_array(values, COLUMNS[name]) if promised is None else promised)
+    return arrays
+
+
+# ---- many records at once
+
+_ROW = np.dtype(
+    [(name, "i8") for name in ("start", "topic", "properties")]
+    + [(name, "i4") for name in ("body", "body_size", "topic_size", "properties_size", "sys_flag", "state")]
+)
+"""The kernel's notes about a record (`Row` in decode.c)."""
+_TEXT = np.dtype(("i4", 8))
+"""The kernel's notes about the properties of a record (`Text` in decode.c)."""
+_UNCLEAN, _REWRITTEN = 1, 2
+_WANT_TOPIC, _WANT_PROPERTIES, _WANT_MAPS = 1, 2, 4
+_TOTALS = (
+    "tags", "tags_count", "unique_key", "unique_key_count", "keys", "key_count", "user_count", "user_names",
+    "user_values", "reserved_count", "reserved_names", "reserved_values", "topic", "message_id", "offset_message_id",
+)  # fmt: skip
+_WHICH = {
+    name: number
+    for number, name in enumerate(
+        ("body", "topic", "offset_message_id", "born_host", "store_host", "tags", "unique_key", "message_id")
+    )
+}
+_MAPS = {"properties": ("user", 0), "system_properties": ("reserved", 1)}
+_OF_PROPERTIES = frozenset(("tags", "unique_key", "message_id", "keys", *_MAPS))
+"""The columns whose values come from the property string."""
+_HOST_FLAGS = {"born_host": SYS_FLAG_BORN_HOST_V6, "store_host": SYS_FLAG_STORE_HOST_V6}
+_RESERVED = b"".join(name.encode() + PROPERTY_SEPARATOR for name in sorted(RESERVED_PROPERTIES))
+_HEAD_FIELDS = {"size": "total_size"}
+_NOTHING = np.empty(0, np.int64)
+
+
+def _promised(expected: Expected | None) -> tuple[Any, ...]:
+    """The arguments of `frame` that say what units promise."""
+    if expected is None:
+        return b"", 0, _NOTHING, _NOTHING, _NOTHING
+    return (
+        _bytes_of(expected.topic),
+        expected.queue_id,
+        np.ascontiguousarray(expected.queue_offsets, np.int64),
+        np.ascontiguousarray(expected.physical_offsets, np.int64),
+        _NOTHING if expected.renumbered is None else np.ascontiguousarray(expected.renumbered, np.bool_),
+    )
+
+
+class _KernelRows:
+    """n checked records, and the kernel's notes about them."""
+
+    def __init__(self, lib: kernel.Kernel, records: _Records, columns: Sequence[str]) -> None:
+        self.lib, self.records, self.count = lib, records, len(records.starts)
+        self.data = np.ascontiguousarray(records.data)
+        self.rows = np.empty(self.count, _ROW)
+        starts = np.ascontiguousarray(records.starts, np.int64)
+        sizes = np.ascontiguousarray(records.sizes, np.int32)
+        promised = _promised(records.expected)
+        good, body, topic = lib.frame(self.data, starts, sizes, self.rows, records.verify, *promised)
+        if good < self.count:
+            records.message(good)
+            raise AssertionError(f"record {good}, at {starts[good]}, is refused as one of many and accepted alone")
+        self.sizes = {
+            "body": body,
+            "topic": topic,
+            "offset_message_id": 32 * self.count + 24 * self._ipv6_count("store_host"),
+        }
+        self.sizes |= self._measure(columns)
+
+    def array(self, name: str) -> pa.Array:
+        """A column."""
+        return _MAKERS.get(name, _KernelRows.number)(self, name)
+
+    def number(self, name: str) -> pa.Array:
         """A field of the heads."""
-        return array_of(self.heads[name])
+        kind, field = COLUMNS[name], _HEAD_FIELDS.get(name, name)
+        position, width = RECORD_HEAD.offset(field), kind.bit_width // 8
+        behind = (position >= RECORD_HEAD.offset("store_timestamp_ms")) + (
+            position >= RECORD_HEAD.offset("reconsume_times")
+        )
+        out = pa.allocate_buffer(self.count * width)
+        self.lib.fill_numbers(self.data, self.rows, position, behind, width, out)
+        return pa.Array.from_buffers(kind, self.count, [None, out])
 
-    def queue_offset(self) -> pa.Array:
+    def queue_offset(self, name: str) -> pa.Array:
         """The queue offsets of the units; without units, those of the records."""
-        return self.field("queue_offset") if self.expected is None else array_of(self.expected.queue_offsets)
+        promised = self.records.queue_offset()
+        return self.number(name) if promised is None else promised
 
-    @cached_property
-    def body(self) -> pa.Array:
-        """The bodies: binary[n]."""
-        bodies = gather(self.data, self.parts.body_starts, self.parts.body_ends)
-        return bodies if bodies.type == pa.binary() else bodies.cast(pa.binary())
-
-    @cached_property
-    def properties(self) -> PropertyTexts:
-        """The properties, parsed."""
-        return PropertyTexts(self.data, self.parts.property_starts, self.parts.ends)
-
-    def topic(self) -> pa.Array:
-        """The topics; bytes that are not UTF-8 become U+FFFD."""
-        if self.expected is not None and self.expected.topic.isascii():  # each row was compared with it
-            return pa.repeat(scalar_of(self.expected.topic, pa.string()), len(self.starts))
-        topics = gather(self.data, self.parts.topic_starts, self.parts.topic_ends).cast(pa.binary())
-        if rows_not_utf8(topics):
-            return list_array([str(topic, "utf-8", "replace") for topic in topics.to_pylist()], pa.string())
-        return topics.view(pa.string())
+    def body(self, name: str) -> pa.Array:
+        """The bodies."""
+        return self._values(name, self.sizes[name], pa.binary())
 
     def host(self, name: str) -> pa.Array:
         """`ip:port` of each row. There are few hosts and many rows, so each host is formatted once."""
-        starts, sizes = self._host_ranges(name)
-        hosts = gather(self.data, starts, starts + sizes).dictionary_encode()
+        size = HOST_V4_SIZE * self.count + IPV6_EXTRA_SIZE * self._ipv6_count(name)
+        hosts = self._values(name, size, pa.binary()).dictionary_encode()
         texts = list_array([unpack_host(host) for host in hosts.dictionary.to_pylist()], pa.string())
         return texts.take(hosts.indices)
 
-    def _host_ranges(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        flags = self.heads["sys_flag"]
-        starts = self.starts + RECORD_HEAD.offset(f"{name}_ip")
-        if name == "store":
-            starts = starts + np.where(flags & SYS_FLAG_BORN_HOST_V6, IPV6_EXTRA_SIZE, 0)
-        flag = SYS_FLAG_BORN_HOST_V6 if name == "born" else SYS_FLAG_STORE_HOST_V6
-        return starts, np.where(flags & flag, HOST_V6_SIZE, HOST_V4_SIZE)
+    def _ipv6_count(self, host: str) -> int:
+        return int(np.count_nonzero(self.rows["sys_flag"] & _HOST_FLAGS[host]))
 
-    @cached_property
-    def offset_message_id(self) -> pa.Array:
-        """The upper-case hex of store host and physical offset: string[n]."""
-        n = len(self.starts)
-        starts, sizes = self._host_ranges("store")
-        if not (self.heads["sys_flag"] & SYS_FLAG_STORE_HOST_V6).any():
-            ids = np.empty((n, 2), np.uint64)
-            ids[:, 0] = unaligned(self.data, np.uint64)[starts]
-            ids[:, 1] = self.heads["physical_offset"].view(np.uint64).byteswap()
-            return binary_array(_hex(ids.view(np.uint8)), np.arange(0, 32 * n + 1, 32, dtype=np.int32), pa.string())
-        hosts = gather(self.data, starts, starts + sizes).cast(pa.binary())
-        offsets = self.heads["physical_offset"].astype(">i8")
-        ids = join(
-            [hosts, binary_array(offsets.view(np.uint8), np.arange(0, 8 * n + 1, 8, dtype=np.int32), pa.binary())],
-            large=False,
-        )
-        return binary_array(_hex(data_of(ids)), offsets_of(ids) * 2, pa.string())
+    # ---- texts
 
-    def message_id(self) -> pa.Array:
-        """UNIQ_KEY if there is one, otherwise the offset message id."""
-        unique = self.properties.column(UNIQUE_KEY)
-        if unique.null_count == 0:
-            return unique
-        if unique.null_count == len(unique):
-            return self.offset_message_id
-        return pc.coalesce(unique, self.offset_message_id)
+    def _measure(self, columns: Sequence[str]) -> dict[str, int]:
+        """Read the texts that the columns need: how large each column is. Texts that only Java understands are
+        rewritten first.
+        """
+        wanted, expected = 0, self.records.expected
+        if "topic" in columns and not (expected is not None and expected.topic.isascii()):
+            wanted |= _WANT_TOPIC  # otherwise each record was compared with a topic that is UTF-8
+        if not _OF_PROPERTIES.isdisjoint(columns):
+            wanted |= _WANT_PROPERTIES
+        if not _MAPS.keys().isdisjoint(columns):
+            wanted |= _WANT_MAPS
+        if not wanted:
+            return {}
+        self.texts, totals = np.empty(self.count, _TEXT), np.zeros(len(_TOTALS), np.int64)
+        if self.lib.measure(self.data, self.rows, self.texts, _RESERVED, wanted, totals):
+            self._rewrite()
+            if unclean := self.lib.measure(self.data, self.rows, self.texts, _RESERVED, wanted, totals):
+                raise AssertionError(f"the texts of {unclean} records were rewritten, and are refused again")
+        return dict(zip(_TOTALS, totals.tolist(), strict=True))
+
+    def _rewrite(self) -> None:
+        """Let the scalar codec read the texts of the unclean rows, and put what it reads behind the data.
+
+        It reads them one by one, as each is unclean in its own way. No writer of today produces such rows.
+        """
+        texts, at = [], len(self.data)
+        for row in np.flatnonzero(self.rows["state"] == _UNCLEAN).tolist():
+            topic = str(self._text(row, "topic"), "utf-8", "replace").encode()
+            properties = encode_properties(decode_properties(self._text(row, "properties")).items())
+            for name, text in (("topic", topic), ("properties", properties)):
+                self.rows[name][row], self.rows[f"{name}_size"][row] = at, len(text)
+                texts.append(text)
+                at += len(text)
+            self.rows["state"][row] = _REWRITTEN
+        self.data = np.concatenate([self.data, np.frombuffer(b"".join(texts), np.uint8)])
+
+    def _text(self, row: int, name: str) -> bytes:
+        start = int(self.rows[name][row])
+        return self.data[start : start + int(self.rows[f"{name}_size"][row])].tobytes()
+
+    def text(self, name: str) -> pa.Array:
+        """A column of texts without nulls."""
+        return self._values(name, self.sizes[name], pa.string())
+
+    def nullable_text(self, name: str) -> pa.Array:
+        """A column of texts: null in the rows that have no such property."""
+        if self.sizes[f"{name}_count"] == self.count:
+            return self.text(name)
+        valid = np.zeros((self.count + 7) // 8, np.uint8)
+        return self._values(name, self.sizes[name], pa.string(), valid)
+
+    def keys(self, name: str) -> pa.Array:
+        """KEYS of each row, split at single blanks, without empty pieces."""
+        lists, offsets = self._offsets(self.count), self._offsets(self.sizes["key_count"])
+        texts = _allocated(self.sizes[name], name)
+        self.lib.fill_keys(self.data, self.rows, self.texts, lists, offsets, texts)
+        items = pa.Array.from_buffers(pa.string(), self.sizes["key_count"], [None, offsets, texts])
+        return pa.Array.from_buffers(COLUMNS[name], self.count, [None, lists], children=[items])
+
+    def map(self, name: str) -> pa.Array:
+        """The properties of each row whose names are RocketMQ's, or the user's own."""
+        kind, (owner, number) = COLUMNS[name], _MAPS[name]
+        count = self.sizes[f"{owner}_count"]
+        maps = self._offsets(self.count)
+        buffers = [
+            (self._offsets(count), _allocated(self.sizes[f"{owner}_{part}"], name)) for part in ("names", "values")
+        ]
+        self.lib.fill_map(self.data, self.rows, self.texts, _RESERVED, number, maps, *buffers[0], *buffers[1])
+        parts = [pa.Array.from_buffers(pa.string(), count, [None, *part]) for part in buffers]
+        entries = pa.StructArray.from_arrays(parts, fields=[kind.key_field, kind.item_field])
+        return pa.Array.from_buffers(kind, self.count, [None, maps], children=[entries])
+
+    @staticmethod
+    def _offsets(count: int) -> pa.Buffer:
+        return pa.allocate_buffer(4 * (count + 1))
+
+    def _values(self, name: str, size: int, kind: pa.DataType, valid: NDArray[np.uint8] | None = None) -> pa.Array:
+        offsets, values = self._offsets(self.count), _allocated(size, name)
+        texts = self.texts if name in _OF_PROPERTIES else _NOTHING
+        nulls = _NOTHING if valid is None else valid
+        self.lib.fill_values(self.data, self.rows, texts, _WHICH[name], offsets, values, nulls)
+        bitmap = None if valid is None else pa.py_buffer(valid)
+        return pa.Array.from_buffers(kind, self.count, [bitmap, offsets, values])
 
 
-def _hex(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The upper-case hex digits of bytes. Both digits of a byte are computed at once, in 16 bits."""
-    digits = data.reshape(-1).astype("<u2")
-    digits = (digits >> 4) | ((digits & 0x0F) << 8)  # the high half first, as text is read
-    letters = ((digits + 0x0606) >> 4) & 0x0101
-    return (digits + 0x3030 + letters * 7).view(np.uint8)
+def _allocated(size: int, name: str) -> pa.Buffer:
+    """A buffer for the values of a column.
+
+    Raises
+    ------
+    ValueError
+        More than 2 GiB, which offsets of 32 bits cannot address.
+    """
+    if size > MAX_SMALL:
+        raise ValueError(f"{name}: found {size} bytes for one array; allowed are {MAX_SMALL}")
+    return pa.allocate_buffer(size)
 
 
-_MAKERS: dict[str, Callable[[_Rows], pa.Array]] = {
-    "topic": _Rows.topic,
-    "queue_offset": _Rows.queue_offset,
-    "body": lambda rows: rows.body,
-    "tags": lambda rows: rows.properties.column(TAGS),
-    "unique_key": lambda rows: rows.properties.column(UNIQUE_KEY),
-    "keys": lambda rows: rows.properties.keys(),
-    "properties": lambda rows: rows.properties.map(reserved=False),
-    "system_properties": lambda rows: rows.properties.map(reserved=True),
-    "message_id": _Rows.message_id,
-    "offset_message_id": lambda rows: rows.offset_message_id,
-    "born_host": lambda rows: rows.host("born"),
-    "store_host": lambda rows: rows.host("store"),
+_MAKERS: dict[str, Callable[[_KernelRows, str], pa.Array]] = {
+    "topic": _KernelRows.text,
+    "queue_offset": _KernelRows.queue_offset,
+    "body": _KernelRows.body,
+    "tags": _KernelRows.nullable_text,
+    "unique_key": _KernelRows.nullable_text,
+    "keys": _KernelRows.keys,
+    "properties": _KernelRows.map,
+    "system_properties": _KernelRows.map,
+    "message_id": _KernelRows.text,
+    "offset_message_id": _KernelRows.text,
+    "born_host": _KernelRows.host,
+    "store_host": _KernelRows.host,
 }
+"""What makes each column that is not simply a number of the heads."""

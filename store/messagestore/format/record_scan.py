@@ -1,8 +1,9 @@
 """Scans a stretch of the log: where its records are, which are whole, and why the chain ends.
 
-A scan trusts no byte: a record counts only if its place, magic, sizes, sum of lengths and CRCs agree. Array operations
-find the heads (every magic is a candidate), and then the chain start + TOTALSIZE == next start is followed. Each check
-is one comparison over all records, and the chain ends before the first record that fails one.
+A scan trusts no byte: a record counts only if its place, magic, sizes, sum of lengths and CRCs agree. The compiled
+kernel follows the chain start + TOTALSIZE == next start and checks each record. Without the kernel, the chain is
+followed first, and then each check is one comparison over all records. The chain ends before the first record that
+fails one.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ MAGIC_POSITION = RECORD_HEAD.offset("magic")
 _BEHIND_BORN_HOST: tuple[str, ...] = ("store_timestamp_ms", "store_ip", "store_port")
 _BEHIND_HOSTS: tuple[str, ...] = ("reconsume_times", "prepared_transaction_offset", "body_size")
 _HOST_FIELDS = {SYS_FLAG_BORN_HOST_V6: ("born_ip", "born_port"), SYS_FLAG_STORE_HOST_V6: ("store_ip", "store_port")}
-_WALK_SIZE = 1024
-"""Above this record size, walking from one record to the next is cheaper than examining every byte."""
 _BLOCK_SIZE = 1 << 21
 """The number of bytes scanned at once: each record is examined several times and stays in the CPU's cache meanwhile."""
 _CRC_CHUNK = 1 << 18
@@ -97,38 +96,16 @@ def heads(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.void
     structured[n]
         Of `HEAD_DTYPE`. It is also correct for IPv6 hosts, whose address and port are 0.
     """
+    if kernel.lib is not None:
+        in_c: NDArray[np.void] = np.empty(len(starts), HEAD_DTYPE)
+        kernel.lib.heads(np.ascontiguousarray(data), np.ascontiguousarray(starts, np.int64), in_c)
+        return in_c
     raw = unaligned(data, f"V{RECORD_HEAD.size}")[starts]
     found: NDArray[np.void] = raw.view(RECORD_HEAD.dtype).astype(HEAD_DTYPE)
     rows = np.flatnonzero(found["sys_flag"] & HOST_FLAGS)
     if len(rows):
         _correct_for_ipv6(data, starts, found, rows)
     return found
-
-
-class HeadFields:
-    """The heads of the records at `starts`, unchecked. Each field is converted when it is first requested.
-
-    An alternative to `heads` for callers that need few of its fields: `fields["body_size"]` is a contiguous native
-    array.
-
-    Parameters
-    ----------
-    data : uint8[m]
-    starts : int64[n]
-        As for `heads`.
-    """
-
-    def __init__(self, data: NDArray[np.uint8], starts: NDArray[np.int64]) -> None:
-        self._items: NDArray[np.void] = unaligned(data, f"V{RECORD_HEAD.size}")[starts].view(RECORD_HEAD.dtype)
-        self._fields: dict[str, NDArray[Any]] = {}
-        if (self["sys_flag"] & HOST_FLAGS).any():
-            self._items, self._fields = heads(data, starts), {}
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        field = self._fields.get(name)
-        if field is None:
-            field = self._fields[name] = self._items[name].astype(HEAD_DTYPE[name])
-        return field
 
 
 def _correct_for_ipv6(
@@ -150,7 +127,7 @@ def _correct_for_ipv6(
             found[name][cleared] = 0
 
 
-def head_sizes(found: NDArray[np.void] | HeadFields) -> NDArray[np.int64]:
+def head_sizes(found: NDArray[np.void]) -> NDArray[np.int64]:
     """The number of bytes before the body of each record: 88, 100 or 112."""
     flags = found["sys_flag"]
     extra = ((flags & SYS_FLAG_BORN_HOST_V6) != 0).astype(np.int64) + ((flags & SYS_FLAG_STORE_HOST_V6) != 0)
@@ -182,9 +159,7 @@ class Parts:
     ends: NDArray[np.int64]
 
 
-def parts(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void] | HeadFields
-) -> tuple[int, Parts]:
+def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.void]) -> tuple[int, Parts]:
     """Locate the parts of each record, as far as the lengths add up.
 
     Parameters
@@ -192,7 +167,7 @@ def parts(
     data : uint8[m]
     starts : int64[n]
         Records that are completely in the data, according to their TOTALSIZE.
-    found : structured[n] or HeadFields
+    found : structured[n]
         Their heads.
 
     Returns
@@ -371,10 +346,28 @@ def scan(
         Why there is no further record. Garbage never raises an error, and no size that it contains is allocated.
     """
     usable = min(len(data), max(file_bytes_left - BLANK.size, 0))
+    if kernel.lib is not None:
+        starts = np.empty(usable // MIN_RECORD_SIZE, np.int64)
+        starts = starts[
+            : kernel.lib.scan(np.ascontiguousarray(data), usable, physical_offset, verify_body_crc, starts)
+        ].copy()
+        found = heads(data, starts)
+    else:
+        starts, found = _by_arrays(data[:usable], physical_offset, verify_body_crc)
+    position = int(starts[-1]) + int(found["total_size"][-1]) if len(starts) else 0
+    return starts, found, _why(data, position, physical_offset, file_bytes_left)
+
+
+def _by_arrays(
+    data: NDArray[np.uint8], physical_offset: int, verify_body_crc: bool
+) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """The starts and heads of the valid records that follow one another from `data[0]` on and are completely in
+    `data`.
+    """
     all_starts, all_heads = [np.empty(0, np.int64)], [np.empty(0, HEAD_DTYPE)]
     position, size = 0, _BLOCK_SIZE
-    while position < usable:
-        block = data[position : min(position + size, usable)]
+    while position < len(data):
+        block = data[position : position + size]
         starts, found = _valid(block, physical_offset + position, verify_body_crc)
         if len(starts):
             all_starts.append(starts + position)
@@ -383,18 +376,15 @@ def scan(
             size = _BLOCK_SIZE
         else:
             size = _total_size(block)
-            if not len(block) < size <= usable - position:
+            if not len(block) < size <= len(data) - position:
                 break  # otherwise the record is larger than the block
-    end = _why(data, position, physical_offset, file_bytes_left)
-    return np.concatenate(all_starts), np.concatenate(all_heads), end
+    return np.concatenate(all_starts), np.concatenate(all_heads)
 
 
 def _valid(
     data: NDArray[np.uint8], physical_offset: int, verify_body_crc: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """The starts and heads of the valid records that follow one another from `data[0]` on and are completely in
-    `data`.
-    """
+    """The starts and heads of the valid records of one block."""
     starts = _chain(data)
     found = heads(data, starts)
     count = leading(found["physical_offset"] == starts + physical_offset)
@@ -413,48 +403,6 @@ def _total_size(data: NDArray[np.uint8]) -> int:
 
 def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
     """The starts of records that follow one another from 0 on, completely in `data`, by magic and TOTALSIZE only."""
-    if len(data) < MIN_RECORD_SIZE:
-        return np.empty(0, np.int64)
-    starts: NDArray[np.int64]
-    if _total_size(data) > _WALK_SIZE:
-        return _walk(data)
-    sizes = unaligned(data, RECORD_HEAD.dtype["total_size"])
-    magics = unaligned(data, np.int32)
-    found = np.flatnonzero(data[: len(magics)] == FIRST_MAGIC_BYTE)
-    magic = magics[found]
-    found = found[(magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1])]
-    starts = found[found >= MAGIC_POSITION] - MAGIC_POSITION
-    size = sizes[starts].astype(np.int64)
-    ends = starts + size
-    fits = (size >= MIN_RECORD_SIZE) & (ends <= len(data))
-    if not len(starts) or starts[0] != 0:
-        return np.empty(0, np.int64)
-    if np.array_equal(ends[:-1], starts[1:]):
-        return starts[: leading(fits)]
-    return _follow(starts, ends, fits)
-
-
-def _follow(starts: NDArray[np.int64], ends: NDArray[np.int64], fits: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The chain among candidates, some of which are not records. It is a loop, as each step depends on the one before.
-
-    It runs only if a body contains a magic, or if the chain breaks.
-    """
-    following = np.searchsorted(starts, ends)
-    linked = (following < len(starts)) & fits
-    linked[linked] = starts[following[linked]] == ends[linked]
-    steps = np.where(linked, following, -1).tolist()
-    chain = []
-    candidate = 0 if fits[0] else -1
-    while candidate >= 0:
-        chain.append(candidate)
-        candidate = steps[candidate]
-    if chain and not fits[chain[-1]]:
-        chain.pop()
-    return starts[chain]
-
-
-def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The chain, read one TOTALSIZE after another. This loop is cheaper than examining each byte of large records."""
     view = data.data
     starts = []
     start, last = 0, len(data) - MIN_RECORD_SIZE
@@ -465,6 +413,8 @@ def _walk(data: NDArray[np.uint8]) -> NDArray[np.int64]:
         starts.append(start)
         start += size
     chain = np.array(starts, np.int64)
+    if not len(chain):
+        return chain
     magic = unaligned(data, np.int32)[chain + MAGIC_POSITION]
     return chain[: leading((magic == _MAGICS_AS_READ[0]) | (magic == _MAGICS_AS_READ[1]))]
 
