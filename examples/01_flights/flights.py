@@ -3,6 +3,7 @@
     make demo                      installs what is needed and runs the demo; a second run continues the first
     make demo ARGS=--fresh         starts from scratch
     make demo ARGS="--every 50"    takes only every 50th flight, for a quick look
+    make demo ARGS="--fresh --kill"    kills everything with SIGKILL half-way, and then continues
 
 Two streaming queries run at the same time. `write` reads the flights from CSV files, one file per month, and writes
 them to one topic per airport (key: the plane's tail number, tag: the carrier, body: JSON). `tail` reads the topics as
@@ -16,6 +17,7 @@ flights.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import importlib.util
 import io
@@ -24,6 +26,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -387,6 +390,51 @@ def run(root: Path, every: int) -> int:
     return 0 if good else 1
 
 
+def kill_half_way(root: Path, every: int) -> None:
+    """Run the demo in another process, and kill it, Spark and Spark's workers when half of the flights are stored."""
+    clock = Clock()
+    half = prepare(root / "months", every) // 2
+    command = [sys.executable, __file__, "--root", str(root), "--every", str(every)]
+    clock.say("a first run of the demo begins; it will be killed half-way")
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as demo:
+        try:
+            while (stored := stored_flights(root / "store")) < half and demo.poll() is None:
+                time.sleep(0.05)
+            ended = demo.poll() is not None
+        finally:
+            killed = kill_session(demo.pid)
+    if ended:
+        clock.say(f"the first run ended by itself, with {stored:,} flights in the store: nothing was killed")
+        return
+    clock.say(f"SIGKILL to {killed} processes; readers of the store see {stored_flights(root / 'store'):,} flights now")
+    clock.say("the demo runs again on the same folder; Spark repeats the batch that was cut off, and the store decides")
+
+
+def stored_flights(store: Path) -> int:
+    """How many flights a reader sees."""
+    if not (store / "spark" / "store.json").exists():
+        return 0
+    with MessageStore.open_read_only(store) as view:
+        return sum(view.max_offset(topic, queue) for topic in TOPICS for queue in view.topics().get(topic, []))
+
+
+def kill_session(session_id: int) -> int:
+    """Kill all processes that were started in a session, the Python workers of Spark among them."""
+    found = [int(name) for name in os.listdir("/proc") if name.isdigit() and session_of(int(name)) == session_id]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def session_of(pid: int) -> int | None:
+    """The session of a process, or None if the process is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
 def main() -> int:
     """Parse the arguments and run the demo."""
     parser = argparse.ArgumentParser(description="Flights out of New York in 2013 through Spark and a message store.")
@@ -394,6 +442,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=default, help=f"folder of the demo (default: {default})")
     parser.add_argument("--fresh", action="store_true", help="delete the folder first and start afresh")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th flight: a quick look")
+    parser.add_argument("--kill", action="store_true", help="kill the demo half-way with SIGKILL, and run it again")
     arguments = parser.parse_args()
     if arguments.every < 1:
         parser.error(f"--every: found {arguments.every}; allowed is 1 or more")
@@ -409,6 +458,8 @@ def main() -> int:
         if not (root / "months").is_dir():
             sys.exit(f"{root}: is not a folder of this demo; not deleted")
         shutil.rmtree(root)
+    if arguments.kill:
+        kill_half_way(root, arguments.every)
     return run(root, arguments.every)
 
 
