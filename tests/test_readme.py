@@ -60,7 +60,7 @@ def test_the_install_commands_name_what_there_is() -> None:
     text = readme_blocks.README.read_text(encoding="utf-8")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = set(re.findall(r"'\.\[(\w+)\]'", text))
-    assert extras == {"cli", "spark", "connect"}
+    assert extras == {"cli", "metrics", "spark", "connect"}
     assert extras <= set(project["optional-dependencies"])
     assert project["requires-python"] == f">={OLDEST_PYTHON[0]}.{OLDEST_PYTHON[1]}"
     assert project["optional-dependencies"]["spark"] == [f"pyspark>={OLDEST_PYSPARK[0]}.{OLDEST_PYSPARK[1]}"]

@@ -6,14 +6,26 @@ So the data source is imported when it is first used. The store itself is in the
 line is in ``pyspark_messagestore.cli``.
 
 ``DefaultSource`` is the name that Spark's discovery looks for. It is ``MessageStoreDataSource``, or
-``UnavailableSource`` if that cannot be imported: a stub that says why. ``MessageStoreSink`` is for ``foreachBatch``.
+``UnavailableSource`` if that cannot be imported: a stub that says why. ``MessageStoreSink`` is for ``foreachBatch``,
+and ``MessageStoreListener`` says how far queries are behind.
 """
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["DefaultSource", "MessageStoreDataSource", "MessageStoreSink", "__version__"]  # provided by __getattr__
+__all__ = [
+    "DefaultSource",
+    "MessageStoreDataSource",
+    "MessageStoreListener",
+    "MessageStoreSink",
+    "__version__",
+]  # provided by __getattr__
 
-_HOMES = {"DefaultSource": "datasource", "MessageStoreDataSource": "datasource", "MessageStoreSink": "sink"}
+_HOMES = {
+    "DefaultSource": "datasource",
+    "MessageStoreDataSource": "datasource",
+    "MessageStoreListener": "listener",
+    "MessageStoreSink": "sink",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -25,7 +37,7 @@ def __getattr__(name: str) -> object:
         There is no such name, or it is `DefaultSource`, and this Python has no PySpark that looks for it. An error of
         another kind would hide the data sources of all packages from Spark.
     ImportError
-        `MessageStoreDataSource` or `MessageStoreSink` cannot be imported; the error says what is missing.
+        Another of the classes cannot be imported; the error says what is missing.
     """
     home = _HOMES.get(name)
     if home is None:

@@ -294,7 +294,7 @@ def _show(fields: dict[str, Any], what: str, *, as_json: bool) -> None:
         return
     kind = _message_type(fields["attributes"])
     words = [
-        f"{what} topic {out.shown(fields['topicName'])}: {fields['writeQueueNums']} queues to write",
+        f"{what} topic {out.shown(fields['topicName'])}: {out.count_words(fields['writeQueueNums'], 'queue')} to write",
         f"{fields['readQueueNums']} to read",
         f"perm {fields['perm']}",
         *(["ordered"] if fields["order"] else []),

@@ -175,7 +175,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far the store reaches, for Spark's progress."""
         follower = self._opened()
         ends = {} if follower is None else follower.ends()
-        return StreamOffset("", self.options.subscription.named, ends).to_json()
+        store_id = "" if follower is None else follower.store_id
+        return StreamOffset(store_id, self.options.subscription.named, ends).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next micro-batch reads; `start` itself if there is nothing new."""

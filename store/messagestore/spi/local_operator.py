@@ -22,9 +22,11 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.state import State, boot_hash
 from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
 from messagestore.format.config import StoreConfig
+from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC, MessageExt
 from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
+from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.batch_record import read_batch
 from messagestore.log.batch_search import batches_from
 from messagestore.log.store_files import Paths, looks_like_store
@@ -43,6 +45,7 @@ __all__ = [
     "VerifyReport",
     "batches",
     "dump",
+    "figures",
     "group_lag",
     "groups",
     "holds_store",
@@ -102,6 +105,16 @@ def offsets(
     """
     with _view(path, config) as view:
         return offsets_of(view, topics, at_ms)
+
+
+def figures(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
+    """The numbers that a monitoring system asks for, all of them from the store's files. `faults` lists what could not
+    be read, in words.
+
+    No process has to have counted them, so they are right whichever process wrote, and however it ended.
+    """
+    with _view(path, config) as view:
+        return figures_of(view)
 
 
 def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
@@ -587,11 +600,95 @@ def _lag_row(view: StoreView, topic: str, queue_id: int, offset: int | None, fau
         "maxOffset": high,
         "lag": high - (first if offset is None else place),
         "lagBytes": sum(
-            int(view.units(topic, queue_id, start, min(high, start + _UNITS_READ))["size"].sum(dtype="int64"))
+            _records_size(view, topic, queue_id, start, min(high, start + _UNITS_READ))
             for start in range(first, high, _UNITS_READ)
         ),
         "oldestUnread": _store_time(view, topic, queue_id, first) if first < high else None,
     }
+
+
+def _records_size(view: StoreView, topic: str, queue_id: int, start: int, end: int) -> int:
+    """The bytes of some records, from their units; a placeholder of a broker's has none."""
+    sizes = view.units(topic, queue_id, start, end)["size"]
+    return int(sizes[(sizes > 0) & (sizes != FILLER_UNIT_SIZE)].sum(dtype="int64"))
+
+
+# ---- figures
+
+
+def figures_of(view: StoreView) -> dict[str, Any]:
+    """What `figures` returns."""
+    faults: list[str] = []
+    files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
+    queues = _queues(view, faults)
+    state = _state(files.state_file.read() if view.store_id else None)
+    begin = files.commit_log.head(files.commit_log.min_offset) if len(files.commit_log.offsets) else None
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, _), (low, high, _) in queues.items():
+        if topic != BATCH_TOPIC:
+            row = topics.setdefault(topic, {"topic": topic, "messagesIn": 0, "messages": 0})
+            row["messagesIn"] += high
+            row["messages"] += high - low
+    journal = journal_of(files, view.max_offset(BATCH_TOPIC, 0))
+    apps = [_app_figures(view, app_id, journal.entries(app_id)) for app_id in journal.app_ids()]
+    return {
+        "root": files.paths.root,
+        "storeId": view.store_id,
+        "storageSize": _disk_size(files.paths.commit_log),
+        "flushBehind": None if state is None else max(0, state["visibleEnd"] - state["cleanEnd"]),
+        "reserveTimeMs": None if begin is None else max(0, now_ms - int(begin["store_timestamp_ms"])),
+        "topics": list(topics.values()),
+        "groups": _group_figures(view, now_ms, faults),
+        "batches": queues.get((BATCH_TOPIC, 0), (0, 0, 0))[1],
+        "apps": apps,
+        "staging": _staging_figures(files.paths.staging),
+        "faults": list(dict.fromkeys(faults)),
+    }
+
+
+def _app_figures(view: StoreView, app_id: str, entries: list[JournalEntry]) -> dict[str, Any]:
+    batches = [entry for entry in entries if not entry.start]
+    last = max(batches, key=lambda entry: entry.version, default=None)
+    head = None if last is None else view.files.commit_log.head(last.physical_offset)
+    return {
+        "app": app_id,
+        "lastVersion": None if last is None else last.version,
+        "lastRows": None if last is None or last.row_count < 0 else last.row_count,
+        "publishedMs": None if head is None else int(head["store_timestamp_ms"]),
+    }
+
+
+def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict[str, Any]]:
+    """The lag of each group and topic: messages, bytes, and for how long the oldest message waits."""
+    table = ConsumerOffsets(view.files.disk, view.files.paths.root)
+    table.load()
+    found = []
+    for group in table.groups:
+        for topic in table.topics(group):
+            committed = {(topic, queue_id): offset for queue_id, offset in table.get(topic, group).items()}
+            rows, wrong = lag_of(view, committed, [topic])
+            faults += wrong
+            oldest = min((row["oldestUnread"] for row in rows if row["oldestUnread"] is not None), default=None)
+            found.append(
+                {
+                    "group": group,
+                    "topic": topic,
+                    "lag": sum(row["lag"] for row in rows),
+                    "lagBytes": sum(row["lagBytes"] for row in rows),
+                    "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
+                }
+            )
+    return found
+
+
+def _staging_figures(folder: str) -> dict[str, int]:
+    """The staging files that wait for a commit, or for the next sweep because nobody will commit them."""
+    sizes = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
+    return {"files": len(sizes), "bytes": sum(sizes)}
 
 
 # ---- batches

@@ -1,0 +1,166 @@
+"""The figures of a store for Prometheus: RocketMQ 5's names where it has one, and names with `spark_` for the rest.
+
+Everything is read from the store's files, and from Spark's checkpoints, when somebody asks. Nothing is counted by the
+processes that write, which Spark ends and starts as it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from messagestore import StoreConfig, StoreError
+from messagestore.spi import local_operator
+from pyspark_messagestore.spark_checkpoint import read_checkpoint, stream_offset
+
+_SYSTEM_PREFIX = "rmq_sys_"
+
+_log = logging.getLogger(__name__)
+
+
+class StoreCollector(Collector):
+    """Reads the figures of one store, and of the queries that read it, whenever Prometheus asks.
+
+    Parameters
+    ----------
+    path : str
+        The store. It may not exist yet.
+    checkpoints : sequence of str
+        The checkpointLocations of queries that read the store.
+    config : StoreConfig, optional
+    """
+
+    def __init__(self, path: str, checkpoints: Sequence[str] = (), config: StoreConfig | None = None) -> None:
+        self.path = path
+        self.checkpoints = list(checkpoints)
+        self.config = config
+        self._lock = threading.Lock()  # several scrapes at once read one after the other
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: which metrics there are depends on the store."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics. A store that cannot be read gives `spark_store_up` 0, and a line in the log."""
+        up = GaugeMetricFamily("spark_store_up", "Whether the store could be read without a fault.", labels=["store"])
+        found: list[Metric] = []
+        with self._lock:
+            try:
+                found, faults = self._of_store()
+                found += self._of_queries()
+            except (StoreError, OSError) as error:
+                faults = [str(error)]
+        for fault in faults:
+            _log.warning("%s: %s", self.path, fault)
+        up.add_metric([self.path], 0 if faults else 1)
+        yield up
+        yield from found
+
+    def _of_store(self) -> tuple[list[Metric], list[str]]:
+        read = local_operator.figures(self.path, self.config)
+        store = self.path
+        size = GaugeMetricFamily("rocketmq_storage_size", "Bytes of the log on the disk.", labels=["store"])
+        size.add_metric([store], read["storageSize"])
+        behind = GaugeMetricFamily(
+            "rocketmq_storage_flush_behind_bytes", "Bytes that readers see and no sync has covered.", labels=["store"]
+        )
+        if read["flushBehind"] is not None:
+            behind.add_metric([store], read["flushBehind"])
+        reserve = GaugeMetricFamily(
+            "rocketmq_storage_message_reserve_time", "Age of the oldest message, in milliseconds.", labels=["store"]
+        )
+        if read["reserveTimeMs"] is not None:
+            reserve.add_metric([store], read["reserveTimeMs"])
+        incoming = CounterMetricFamily(
+            "rocketmq_messages_in", "Messages that the store ever got.", labels=["store", "topic", "is_system"]
+        )
+        number = GaugeMetricFamily("rocketmq_topic_number", "Topics with queues.", labels=["store"])
+        number.add_metric([store], len(read["topics"]))
+        for row in read["topics"]:
+            system = str(row["topic"].startswith(_SYSTEM_PREFIX)).lower()
+            incoming.add_metric([store, row["topic"], system], row["messagesIn"])
+        return [size, behind, reserve, incoming, number, *_groups(store, read["groups"]), *_batches(store, read)], read[
+            "faults"
+        ]
+
+    def _of_queries(self) -> list[Metric]:
+        labels = ["store", "query_id", "source", "topic"]
+        lag = GaugeMetricFamily("spark_query_lag_messages", "Messages that a query has not read.", labels=labels)
+        size = GaugeMetricFamily("spark_query_lag_bytes", "Bytes of the records of these messages.", labels=labels)
+        done = GaugeMetricFamily(
+            "spark_query_last_batch", "The newest batch of a query that is done.", labels=["store", "query_id"]
+        )
+        for folder in self.checkpoints:
+            found = read_checkpoint(folder)
+            batch = found.committed
+            if batch is None:
+                continue
+            done.add_metric([self.path, found.query_id], batch.batch_id)
+            for source, fields in enumerate(batch.offsets):
+                offset = stream_offset(fields)
+                if offset is None:
+                    continue
+                rows, _ = local_operator.lag(self.path, self.config, offset.queues, offset.topics)
+                for topic in sorted({row["topic"] for row in rows}):
+                    own = [row for row in rows if row["topic"] == topic]
+                    values = [self.path, found.query_id, str(source), topic]
+                    lag.add_metric(values, sum(row["lag"] for row in own))
+                    size.add_metric(values, sum(row["lagBytes"] for row in own))
+        return [lag, size, done]
+
+
+def _groups(store: str, rows: list[dict[str, object]]) -> list[Metric]:
+    labels = ["store", "consumer_group", "topic"]
+    lag = GaugeMetricFamily("rocketmq_consumer_lag_messages", "Messages that a group has not consumed.", labels=labels)
+    latency = GaugeMetricFamily(
+        "rocketmq_consumer_lag_latency", "For how long the oldest of them waits, in milliseconds.", labels=labels
+    )
+    number = GaugeMetricFamily("rocketmq_consumer_group_number", "Groups with offsets.", labels=["store"])
+    number.add_metric([store], len({row["group"] for row in rows}))
+    for row in rows:
+        values = [store, str(row["group"]), str(row["topic"])]
+        lag.add_metric(values, float(str(row["lag"])))
+        latency.add_metric(values, float(str(row["latencyMs"])))
+    return [lag, latency, number]
+
+
+def _batches(store: str, read: dict[str, object]) -> list[Metric]:
+    total = CounterMetricFamily("spark_batches", "BATCH records that the store ever got.", labels=["store"])
+    staged = GaugeMetricFamily(
+        "spark_staging_files", "Staging files that wait for a commit, or that nobody will commit.", labels=["store"]
+    )
+    size = GaugeMetricFamily("spark_staging_bytes", "Bytes of these files.", labels=["store"])
+    version = GaugeMetricFamily("spark_batch_last_version", "The newest batch of an app.", labels=["store", "app"])
+    rows = GaugeMetricFamily("spark_batch_last_rows", "Rows of the newest batch of an app.", labels=["store", "app"])
+    published = GaugeMetricFamily(
+        "spark_batch_published_timestamp_seconds",
+        "When the newest batch of an app was published, in seconds since 1970.",
+        labels=["store", "app"],
+    )
+    total.add_metric([store], float(str(read["batches"])))
+    staging, apps = read["staging"], read["apps"]
+    assert isinstance(staging, dict)
+    assert isinstance(apps, list)
+    staged.add_metric([store], staging["files"])
+    size.add_metric([store], staging["bytes"])
+    for app in apps:
+        for family, value, unit in (
+            (version, app["lastVersion"], 1),
+            (rows, app["lastRows"], 1),
+            (published, app["publishedMs"], 1000),
+        ):
+            if value is not None:
+                family.add_metric([store, app["app"]], value / unit)
+    return [total, version, rows, published, staged, size]
+
+
+def registry_of(path: str, checkpoints: Sequence[str] = (), config: StoreConfig | None = None) -> CollectorRegistry:
+    """A registry with the metrics of one store, for an endpoint of this process or of another framework."""
+    registry = CollectorRegistry()
+    registry.register(StoreCollector(path, checkpoints, config))
+    return registry

@@ -1,0 +1,162 @@
+"""`messagestore metrics`: what Prometheus gets, whichever process wrote the store, and however it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from checkpoints import checkpoint, offset
+from cli_runs import error, read_lines, run, start
+from messagestore import BatchRequest, Message, MessageStore
+from messagestore.files.consumer_offsets import publish_offsets
+from small import SMALL, ClockDisk, bodies, columns, filled
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with 10 messages in topic t, queues 0 and 1."""
+    return filled(tmp_path / "store", 10)
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Name and label values without the store, to the value; the text must be what Prometheus can parse."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [value for name, value in sample.labels.items() if name != "store"]
+            found[sample.name, *labels] = sample.value
+    return found
+
+
+def once(*arguments: object, code: int = 0) -> dict[tuple[str, ...], float]:
+    return samples(run("metrics", *arguments, "--once", code=code).stdout)
+
+
+def test_a_store_has_rocketmqs_figures(root: Path) -> None:
+    publish_offsets(str(root), "delays", {("t", 0): 3, ("t", 1): 5})
+    found = once(root)
+    assert found["spark_store_up",] == 1
+    assert found["rocketmq_messages_in_total", "false", "t"] == 10
+    assert found["rocketmq_topic_number",] == 1
+    assert found["rocketmq_consumer_group_number",] == 1
+    assert found["rocketmq_consumer_lag_messages", "delays", "t"] == 2
+    assert 0 <= found["rocketmq_consumer_lag_latency", "delays", "t"] < 600_000
+    assert 0 <= found["rocketmq_storage_message_reserve_time",] < 600_000
+    assert found["rocketmq_storage_size",] >= 4096
+    assert found["rocketmq_storage_flush_behind_bytes",] == 0
+    publish_offsets(str(root), "delays", {("t", 0): 5})
+    found = once(root)
+    assert found["rocketmq_consumer_lag_messages", "delays", "t"] == 0
+    assert found["rocketmq_consumer_lag_latency", "delays", "t"] == 0
+
+
+def test_batches_are_counted_from_the_log(tmp_path: Path) -> None:
+    """Two processes that wrote one batch each, and are gone: nothing has to have survived but the log."""
+    root, disk = tmp_path / "s", ClockDisk(1_700_000_000_000)
+    for version in range(3):
+        with MessageStore.open(root, SMALL, disk=disk) as store:
+            store.append_batch(columns(bodies(4, start=4 * version)), BatchRequest("copy", version, "spark", "q1"))
+            disk.now_ms += 1000
+    (root / "spark" / "staging").mkdir(exist_ok=True)
+    (root / "spark" / "staging" / "left.staged").write_bytes(b"x" * 100)
+    found = once(root)
+    assert found["spark_batches_total",] == 3
+    assert found["spark_batch_last_version", "copy"] == 2
+    assert found["spark_batch_last_rows", "copy"] == 4
+    assert found["spark_batch_published_timestamp_seconds", "copy"] == 1_700_000_002
+    assert (found["spark_staging_files",], found["spark_staging_bytes",]) == (1, 100)
+    assert found["rocketmq_messages_in_total", "false", "t"] == 12
+
+
+def test_a_counter_does_not_go_back_when_retention_deletes(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with MessageStore.open(root, SMALL) as store:
+        for _ in range(40):
+            store.put_message(Message("t", b"x" * 1000, queue_id=0))
+    before = once(root)
+    (root / "commitlog" / ("0" * 20)).unlink()
+    after = once(root)
+    assert after["rocketmq_messages_in_total", "false", "t"] == before["rocketmq_messages_in_total", "false", "t"] == 40
+    assert after["rocketmq_storage_size",] < before["rocketmq_storage_size",]
+
+
+def test_queries_by_their_checkpoints(tmp_path: Path, root: Path) -> None:
+    with MessageStore.open_read_only(root) as store:
+        store_id = store.store_id
+        size = store.get_message("t", 0, 4, 1).messages[0].size
+    path = checkpoint(tmp_path / "ck", [[offset(store_id, 4, 5)]])
+    found = once(root, "--checkpoint", path)
+    (query,) = [key for key in found if key[0] == "spark_query_lag_messages"]
+    assert query[2:] == ("0", "t")
+    assert found[query] == 1
+    assert found["spark_query_lag_bytes", *query[1:]] == size
+    assert found["spark_query_last_batch", query[1]] == 0
+    assert "found no checkpoint" in error("metrics", root, "--once", "--checkpoint", tmp_path, code=2)
+
+
+def test_a_damaged_store_is_down_and_says_why(root: Path) -> None:
+    """Prometheus must not take silence for health."""
+    (root / "config" / "consumerOffset.json").write_text("{")
+    found = once(root, code=1)
+    assert found["spark_store_up",] == 0
+
+
+def test_labels_are_escaped(tmp_path: Path) -> None:
+    """An app id may hold quotes and braces: it stays a label."""
+    root = tmp_path / "s"
+    hostile = 'a"b\\c}1,spark_store_up=7'
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(columns(bodies(4)), BatchRequest(hostile, 0))
+    found = once(root)
+    assert found["spark_batch_last_version", hostile] == 0
+    assert found["spark_store_up",] == 1
+
+
+def test_an_endpoint_follows_a_store_that_others_write(root: Path) -> None:
+    process = start("metrics", root, "--listen", "127.0.0.1:0")
+    try:
+        (url,) = read_lines(process, 1)
+
+        def got() -> dict[tuple[str, ...], float]:
+            with urllib.request.urlopen(url.strip()) as answer:
+                return samples(answer.read().decode())
+
+        assert got()["rocketmq_messages_in_total", "false", "t"] == 10
+        run("put", root, "t", "more", "--count", 5)
+        assert got()["rocketmq_messages_in_total", "false", "t"] == 15
+        code = (
+            "import os, sys\n"
+            "from messagestore import Message, MessageStore\n"
+            "store = MessageStore.open(sys.argv[1])\n"
+            "for _ in range(5): store.put_message(Message('t', b'x', queue_id=0))\n"
+            "os.kill(os.getpid(), 9)\n"
+        )
+        assert subprocess.run([sys.executable, "-c", code, str(root)], check=False).returncode == -9
+        assert got()["rocketmq_messages_in_total", "false", "t"] == 20
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_cannot_be_done_is_one_line(root: Path, tmp_path: Path) -> None:
+    for listen in ("9557", "127.0.0.1:", ":80", "host:99999", "host:x"):
+        assert "allowed is HOST:PORT" in error("metrics", root, "--listen", listen, code=2)
+    assert "found no message store" in error("metrics", tmp_path / "none", "--once", code=2)
+
+
+def test_without_the_extra_it_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "pyspark_messagestore.metrics", raising=False)
+    assert "-m pip install 'pyspark-messagestore[metrics]'" in error("metrics", root, "--once", code=2)
