@@ -165,8 +165,8 @@ class MessageStoreListener(StreamingQueryListener):
 
     Parameters
     ----------
-    paths : str
-        The stores whose bytes are to be estimated. This process must see them. Without a path, messages are counted,
+    roots : str
+        The root folders of the stores whose bytes are to be estimated. This process must see them. Without a path, messages are counted,
         and bytes are not.
 
     Attributes
@@ -188,8 +188,8 @@ class MessageStoreListener(StreamingQueryListener):
     >>> spark.streams.removeListener(listener)
     """
 
-    def __init__(self, *paths: str, stores: Stores = LOCAL_STORES) -> None:
-        self.paths = paths
+    def __init__(self, *roots: str, stores: Stores = LOCAL_STORES) -> None:
+        self.roots = roots
         self.latest: dict[str, list[SourceLag]] = {}
         self._stores = stores
         self._by_id: dict[str, str] = {}
@@ -205,7 +205,7 @@ class MessageStoreListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Compute the lag of each source of ours."""
-        if len(self._by_id) < len(self.paths):
+        if len(self._by_id) < len(self.roots):
             self._find_stores()
         lags = lags_of(event.progress, self._by_id, self._stores)
         if lags:
@@ -220,7 +220,7 @@ class MessageStoreListener(StreamingQueryListener):
 
     def _find_stores(self) -> None:
         """Find out which stores are at the paths; one that does not exist yet is looked for again."""
-        for path in self.paths:
+        for path in self.roots:
             with contextlib.suppress(StoreError, OSError), contextlib.closing(self._stores.reader(path)) as store:
                 here = store.describe()
                 self._by_id |= dict.fromkeys({here.store_id, *here.ancestors} - {""}, path)
