@@ -166,8 +166,8 @@ class MessageStoreListener(StreamingQueryListener):
     Parameters
     ----------
     roots : str
-        The root folders of the stores whose bytes are to be estimated. This process must see them. Without a path, messages are counted,
-        and bytes are not.
+        The root folders of the stores whose bytes are to be estimated. This process must see them. Without one,
+        messages are counted, and bytes are not.
 
     Attributes
     ----------
@@ -176,7 +176,6 @@ class MessageStoreListener(StreamingQueryListener):
 
     Examples
     --------
-    >>> import tempfile
     >>> from pyspark.sql import SparkSession
     >>> from pyspark_messagestore import MessageStoreListener
     >>> spark = SparkSession.builder.getOrCreate()
