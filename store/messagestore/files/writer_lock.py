@@ -235,8 +235,9 @@ class Attachment(_LockFile):
 
     def overrun(self) -> bool:
         """Whether a broker may have waited for so long that the kernel has let it through."""
-        patience_s = self.disk.lease_break_time_s() - BREAK_MARGIN_S
-        return self.broker_waits() and time.monotonic() - self._undisturbed_s > patience_s
+        if not self.broker_waits():
+            return False
+        return time.monotonic() - self._undisturbed_s > self.disk.lease_break_time_s() - BREAK_MARGIN_S
 
     def alone(self) -> bool:
         """Whether no other Python writer is attached, in this process or another.

@@ -138,6 +138,30 @@ class Rows:
             has_unit=None if all(has_unit) else np.array(has_unit, np.bool_),
         )
 
+    def each(self) -> list[Row]:
+        """The records one by one, for a few of them."""
+        ends = np.cumsum(self.key_counts).tolist()
+        hashes = self.key_hashes.tolist()
+        topics = [(topic, queue_id) for topic, queue_id, start, stop in self.runs() for _ in range(start, stop)]
+        numbers = (self.queue_offsets, self.physical_offsets, self.sizes, self.tags_codes, self.store_timestamps_ms)
+        columns = zip(
+            topics,
+            zip(*(column.tolist() for column in numbers), strict=True),
+            [hashes[start:end] for start, end in zip([0, *ends], ends, strict=False)],
+            [True] * len(topics) if self.has_unit is None else self.has_unit.tolist(),
+            strict=True,
+        )
+        return [
+            Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, timestamp_ms, keys, has_unit)
+            for (topic, queue_id), (
+                queue_offset,
+                physical_offset,
+                size,
+                tags_code,
+                timestamp_ms,
+            ), keys, has_unit in columns
+        ]
+
     @property
     def row_count(self) -> int:
         """How many records."""

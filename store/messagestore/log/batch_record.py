@@ -193,9 +193,9 @@ def encode(
 ) -> bytearray:
     """Return the whole record, stamped, including `__CRC32#`."""
     message = Message(BATCH_TOPIC, body(batch, body_size), keys=(batch.app_id,), born_timestamp_ms=store_timestamp_ms)
-    limits = config.replace(
-        max_message_size=max(config.max_message_size, body_size)
-    )  # the user's limit is for messages
+    limits = config
+    if body_size > config.max_message_size:  # the user's limit is for messages
+        limits = config.replace(max_message_size=body_size)
     data = record.encode_message(message, queue_id=0, store_host=store_host, limits=limits, property_crc=True)
     record.stamp_record(
         data,

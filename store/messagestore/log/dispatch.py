@@ -252,7 +252,10 @@ def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int,
 
     There is one part, unless a topic was created again.
     """
-    breaks = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
+    breaks = np.flatnonzero(queue_offsets[1:] - queue_offsets[:-1] != 1) + 1
+    if not len(breaks):
+        yield int(queue_offsets[0]), units
+        return
     for part, first in zip(np.split(units, breaks), queue_offsets[np.append(0, breaks)].tolist(), strict=True):
         yield first, part
 

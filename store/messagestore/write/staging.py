@@ -10,7 +10,7 @@ The writer checks the CRC of each whole file before it writes anything of a batc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
 from messagestore.format.record_columns import Rows
 
 FORMAT = "messagestore-staging-1"
+_BUFFER_SIZE = 64 * 1024
 _READ_SIZE = 4 * 1024 * 1024
 _KEPT_SIZE = 4 * 1024 * 1024
 
@@ -86,7 +87,7 @@ class _CrcSink:
         return self.size
 
     def flush(self) -> None:
-        """Do nothing, since `write` buffers nothing."""
+        """Do nothing, since `write` keeps nothing back."""
 
     def close(self) -> None:
         self.closed = True
@@ -119,7 +120,9 @@ class StagingWriter:
         self.path = (write or no_write()).path(folder)
         self._file = self.disk.open_new(self.path, 0)
         self._sink = _CrcSink(self.disk, self._file)
-        self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), SCHEMA)
+        # Arrow writes many small parts; what is larger than the buffer goes to the file at once.
+        self._buffered = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_SIZE)
+        self._writer = pa.ipc.new_file(self._buffered, SCHEMA)
         self._row_count = 0
         self._finished = False
 
@@ -144,6 +147,7 @@ class StagingWriter:
     def finish(self) -> StagedFile:
         """Complete and close the file."""
         self._writer.close()
+        self._buffered.close()
         self._file.close()
         path = finished(self.path)
         self.disk.rename(self.path, path)
@@ -190,6 +194,8 @@ class StagedChunks:
         self._open: tuple[str, bool, pa.RecordBatchFileReader] | None = None
         self._kept: dict[str, pa.RecordBatchFileReader] = {}
         self._scratch = np.empty(0, np.uint8)
+        self._latest: tuple[int, Rows] | None = None
+        """The number of the chunk that was read last, and its rows without data: a chunk is read several times."""
         room = _KEPT_SIZE
         for staged in files:
             data = _checked(self.disk, staged, keep=staged.size <= room)
@@ -213,29 +219,23 @@ class StagedChunks:
 
     def read(self, index: int, *, with_data: bool) -> Rows:
         """Chunk `index`. The caller may write to its data, until the next chunk is read with data."""
+        latest = self._latest[1] if self._latest is not None and self._latest[0] == index else None
+        if latest is not None and not with_data:
+            return latest
         path, number = self._places[index]
         row = self._reader(path, with_data).get_batch(number)
-        data = np.empty(0, np.uint8)
-        if with_data:
+        rows = latest or _rows_of(row)
+        if not with_data:
+            self._latest = (index, rows)
+        else:
             _, offsets, values = row.column("data").buffers()
             begin, end = np.frombuffer(offsets, np.int64, 2)
             if len(self._scratch) < end - begin:
                 self._scratch = np.empty(int(end - begin), np.uint8)  # reused: new memory costs page faults
             data = self._scratch[: end - begin]
             data[:] = np.frombuffer(values, np.uint8)[begin:end]  # a copy, since Arrow's buffer must not be changed
-        return Rows.unplaced(
-            _values(row, "starts"),
-            data=data,
-            store_timestamp_position=row.column("store_timestamp_position")[0].as_py(),
-            run_topics=row.column("run_topics")[0].as_py(),
-            run_queue_ids=_values(row, "run_queue_ids"),
-            run_counts=_values(row, "run_counts"),
-            tags_codes=_values(row, "tags_codes"),
-            key_hashes=_values(row, "key_hashes"),
-            key_counts=_values(row, "key_counts"),
-            row_hash_sum=row.column("row_hash_sum")[0].as_py(),
-            property_crc=row.column("property_crc")[0].as_py(),
-        )
+            rows = replace(rows, data=data)
+        return rows
 
     def _reader(self, path: str, with_data: bool) -> pa.RecordBatchFileReader:
         if path in self._kept:
@@ -245,6 +245,22 @@ class StagedChunks:
             reader = pa.ipc.open_file(pa.OSFile(path), options=pa.ipc.IpcReadOptions(included_fields=wanted))
             self._open = (path, with_data, reader)
         return self._open[2]
+
+
+def _rows_of(row: pa.RecordBatch) -> Rows:
+    """The rows of a chunk, without their data."""
+    return Rows.unplaced(
+        _values(row, "starts"),
+        store_timestamp_position=row.column("store_timestamp_position")[0].as_py(),
+        run_topics=row.column("run_topics")[0].as_py(),
+        run_queue_ids=_values(row, "run_queue_ids"),
+        run_counts=_values(row, "run_counts"),
+        tags_codes=_values(row, "tags_codes"),
+        key_hashes=_values(row, "key_hashes"),
+        key_counts=_values(row, "key_counts"),
+        row_hash_sum=row.column("row_hash_sum")[0].as_py(),
+        property_crc=row.column("property_crc")[0].as_py(),
+    )
 
 
 def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:

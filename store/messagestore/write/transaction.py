@@ -32,6 +32,7 @@ from messagestore.format.rows import Row, Rows
 from messagestore.log import batch_record
 from messagestore.log.batch_record import CHUNK_SIZE, check_app_id, known_batch
 from messagestore.log.batch_search import batch_is_there
+from messagestore.log.dispatch import FEW_COUNT
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
 from messagestore.write.log_writer import LogWriter
@@ -287,7 +288,10 @@ def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
     batch = plan.batch
 
     def dispatch() -> None:
-        writer.dispatcher.dispatch(_rows(plan, timestamp_ms))
+        if plan.row_count < FEW_COUNT:
+            writer.dispatcher.dispatch_few([row for rows in _rows(plan, timestamp_ms) for row in rows.each()])
+        else:
+            writer.dispatcher.dispatch(_rows(plan, timestamp_ms))
         writer.dispatcher.check_files()
 
     writer.dispatch_or_poison(dispatch, batch.physical_offset)

@@ -88,6 +88,12 @@ def test_rows_are_numbered_and_placed_as_they_would_be_one_by_one(found: list[Ro
     assert rows.queue_offsets.tolist() == [row.queue_offset for row in found]
 
 
+@given(rows_of_puts)
+def test_rows_one_by_one_are_the_rows_that_they_were_made_of(found: list[Row]) -> None:
+    """Columns of single records, and the records of these columns."""
+    assert Rows.of(side_by_side(found)).each() == side_by_side(found)
+
+
 def test_bytes_go_with_a_slice() -> None:
     """A chunk that is cut where a segment ends: each part has its own bytes."""
     starts = np.array([0, 3, 5, 9])

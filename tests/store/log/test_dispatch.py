@@ -25,7 +25,7 @@ from messagestore.format.message import SCHEDULE_TOPIC
 from messagestore.format.rows import Rows
 from messagestore.log import walk
 from messagestore.log.walk import Run, Walk, rows_of
-from messagestore.write import log_writer
+from messagestore.write import log_writer, transaction
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
 
 
@@ -65,8 +65,8 @@ def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
 
 @given(st.data())
 @settings(max_examples=25, deadline=None)
-def test_single_puts_are_dispatched_as_arrays_are(data: st.DataObject) -> None:
-    """Queues and index have the same bytes, whether groups of puts go through loops or through arrays."""
+def test_a_few_records_are_dispatched_as_arrays_are(data: st.DataObject) -> None:
+    """Queues and index have the same bytes, whether puts and small batches go through loops or through arrays."""
     groups = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
     half = [0, SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK]
     messages = [
@@ -95,14 +95,19 @@ def _dispatched(
     """The bytes of queue and index files, and the seals, after puts in groups."""
     disk = ClockDisk(1_800_000_000_000)
     rest = iter(messages)
-    with mock.patch.object(log_writer, "FEW_COUNT", few), MessageStore.open(root, config, disk=disk) as store:
+    with (
+        mock.patch.object(log_writer, "FEW_COUNT", few),
+        mock.patch.object(transaction, "FEW_COUNT", few),
+        MessageStore.open(root, config, disk=disk) as store,
+    ):
         store._attached.flush.start = lambda: None  # type: ignore[union-attr, method-assign]
         store.writer.start_flushing = lambda: None
-        for count, jump_ms in zip(groups, jumps, strict=True):
+        for version, (count, jump_ms) in enumerate(zip(groups, jumps, strict=True)):
             disk.now_ms += jump_ms
             for message in itertools.islice(rest, count):
                 store.put_message(message)
             store.writer.drain()
+            store.append_batch(columns(bodies(count), queues=3, topic="u"), BatchRequest("app", version))
         ends = store.writer.files.ends
         seals = None if ends is None else dict(ends.seals)
         index = [Path(file.path).read_bytes() for file in store.writer.files.index.files]  # type: ignore[union-attr]
