@@ -20,7 +20,7 @@ from messagestore import ConfigError
 from messagestore.spi import LOCAL_STORES, Stores
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
-from pyspark_messagestore.schema import Projection, core_schema
+from pyspark_messagestore.schema import ERROR, Projection, core_schema
 from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
 from pyspark_messagestore.source import BatchReader, StreamReader
 
@@ -99,18 +99,21 @@ class MessageStoreDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns that a read without a schema has."""
-        source_options(self.options)
-        return core_schema()
+        options = source_options(self.options)
+        wanted = (("headers", options.include_headers), (ERROR, options.bad_records == "keep"))
+        extra = [name for name, asked in wanted if asked]
+        return core_schema(options.row_format, *extra)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader for `spark.read`."""
         options = source_options(self.options)
         options.check_batch()
-        return BatchReader(options, Projection.of(schema), self.stores)
+        return BatchReader(options, Projection.of(schema, options.row_format), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
         """The reader for `spark.readStream`."""
-        return StreamReader(source_options(self.options), Projection.of(schema), self.stores)
+        options = source_options(self.options)
+        return StreamReader(options, Projection.of(schema, options.row_format), self.stores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer for `df.write`."""

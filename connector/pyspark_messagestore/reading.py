@@ -15,6 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from messagestore import NotAStoreError, OffsetOutOfRangeError, StoreWentBackwardsError
 from messagestore.spi import LOCAL_STORES, Queue, Range, StoreReader, Stores
+from pyspark_messagestore.decoding import Decoder
 from pyspark_messagestore.planning import RangesPartition
 from pyspark_messagestore.same_log import GO_ON, ends_behind, is_there, tell_gap
 from pyspark_messagestore.schema import Projection
@@ -50,7 +51,9 @@ def read_ranges(
             raise _elsewhere(path, partition.store_id, f"another store, {found or 'without an id'}")
         _check_planned(store, path, partition)
         ranges = [Range(*each) for each in partition.ranges]
-        yield from _read_ranges(store, ranges, projection, fail_on_data_loss=options.fail_on_data_loss)
+        decoder = Decoder(options, projection)
+        yield from _read_ranges(store, ranges, decoder, fail_on_data_loss=options.fail_on_data_loss)
+        decoder.close()
         _check_planned(store, path, partition)  # after reading: the store may change at any moment
     finally:
         store.close()
@@ -75,17 +78,19 @@ def _check_planned(store: StoreReader, path: str, partition: RangesPartition) ->
 
 
 def _read_ranges(
-    store: StoreReader, ranges: Sequence[Range], projection: Projection, *, fail_on_data_loss: bool
+    store: StoreReader, ranges: Sequence[Range], decoder: Decoder, *, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     left = list(reversed(ranges))  # the next one is last
     while left:
         try:
-            for part in store.gather(left[::-1], max_rows=BATCH_ROWS):  # called again after each gap
+            parts = store.gather(left[::-1], max_rows=BATCH_ROWS, tags_codes=decoder.tags_codes)
+            for part in parts:  # `gather` is called again after each gap
                 _drop_before(left, (part.topic, part.queue_id), part.start)
-                batch = part.decoded(projection.stored)
+                decoded = decoder.decoded(part)
                 left[-1] = replace(left[-1], start=part.end)
                 del part  # so that the next part can use its memory
-                yield projection.converted(batch)
+                for found in decoded:
+                    yield from decoder.rows(found)
             return
         except OffsetOutOfRangeError as error:
             _drop_before(left, (error.topic, error.queue_id), error.queue_offset)

@@ -6,10 +6,12 @@ Spark's schema and Arrow's are both derived from it, so they cannot differ.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -26,6 +28,7 @@ from pyspark.sql.types import (
 
 from messagestore import ConfigError
 from messagestore.spi import array_of, numpy_of
+from pyspark_messagestore.source_options import KAFKA, ROCKETMQ
 
 _TEXT, _INT, _LONG, _TIME = StringType(), IntegerType(), LongType(), TimestampType()
 _MAP = MapType(_TEXT, _TEXT)
@@ -44,6 +47,8 @@ class Column:
     core : bool
         Whether the column is in the default schema.
     may_be_null : bool
+    made : function | None
+        Makes the column from the stored one, if they differ by more than their type.
     """
 
     name: str
@@ -51,6 +56,28 @@ class Column:
     stored: str
     core: bool = True
     may_be_null: bool = False
+    made: Callable[[pa.Array], pa.Array] | None = None
+
+
+def _first_keys(keys: pa.Array) -> pa.Array:
+    """The first key of each message; null if it has none."""
+    counts = numpy_of(pc.list_value_length(keys), null=0)
+    starts = np.cumsum(counts) - counts
+    return keys.flatten().take(pa.array(starts, mask=counts == 0)).cast(pa.binary())
+
+
+def _log_append_time(column: pa.Array) -> pa.Array:
+    """Kafka's number for times that the broker, here the store, has set."""
+    return pa.array(np.ones(len(column), np.int32))
+
+
+def _headers(properties: pa.Array) -> pa.Array:
+    """Properties as Kafka's headers; null if a message has none."""
+    counts = numpy_of(pc.list_value_length(properties.cast(pa.list_(properties.type.field(0).type))), null=0)
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    entries = properties.cast(pa.list_(properties.type.field(0).type)).flatten()
+    headers = pa.StructArray.from_arrays([entries.field(0), entries.field(1).cast(pa.binary())], names=["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(offsets), headers, mask=pa.array(counts == 0))
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -76,23 +103,47 @@ COLUMNS: tuple[Column, ...] = (
     Column("preparedTransactionOffset", _LONG, "prepared_transaction_offset", core=False),
     Column("systemProperties", _MAP, "system_properties", core=False),
 )
-_BY_NAME = {column.name: column for column in COLUMNS}
+ERROR = "_error"
+"""The column that says why a record could not be read (`badRecords=keep`)."""
+_HEADERS = ArrayType(StructType([StructField("key", _TEXT), StructField("value", BinaryType())]))
+KAFKA_COLUMNS: tuple[Column, ...] = (
+    Column("key", BinaryType(), "keys", may_be_null=True, made=_first_keys),
+    Column("value", BinaryType(), "body"),
+    Column("topic", _TEXT, "topic"),
+    Column("partition", _INT, "queue_id"),
+    Column("offset", _LONG, "queue_offset"),
+    Column("timestamp", _TIME, "store_timestamp_ms"),
+    Column("timestampType", _INT, "queue_id", made=_log_append_time),
+    Column("headers", _HEADERS, "properties", core=False, may_be_null=True, made=_headers),
+)
+"""The columns of Spark's source for Kafka."""
+_ERROR = Column(ERROR, _TEXT, "", core=False, may_be_null=True)
+_BY_NAME = {
+    ROCKETMQ: {column.name: column for column in (*COLUMNS, _ERROR)},
+    KAFKA: {column.name: column for column in (*KAFKA_COLUMNS, _ERROR)},
+}
 
 
-def core_schema() -> StructType:
-    """The ten core columns."""
-    return StructType([StructField(column.name, column.spark_type) for column in COLUMNS if column.core])
+def core_schema(row_format: str = ROCKETMQ, *extra: str) -> StructType:
+    """The core columns of a row format, and some more."""
+    columns = _BY_NAME[row_format].values()
+    return StructType([StructField(c.name, c.spark_type) for c in columns if c.core or c.name in extra])
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
     """The columns that a query asks for: what is decoded, and the Arrow schema that Spark expects of the source."""
 
-    stored: tuple[str, ...]
+    columns: tuple[Column, ...]
     arrow_schema: pa.Schema
 
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The names in `messagestore.spi.COLUMNS` of what is decoded."""
+        return tuple(dict.fromkeys(column.stored for column in self.columns if column.stored))
+
     @classmethod
-    def of(cls, schema: StructType) -> Projection:
+    def of(cls, schema: StructType, row_format: str = ROCKETMQ) -> Projection:
         """From Spark's schema.
 
         Raises
@@ -100,12 +151,13 @@ class Projection:
         ConfigError
             The source does not have a column, or has it with another type.
         """
-        stored = []
+        columns = []
         for asked in schema.fields:
-            column = _BY_NAME.get(asked.name)
+            column = _BY_NAME[row_format].get(asked.name)
             if column is None:
                 raise ConfigError(
-                    f"schema: column {asked.name}: no such column; allowed are {', '.join(_BY_NAME)}", key="schema"
+                    f"schema: column {asked.name}: no such column; allowed are {', '.join(_BY_NAME[row_format])}",
+                    key="schema",
                 )
             if not _same(column.spark_type, asked.dataType):
                 raise ConfigError(
@@ -119,12 +171,15 @@ class Projection:
                     "a value",
                     key="schema",
                 )
-            stored.append(column.stored)
-        return cls(tuple(stored), to_arrow_schema(schema, timezone="UTC"))
+            columns.append(column)
+        return cls(tuple(columns), to_arrow_schema(schema, timezone="UTC"))
 
     def converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of the store as Spark expects it. Texts and bytes are not copied."""
-        arrays = [_converted(*pair) for pair in zip(batch.columns, self.arrow_schema.types, strict=True)]
+        arrays = [
+            _converted(_made(column, batch), kind)
+            for column, kind in zip(self.columns, self.arrow_schema.types, strict=True)
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
 
@@ -133,9 +188,21 @@ def _same(ours: DataType, asked: DataType) -> bool:
     return ours.simpleString() == asked.simpleString()
 
 
+def _made(column: Column, batch: pa.RecordBatch) -> pa.Array:
+    if column.name == ERROR:
+        index = batch.schema.get_field_index(ERROR)
+        return pa.nulls(batch.num_rows, pa.string()) if index < 0 else batch.column(index)
+    stored = batch.column(column.stored)
+    return stored if column.made is None else column.made(stored)
+
+
 def _converted(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type == kind:
         return column
     if pa.types.is_timestamp(kind):
-        return array_of(numpy_of(column) * np.int64(1000)).view(kind)
+        return (
+            column.cast(pa.timestamp("ms", "UTC")).cast(kind)
+            if column.null_count
+            else array_of(numpy_of(column) * np.int64(1000)).view(kind)
+        )
     return column.cast(kind)

@@ -30,6 +30,22 @@ def _group(text: str) -> str:
 
 _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255, not beginning with CID_RMQ_SYS_")
 
+ROCKETMQ, KAFKA = "rocketmq", "kafka"
+"""The row formats."""
+
+
+def _tags(text: str) -> tuple[str, ...] | None:
+    """RocketMQ's subscription expression of tags; None for all messages."""
+    if text.strip() == "*":
+        return None
+    found = tuple(dict.fromkeys(part.strip() for part in text.split("||") if part.strip()))
+    if not found or "*" in found:
+        raise ValueError
+    return found
+
+
+_TAGS = Kind(_tags, "* for all messages, or tags with || between them, such as UA || AA")
+
 SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(SOURCE, "path", PATH, None, "The store's root folder.", ("storePathRootDir",), "required"),
     Option(
@@ -206,10 +222,56 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         "again later. Streams only.",
         ("group",),
     ),
+    Option(
+        SOURCE,
+        "tags",
+        _TAGS,
+        "*",
+        "Only messages with one of these tags: `UA || AA`; `*` for all messages. Other messages are left out by the "
+        "hashes in the queues, mostly without being read. Limits count all messages.",
+        ("subExpression",),
+    ),
+    Option(
+        SOURCE,
+        "rowFormat",
+        choice(ROCKETMQ, KAFKA),
+        ROCKETMQ,
+        "`kafka`: the columns of Spark's source for Kafka. `key` is the first key, `value` the body, `partition` the "
+        "queue, and `timestamp` the store time.",
+    ),
+    Option(
+        SOURCE,
+        "includeHeaders",
+        BOOLEAN,
+        "false",
+        "`true`: with `rowFormat=kafka`, also a column `headers` with the user's properties.",
+    ),
+    Option(
+        SOURCE,
+        "badRecords",
+        choice("fail", "skip", "keep"),
+        "fail",
+        "What to do with a damaged record. `skip` leaves it out, and a warning counts how many. `keep` gives a row "
+        "that has only topic, queue and offset, and says what is wrong in a column `_error`.",
+    ),
+    Option(
+        SOURCE,
+        "verifyBodyCrc",
+        BOOLEAN,
+        "true",
+        "`false`: the CRCs of bodies are not checked.",
+    ),
+    Option(
+        SOURCE,
+        "decompress",
+        BOOLEAN,
+        "true",
+        "Bodies that a RocketMQ client compressed (zlib, lz4, zstd) are decompressed, up to 64 MiB each. `false`: "
+        "bodies as they are stored.",
+    ),
     *later(
         SOURCE,
-        *("readUpTo", "tags", "subExpression", "keys"),
-        *("rowFormat", "includeHeaders", "badRecords", "verifyBodyCrc", "decompress", "view"),
+        *("readUpTo", "keys", "view"),
     ),
 )
 
@@ -240,6 +302,12 @@ class SourceOptions:
     fail_on_unproven: bool
     on_missing_topic: str
     consumer_group: str | None
+    tags: tuple[str, ...] | None
+    row_format: str
+    include_headers: bool
+    bad_records: str
+    verify_body_crc: bool
+    decompress: bool
 
     def config(self) -> StoreConfig:
         """The settings with which the store is read."""
@@ -303,6 +371,12 @@ class SourceOptions:
                 f"at most as many",
                 key="minOffsetsPerTrigger",
                 value=least,
+            )
+        if self.include_headers and self.row_format != KAFKA:
+            raise ConfigError(
+                "option includeHeaders: is for rowFormat=kafka; the column properties has what headers are in Kafka",
+                key="includeHeaders",
+                value=True,
             )
         if isinstance(self.starting_offsets, Committed) and self.consumer_group is None:
             raise ConfigError(

@@ -67,7 +67,9 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
             physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
             if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
                 continue  # retention has deleted it, or it is below the queue's first message
-            view.check_units(topic, queue_id, number, np.array([physical_offset]), np.array([size], np.int32))
+            view.check_units(
+                topic, queue_id, np.array([number]), np.array([physical_offset]), np.array([size], np.int32)
+            )
             messages.append(_numbered(view, topic, queue_id, number, message_at(view, physical_offset, size)))
         next_offset = queue_offset + len(units)
         if not messages:

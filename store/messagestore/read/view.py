@@ -21,7 +21,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -45,7 +45,7 @@ from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
-from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX, MessageExt
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX, SCHEDULE_TOPIC, MessageExt
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.refusals import check_readable_topic, refuse_to_read
@@ -60,6 +60,8 @@ _HEALING_TRIES = 5
 READ_ROWS = record_columns.BLOCK_ROWS
 READ_BYTES = 16 * 1024 * 1024
 _READ_AHEAD = 2
+_EXTENSION_ADDRESS = -(1 << 31) - 1
+"""A tags code at or below this is no hash: it points to the extension file of a broker's ConsumeQueue."""
 _MOST_GAPS = 4
 """How many times the requested bytes may be read in order to read the records of a sparse queue together."""
 
@@ -102,14 +104,16 @@ class Visible:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Consecutive messages of one queue: their units, and the bytes of their records.
+    """Messages of one queue, in order: their units, and the bytes of their records.
 
     Parameters
     ----------
     topic : str
     queue_id : int
-    start : int
-        The number of the first message.
+    start, end : int
+        The number of the first message that was looked at, and the number after that of the last.
+    queue_offsets : int64[n]
+        The numbers of the messages: all from `start` to `end`, unless the caller asked for some tags only.
     physical_offsets, sizes : int64[n], int32[n]
         The units.
     data : uint8[m]
@@ -126,6 +130,8 @@ class Gathered:
     topic: str
     queue_id: int
     start: int
+    end: int
+    queue_offsets: NDArray[np.int64]
     physical_offsets: NDArray[np.int64]
     sizes: NDArray[np.int32]
     data: NDArray[np.uint8]
@@ -133,10 +139,17 @@ class Gathered:
     path: str
     renumbered: NDArray[np.bool_] | None = None
 
-    @property
-    def end(self) -> int:
-        """The number after that of the last message."""
-        return self.start + len(self.sizes)
+    def rows(self, first: int, last: int) -> Gathered:
+        """Some of the messages, by their position among these."""
+        some = slice(first, last)
+        return replace(
+            self,
+            queue_offsets=self.queue_offsets[some],
+            physical_offsets=self.physical_offsets[some],
+            sizes=self.sizes[some],
+            positions=self.positions[some],
+            renumbered=None if self.renumbered is None else self.renumbered[some],
+        )
 
     def decoded(self, columns: Sequence[str], *, verify_body_crc: bool = True) -> pa.RecordBatch:
         """Some columns of the messages; nothing else is decoded. Every record is checked against its unit and CRCs.
@@ -145,15 +158,16 @@ class Gathered:
         ----------
         columns : sequence of str
             Names in `record_columns.COLUMNS`.
+        verify_body_crc : bool
+            Check the CRCs, too.
 
         Raises
         ------
         CorruptionError
             A record is not the one that its unit describes, or a CRC does not match.
         """
-        queue_offsets = np.arange(self.start, self.end, dtype=np.int64)
         expected = record_columns.Expected(
-            self.topic, self.queue_id, queue_offsets, self.physical_offsets, self.renumbered
+            self.topic, self.queue_id, self.queue_offsets, self.physical_offsets, self.renumbered
         )
         return record_columns.decode(
             self.data,
@@ -798,13 +812,28 @@ class StoreView:
                 yield decoded(block)
 
     def blocks(
-        self, topic: str, queue_id: int, start: int, end: int, max_rows: int, max_bytes: int
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        max_rows: int,
+        max_bytes: int,
+        tags_codes: frozenset[int] | None = None,
     ) -> Iterator[Gathered]:
-        """The messages of a queue as bytes, up to `max_rows` messages and `max_bytes` bytes at a time."""
+        """The messages of a queue as bytes, up to `max_rows` messages and `max_bytes` bytes at a time.
+
+        Parameters
+        ----------
+        tags_codes : frozenset of int | None
+            Only the messages whose unit has one of these tags codes. A unit that has no tags code is passed on, too:
+            those of delayed messages, which have a time instead, and those that point to an extension file.
+        """
         position = start
+        codes = None if tags_codes is None or topic == SCHEDULE_TOPIC else np.array(sorted(tags_codes), np.int64)
         while position < end:
             try:
-                block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes)
+                block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes, codes)
             except FileNotFoundError as error:
                 self._check_retention(topic, queue_id, position, end)
                 raise CorruptionError(str(error.filename), 0, "this file", "none") from error
@@ -814,28 +843,46 @@ class StoreView:
                     f"{topic}/{queue_id}: message {position} was visible and is gone. The queue was deleted, or the "
                     f"store was restored"
                 )
-            position += len(block.sizes)
+            position = block.end
             yield block
             del block  # so that the next block can use its memory
 
-    def _block(self, topic: str, queue_id: int, position: int, end: int, max_bytes: int) -> Gathered | None:
+    def _block(
+        self, topic: str, queue_id: int, position: int, end: int, max_bytes: int, codes: NDArray[np.int64] | None
+    ) -> Gathered | None:
         """The next messages of a queue; None if the first of them is no longer in the queue or in the log."""
         units = self.units(topic, queue_id, position, end)
         if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
             return None
-        sizes = units["size"].astype(np.int32)
-        physical_offsets = units["physical_offset"].astype(np.int64)
+        end = position + len(units)
+        rows = np.arange(len(units), dtype=np.int64)
+        all_offsets = units["physical_offset"].astype(np.int64)
+        if codes is not None:
+            rows = rows[np.isin(units["tags_code"], codes) | (units["tags_code"] <= _EXTENSION_ADDRESS)]
+            if not len(rows):
+                none = np.empty(0, np.int64)
+                sizes, path = none.astype(np.int32), self.files.paths.commit_log
+                return Gathered(topic, queue_id, position, end, none, none, sizes, none.astype(np.uint8), none, path)
+        sizes = units["size"][rows].astype(np.int32)
+        physical_offsets = all_offsets[rows]
         count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
         gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
         read_together = np.cumsum(sizes[1:count] + np.where((gaps > 0) & (gaps <= GAP), gaps, 0), dtype=np.int64)
         count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
+        if count < len(rows):
+            end = position + int(rows[count])
+        queue_offsets = position + rows[:count]
         sizes, physical_offsets = sizes[:count], physical_offsets[:count]
-        self.check_units(topic, queue_id, position, physical_offsets, sizes)
+        self.check_units(topic, queue_id, queue_offsets, physical_offsets, sizes)
         data, positions = self.files.commit_log.gather(physical_offsets, sizes)
         self.check_place()  # after reading, because files are opened by their paths
-        renumbered = None if self.own else self._in_order(topic, queue_id, position, physical_offsets)
+        renumbered = None
+        if not self.own:
+            renumbered = self._in_order(topic, queue_id, position, all_offsets)[rows[:count]]
         path = self.files.paths.commit_log
-        return Gathered(topic, queue_id, position, physical_offsets, sizes, data, positions, path, renumbered)
+        return Gathered(
+            topic, queue_id, position, end, queue_offsets, physical_offsets, sizes, data, positions, path, renumbered
+        )
 
     def _in_order(
         self, topic: str, queue_id: int, position: int, physical_offsets: NDArray[np.int64]
@@ -880,7 +927,7 @@ class StoreView:
         self,
         topic: str,
         queue_id: int,
-        queue_offset: int,
+        queue_offsets: NDArray[np.int64],
         physical_offsets: NDArray[np.int64],
         sizes: NDArray[np.int32],
     ) -> None:
@@ -896,10 +943,11 @@ class StoreView:
         bad = np.flatnonzero((sizes <= 0) | (sizes > room) | (physical_offsets < 0))
         if len(bad):
             row = int(bad[0])
+            queue_offset = int(queue_offsets[row])
             raise MagicError(
-                self.files.queue(topic, queue_id).place(queue_offset + row)[0],
-                queue_offset + row,
-                f"unit {queue_offset + row} of {topic}/{queue_id}",
+                self.files.queue(topic, queue_id).place(queue_offset)[0],
+                queue_offset,
+                f"unit {queue_offset} of {topic}/{queue_id}",
                 f"physical offset {int(physical_offsets[row])}, size {int(sizes[row])}",
             )
 

@@ -7,8 +7,10 @@ names. `local_operator`, which only the command line imports, examines the files
 
 from messagestore.files.staging_files import Write, driver_token
 from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
+from messagestore.format.compression import plain_body
 from messagestore.format.config import duration_s
 from messagestore.format.javahash import java_hashes, queue_of_hash
+from messagestore.format.layout import SYS_FLAG_COMPRESSED
 from messagestore.format.message import (
     BATCH_TOPIC,
     check_topic,
@@ -52,6 +54,7 @@ __all__ = [
     "LOCAL_STORES",
     "SOURCE_SPARK",
     "SOURCE_USER",
+    "SYS_FLAG_COMPRESSED",
     "ColumnTexts",
     "Committed",
     "Description",
@@ -83,6 +86,7 @@ __all__ = [
     "java_hashes",
     "no_history",
     "numpy_of",
+    "plain_body",
     "put_topic_fault",
     "queue_of_hash",
     "store_host_of",

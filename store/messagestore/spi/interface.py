@@ -266,9 +266,20 @@ class StoreReader(Protocol):
         ...
 
     def gather(
-        self, ranges: Sequence[Range], *, max_rows: int = GATHERED_ROWS, max_size: int = GATHERED_SIZE
+        self,
+        ranges: Sequence[Range],
+        *,
+        max_rows: int = GATHERED_ROWS,
+        max_size: int = GATHERED_SIZE,
+        tags_codes: frozenset[int] | None = None,
     ) -> Iterator[Gathered]:
         """The messages of some ranges, in order, each message once. `end` of a range is at most the queue's end.
+
+        Parameters
+        ----------
+        tags_codes : frozenset of int | None
+            Only messages whose units have these tags codes. Messages with other tags may be among them: tags with the
+            same hash, and messages whose unit has no hash.
 
         Raises
         ------

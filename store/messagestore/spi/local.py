@@ -255,11 +255,17 @@ class LocalReader:
         return Proven(tail.start, tail.end, units)
 
     def gather(
-        self, ranges: Sequence[Range], *, max_rows: int = GATHERED_ROWS, max_size: int = GATHERED_SIZE
+        self,
+        ranges: Sequence[Range],
+        *,
+        max_rows: int = GATHERED_ROWS,
+        max_size: int = GATHERED_SIZE,
+        tags_codes: frozenset[int] | None = None,
     ) -> Iterator[Gathered]:
         """The bytes of the records of some ranges."""
         for each in ranges:
-            yield from self._view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size)
+            view = self._view
+            yield from view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size, tags_codes)
 
     # ---- others
 

@@ -184,3 +184,31 @@ def replay(spark, root: str, checkpoint: Path, **options: str):
         .trigger(availableNow=True)
         .start(root)
     )
+
+
+def test_a_job_written_for_kafka(spark, root, tmp_path) -> None:
+    """Only format, path and kafka.* options differ: columns, types and names are those of Kafka's source."""
+    fill(root, 200)
+    df = (
+        spark.readStream.format("messagestore")
+        .option("subscribePattern", "flights")
+        .option("startingOffsets", '{"flights": {"0": 10, "1": -2, "2": -2, "3": -1}}')
+        .option("rowFormat", "kafka")
+        .option("includeHeaders", "true")
+        .load(root)
+    )
+    query = (
+        df.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value", "partition", "headers")
+        .where("partition < 2")
+        .select("key", "value")
+        .writeStream.format("messagestore")
+        .option("topic", "copy")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(root)
+    )
+    query.awaitTermination()
+    assert sum(bodies(root, "copy").values()) == 40 + 50
+    given = {"subscribe": "flights", "rowFormat": "kafka", "includeHeaders": "true", "endingOffsets": "latest"}
+    first = spark.read.format("messagestore").options(**given).load(root).orderBy("offset", "partition").first()
+    assert (first.key, first.value, first.partition, first.timestampType, first.headers) == (b"k0", b"0", 0, 1, None)

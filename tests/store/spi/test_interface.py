@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from crash.imitate import Broker, Process, another_boot
@@ -25,6 +26,7 @@ from messagestore import (
     ConfigError,
     CorruptionError,
     LostBatchesError,
+    Message,
     MessageStore,
     NotAStoreError,
     OffsetOutOfRangeError,
@@ -47,6 +49,7 @@ from messagestore.spi import (
     StoreWriter,
     Write,
     encode,
+    java_hashes,
     store_host_of,
 )
 from small import SMALL, bodies, columns, filled
@@ -331,6 +334,31 @@ def test_gathered_bytes_are_decoded_by_the_caller(reader: StoreReader) -> None:
     assert [message.body for message in messages] == batch["body"].to_pylist()
     assert [message.physical_offset for message in messages] == batch["physical_offset"].to_pylist()
     assert [message.queue_offset for message in messages] == [10, 11, 12]
+
+
+def test_only_messages_with_some_tags_are_gathered(root: str, reader: StoreReader) -> None:
+    """By the hashes in the queue: whole stretches without a hit are looked at, and nothing of them is returned."""
+    codes = {tag: int(java_hashes(pa.array([tag]))[0]) for tag in ("tag", "other")}
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(12):
+            store.put_message(Message("t", b"%d" % number, queue_id=0, tags="other" if number % 5 == 0 else "tag"))
+    everything = [Range(*Q0, 0, 42)]
+    parts = list(reader.gather(everything, max_rows=8, tags_codes=frozenset([codes["other"]])))
+    assert [part.start for part in parts] == [0, 8, 16, 24, 32, 40]
+    assert parts[-1].end == 42
+    assert [number for part in parts for number in part.queue_offsets.tolist()] == [30, 35, 40]
+    assert [message.body for part in parts for message in part.messages()] == [b"0", b"5", b"10"]
+    both = reader.gather(everything, tags_codes=frozenset(codes.values()))
+    assert sum(len(part.sizes) for part in both) == 42
+    one = [part.decoded(("queue_offset",)) for part in reader.gather(everything, max_size=1, tags_codes=frozenset([5]))]
+    assert sum(each.num_rows for each in one) == 0
+
+
+def test_some_of_the_gathered_messages(reader: StoreReader) -> None:
+    (part,) = reader.gather([Range(*Q0, 10, 20)])
+    some = part.rows(3, 5)
+    assert [message.queue_offset for message in some.messages()] == [13, 14]
+    assert some.decoded(("queue_offset", "body"))["queue_offset"].to_pylist() == [13, 14]
 
 
 def test_what_retention_has_taken_is_counted(root: str, reader: StoreReader) -> None:
