@@ -2,7 +2,7 @@
 
 Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be done; one line
 on standard error says why. 3: somebody else holds the store. 4: `recover` did its work and cut bytes off the log, or
-made queues again.
+rebuilt queues.
 
 Commands that only read take no lock and write nothing. They work beside any writer, including a Java broker.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 
-from pyspark_messagestore.cli_app import app
+from pyspark_messagestore.cli_app import app, first_sentence
 from pyspark_messagestore.cli_batches import batches_app
 from pyspark_messagestore.cli_checkpoint import checkpoint_app
 from pyspark_messagestore.cli_demo import demo
@@ -28,6 +28,9 @@ for _command in (*_SHOWING, put, get, tail, find, dump, verify, recover, doctor,
 app.add_typer(topic_app, name="topic")
 app.add_typer(batches_app, name="batches")
 app.add_typer(checkpoint_app, name="checkpoint")
+for _each in (app, topic_app, batches_app, checkpoint_app):
+    for _info in _each.registered_commands:
+        _info.short_help = first_sentence(_info.callback)  # lists of commands would break lines where docstrings do
 
 
 def main() -> None:

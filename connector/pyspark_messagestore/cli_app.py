@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +63,11 @@ app = typer.Typer(
     epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
     "done. 3: somebody else holds the store. 4: recover cut bytes off the end of the log, or rebuilt queues.",
 )
+
+
+def first_sentence(command: Callable[..., object] | None) -> str:
+    """Return the first sentence of a command's help, on one line."""
+    return re.split(r"(?<=\.)\s", " ".join((inspect.getdoc(command) or "").split()), maxsplit=1)[0]
 
 
 def _version(asked: bool) -> None:

@@ -69,7 +69,7 @@ def _root(folder: str | None) -> Iterator[str]:
         path = os.path.abspath(path_of(folder))
         if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
             raise ConfigError(
-                f"--folder: {path} exists already; give a folder that does not exist", key="--folder", value=path
+                f"--folder: {path} exists already. Give a folder that does not exist", key="--folder", value=path
             )
         yield path
         return
@@ -175,7 +175,7 @@ class _Story:
         while len(self.puts) + len(self.versions) * BATCH_ROWS < _ACKNOWLEDGED or shown < _SHOWN:
             if writer.poll() is not None or time.monotonic() > deadline_s:
                 raise ConfigError(
-                    f"demo: the process that writes ended with exit code {writer.poll()}; run `messagestore doctor`",
+                    f"demo: the process that writes ended with exit code {writer.poll()}. Run `messagestore doctor`",
                     key="demo",
                 )
             if shown < _SHOWN and self.puts:

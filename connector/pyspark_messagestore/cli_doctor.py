@@ -262,14 +262,14 @@ def _folder(root: str) -> Iterator[Check]:
     where = f"{probe.file_system}, mounted on {probe.mount}"
     if probe.in_memory:
         yield Check(
-            "file system", WARNING, f"{where}: it is in memory", "Everything there is gone after a reboot; use a disk."
+            "file system", WARNING, f"{where}: it is in memory", "Everything there is gone after a reboot. Use a disk."
         )
     elif probe.on_network:
         yield Check(
             "file system",
             WARNING,
             f"{where}: it is on the network",
-            "Only one host may write, and no broker may start while it does; a local disk is safer and faster.",
+            "Only one host may write, and no broker may start while it does. A local disk is safer and faster.",
         )
     elif not probe.tried:
         yield Check("file system", WARNING, where, "Power cuts are tried on ext4 and XFS.")
@@ -288,7 +288,7 @@ def _folder(root: str) -> Iterator[Check]:
     else:
         yield Check("room", OK, out.size_words(probe.free_size))
     if probe.locks:
-        yield Check("locks", FAULT, probe.locks, "Two writers are not kept apart there; use ext4, XFS, btrfs or tmpfs.")
+        yield Check("locks", FAULT, probe.locks, "Two writers are not kept apart there. Use ext4, XFS, btrfs or tmpfs.")
     else:
         yield Check("locks", OK, "two writers are kept apart")
     if probe.leases:

@@ -127,9 +127,10 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
+
     The exit code is 4 if bytes behind the log's end were cut off; one line then says how many messages they held. It is
-    also 4 if a broker has replaced messages that were acknowledged, if --accept-loss went on without messages,
-    and if ConsumeQueues were damaged or missing and had to be made again from the log.
+    also 4 if a broker has replaced acknowledged messages, if --accept-loss continued without lost messages, or if
+    ConsumeQueues were damaged or missing and were rebuilt from the log.
     """
     path = existing(root)
     config = config_of(store_config, lock_timeout=wait)

@@ -367,7 +367,7 @@ class SourceOptions:
         least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
         if least is not None and most is not None and least > most:
             raise ConfigError(
-                f"option minOffsetsPerTrigger: found {least}, which is more than maxOffsetsPerTrigger, {most}; give "
+                f"option minOffsetsPerTrigger: found {least}, which is more than maxOffsetsPerTrigger, {most}. Give "
                 f"at most as many",
                 key="minOffsetsPerTrigger",
                 value=least,

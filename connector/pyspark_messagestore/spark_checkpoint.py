@@ -166,7 +166,7 @@ def read_checkpoint(path: str) -> Checkpoint:
     metadata = os.path.join(path, "metadata")
     if not os.path.isfile(metadata) or not os.path.isdir(os.path.join(path, "offsets")):
         raise ConfigError(
-            f"{path}: found no checkpoint of a streaming query (a file metadata and a folder offsets); give the folder "
+            f"{path}: found no checkpoint of a streaming query (a file metadata and a folder offsets). Give the folder "
             "that is the query's checkpointLocation",
             key="CHECKPOINT",
             value=path,
@@ -323,7 +323,7 @@ def files_of(checkpoint: Checkpoint, batch_id: int) -> tuple[list[str], list[str
 def _no_file(where: str) -> ConfigError:
     return ConfigError(
         f"{where}: found a link, or something that is neither a file nor a folder; Spark does not make such things in "
-        "a checkpoint; put what it stands for in its place",
+        "a checkpoint. Put what it stands for in its place",
         key="CHECKPOINT",
         value=where,
     )
@@ -350,11 +350,11 @@ def copy_rewound(
     """
     target = os.path.abspath(target)
     if os.path.lexists(target) and (not os.path.isdir(target) or os.path.islink(target) or os.listdir(target)):
-        raise ConfigError(f"--to: {target} exists already; give a folder that does not exist", key="--to", value=target)
+        raise ConfigError(f"--to: {target} exists already. Give a folder that does not exist", key="--to", value=target)
     if os.path.commonpath([os.path.realpath(target), os.path.realpath(checkpoint.path)]) == os.path.realpath(
         checkpoint.path
     ):
-        raise ConfigError(f"--to: {target} lies within the checkpoint; give another folder", key="--to", value=target)
+        raise ConfigError(f"--to: {target} lies within the checkpoint. Give another folder", key="--to", value=target)
     before = _standing(checkpoint.path)
     kept, _ = files_of(checkpoint, batch_id)
     total = sum(os.path.getsize(os.path.join(checkpoint.path, each)) for each in kept)

@@ -84,7 +84,7 @@ def copy(consumer: KafkaConsumer, store: MessageStore, topics: list[str], given:
 def _numbers(consumer: KafkaConsumer, topic: str) -> list[int]:
     numbers = consumer.partitions_for_topic(topic)
     if not numbers:
-        raise SystemExit(f"topic {topic}: Kafka has no such topic; create it, or correct the name")
+        raise SystemExit(f"topic {topic}: Kafka has no such topic. Create it, or correct the name")
     return sorted(numbers)
 
 

@@ -202,7 +202,7 @@ def test_the_store_of_the_demo_can_be_kept(tmp_path: Path) -> None:
     with MessageStore.open_read_only(folder, SMALL) as store:
         ends = sum(store.max_offset("flights", queue_id) for queue_id in store.topics()["flights"])
     assert ends == found["messages"] >= found["acknowledged"]
-    assert "exists already; give a folder that does not exist" in error("demo", "--folder", folder, code=2)
+    assert "exists already. Give a folder that does not exist" in error("demo", "--folder", folder, code=2)
 
 
 def test_a_demo_that_lost_something_would_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,4 +222,4 @@ def test_a_demo_that_lost_something_would_say_so(tmp_path: Path, monkeypatch: py
 def test_a_writer_that_cannot_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(program(tmp_path / "python", "raise SystemExit(3)")))
     result = run("demo", code=2)
-    assert "ended with exit code 3; run `messagestore doctor`" in result.stderr
+    assert "ended with exit code 3. Run `messagestore doctor`" in result.stderr

@@ -241,7 +241,7 @@ def test_a_staging_folder_of_its_own(root, context, tmp_path: Path) -> None:
     """Files lie there until the commit, and a missing folder is refused before anything is created."""
     batch = pa.record_batch({"body": ["a"]})
     folder = tmp_path / "staging"
-    with pytest.raises(ConfigError, match=rf"found no folder {folder}; create it"):
+    with pytest.raises(ConfigError, match=rf"found no folder {folder}. Create it"):
         planned(root, batch, topic="t", stagingDir=str(folder))
     assert not os.path.exists(root)
     folder.mkdir()

@@ -411,8 +411,8 @@ class LocalWriter:
         """Refuse a staging folder that is missing here. It is not created: it would be seen by this host only."""
         if self._staging is not None and not self.disk.is_folder(self._staging):
             raise ConfigError(
-                f"option stagingDir: host {socket.gethostname()} found no folder {self._staging}; create it on a disk "
-                f"that the driver and all executors see; nothing of this batch was written",
+                f"option stagingDir: host {socket.gethostname()} found no folder {self._staging}. Create it on a disk "
+                f"that the driver and all executors see. Nothing of this batch was written",
                 key="stagingDir",
                 value=self._staging,
             )

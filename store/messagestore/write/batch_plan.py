@@ -127,7 +127,7 @@ class BatchRequest:
         if self.origin is not None:
             check_origin(self.origin)
             if self.app_id is None:
-                raise ConfigError("origin: found without app_id; give the app that the batch belongs to", key="origin")
+                raise ConfigError("origin: found without app_id. Give the app that the batch belongs to", key="origin")
         if self.app_id is not None:
             check_app_id(self.app_id)
             # 4.2 would be stored as 4, and would not be recognised in a replay
