@@ -127,7 +127,6 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Repair what a killed writer left, and close the store cleanly, so that a Java broker can take over.
-
     The exit code is 4 if bytes behind the log's end were cut off; one line then says how many messages they held. It is
     also 4 if a broker has replaced acknowledged messages, if --accept-loss continued without lost messages, or if
     ConsumeQueues were damaged or missing and were rebuilt from the log.
