@@ -1,4 +1,4 @@
-"""`python -m benchmarks store` (or `sink`, `source`, `queues`, `profile`, `memory`): which figures are taken?"""
+"""`python -m benchmarks SUITE`: which figures are taken?"""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "source": ("Spark reads", ["source"]),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
+    "first": ("the first query of a session: time and Python processes until its first micro-batch", ["first"]),
     "memory": ("peak memory of Spark's Python processes, writing and reading 4 GiB", ["memory"]),
 }
 PUBLISHED = ("profile",)
@@ -57,12 +58,13 @@ def group(name: str) -> Callable[[Settings], None]:
         from benchmarks import stream_queues
 
         return stream_queues.run
-    from benchmarks import spark_memory, spark_profile, spark_streams
+    from benchmarks import first_query, spark_memory, spark_profile, spark_streams
 
     return {
         "sink": spark_streams.run_sink,
         "source": spark_streams.run_source,
         "profile": spark_profile.run,
+        "first": first_query.run,
         "memory": spark_memory.run,
     }[name]
 

@@ -25,8 +25,6 @@ class Used:
         The name of the program, as the kernel keeps it.
     user_s, system_s : float
         The CPU time of all its threads.
-    children_s : float
-        The CPU time of children that ended and were waited for.
     faults : int
         Page faults that needed no disk. A fresh page of memory costs one, and the kernel fills it with zeros.
     read_bytes, written_bytes : int
@@ -37,15 +35,9 @@ class Used:
     name: str
     user_s: float
     system_s: float
-    children_s: float
     faults: int
     read_bytes: int
     written_bytes: int
-
-    @property
-    def cpu_s(self) -> float:
-        """The CPU time, with that of ended children."""
-        return self.user_s + self.system_s + self.children_s
 
     def since(self, before: Used | None) -> Used:
         """What was used after `before`; None: the process is new."""
@@ -56,7 +48,6 @@ class Used:
             self.name,
             self.user_s - before.user_s,
             self.system_s - before.system_s,
-            self.children_s - before.children_s,
             self.faults - before.faults,
             self.read_bytes - before.read_bytes,
             self.written_bytes - before.written_bytes,
@@ -74,7 +65,6 @@ def used(pid: int) -> Used | None:
             name,
             int(fields[11]) * _TICK_S,
             int(fields[12]) * _TICK_S,
-            (int(fields[13]) + int(fields[14])) * _TICK_S,
             int(fields[7]),
             int(io["rchar"]),
             int(io["wchar"]),
@@ -91,9 +81,35 @@ def tree(roots: Iterable[int]) -> dict[int, Used]:
     return {pid: everything[pid] for pid in sorted(below)}
 
 
-def cpu_s(roots: Iterable[int]) -> float:
-    """The CPU time that the processes `roots` and all that descend from them have used."""
-    return sum(process.cpu_s for process in tree(roots).values())
+class Meter:
+    """The CPU time that a program and everything below it use from now on.
+
+    A process that ends counts with what it had used when it was seen last: what it leaves to its parent is lost when
+    the parent has ended before it. So `sample` must be called while short-lived processes run.
+
+    Parameters
+    ----------
+    roots : iterable of int
+        Process ids.
+    """
+
+    def __init__(self, roots: Iterable[int]) -> None:
+        self.roots = list(roots)
+        self.first = tree(self.roots)
+        self.last = dict(self.first)
+
+    def sample(self) -> None:
+        """Look at all processes again."""
+        self.last |= tree(self.roots)
+
+    @property
+    def cpu_s(self) -> float:
+        """User and system time until the last sample."""
+        used_s = 0.0
+        for pid, process in self.last.items():
+            since = process.since(self.first.get(pid))
+            used_s += since.user_s + since.system_s
+        return used_s
 
 
 def ancestor(pid: int, name: str) -> int:

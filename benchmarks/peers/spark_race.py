@@ -44,6 +44,7 @@ TUNED = {
     "kafka.buffer.memory": str(128 * 1024 * 1024),
 }
 _POLL_S = 0.1
+_SAMPLE_S = 1.0
 
 
 class SparkRace:
@@ -221,23 +222,28 @@ class SparkRace:
         query = writer.start(path) if path else writer.start()
         try:
             self._wait(query, 1)
-            first, before = self._done(query), process_tree.cpu_s(roots)
-            self._wait(query, len(first) + self.plan.batches)
-            done, after = self._done(query), process_tree.cpu_s(roots)
+            first, meter = self._done(query), process_tree.Meter(roots)
+            self._wait(query, len(first) + self.plan.batches, meter)
+            done = self._done(query)
+            meter.sample()
         finally:
             query.stop()
             shutil.rmtree(folder, ignore_errors=True)
         counted = done[len(first) :]
         rows = statistics.median(progress["numInputRows"] for progress in counted)
         wall_s = statistics.median(progress["durationMs"]["triggerExecution"] for progress in counted) / 1000
-        return int(rows), wall_s, (after - before) / len(counted)
+        return int(rows), wall_s, meter.cpu_s / len(counted)
 
     def _done(self, query: Any) -> list[Any]:
         """The micro-batches that are done. Kafka's are seldom exactly as large as they are asked for."""
         return [progress for progress in query.recentProgress if progress["numInputRows"] >= 0.9 * self.plan.rows]
 
-    def _wait(self, query: Any, count: int) -> None:
+    def _wait(self, query: Any, count: int, meter: process_tree.Meter | None = None) -> None:
+        sampled = time.monotonic()
         while len(self._done(query)) < count:
+            if meter is not None and time.monotonic() > sampled + _SAMPLE_S:
+                meter.sample()
+                sampled = time.monotonic()
             if not query.isActive:
                 raise RuntimeError(str(query.exception() or "the query ended before it had enough micro-batches"))
             time.sleep(_POLL_S)

@@ -5,9 +5,9 @@ processes. A slow import would delay jobs that never use the store, and an error
 So the data source is imported when it is first used. The store itself is in the package ``messagestore``; the command
 line is in ``pyspark_messagestore.cli``.
 
-``DefaultSource`` is the name that Spark's discovery looks for. It is ``MessageStoreDataSource``, or
-``UnavailableSource`` if that cannot be imported: a stub that says why. ``MessageStoreSink`` is for ``foreachBatch``,
-and ``MessageStoreListener`` says how far queries are behind.
+``DefaultSource`` is the name that Spark's discovery looks for. It imports ``MessageStoreDataSource`` when a query uses
+the format, and says what is missing if it cannot. ``MessageStoreSink`` is for ``foreachBatch``, and
+``MessageStoreListener`` says how far queries are behind.
 """
 
 __version__ = "0.1.0.dev0"
@@ -21,7 +21,6 @@ __all__ = [
 ]  # provided by __getattr__
 
 _HOMES = {
-    "DefaultSource": "datasource",
     "MessageStoreDataSource": "datasource",
     "MessageStoreListener": "listener",
     "MessageStoreSink": "sink",
@@ -39,19 +38,19 @@ def __getattr__(name: str) -> object:
     ImportError
         Another of the classes cannot be imported; the error says what is missing.
     """
+    import importlib
+
+    if name == "DefaultSource":
+        try:
+            return importlib.import_module(f"{__name__}.discovery").DiscoveredSource
+        except ImportError as error:
+            raise AttributeError(f"{__name__}.{name} needs PySpark: {error}") from error
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
     try:
         return getattr(importlib.import_module(f"{__name__}.{home}"), name)
     except Exception:  # noqa: BLE001 # a package that is broken may raise anything
-        if name != "DefaultSource":
-            from pyspark_messagestore.requirements import missing
+        from pyspark_messagestore.requirements import missing
 
-            raise ImportError(missing()) from None
-    try:
-        return importlib.import_module(f"{__name__}.unavailable").UnavailableSource
-    except ImportError as error:
-        raise AttributeError(f"{__name__}.{name} needs PySpark: {error}") from error
+        raise ImportError(missing()) from None

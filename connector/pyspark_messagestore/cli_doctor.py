@@ -46,6 +46,10 @@ try:
                 module = importlib.import_module(info.name)
                 if hasattr(module, "DefaultSource") and issubclass(module.DefaultSource, DataSource):
                     kind = module.DefaultSource
+                    try:
+                        kind = getattr(module, "MessageStoreDataSource", kind)  # ours imports the rest when it is used
+                    except ImportError:
+                        pass
                     found["sources"][kind.name()] = [kind.__module__, getattr(module, "__version__", None)]
             except Exception as error:
                 found["broken"][info.name] = type(error).__name__ + ": " + str(error)
@@ -222,7 +226,7 @@ def _discovery(looked: dict[str, object]) -> Check:
             f"{where} does not find the format messagestore",
             f"Run `{where} -m pip install pyspark-messagestore`, or set PYSPARK_PYTHON to {sys.executable}.",
         )
-    if ours[0].endswith("unavailable"):
+    if ours[0].endswith("discovery"):
         return Check(
             name,
             FAULT,

@@ -1,4 +1,4 @@
-"""The data source `messagestore`: the class that Spark's discovery finds.
+"""The data source `messagestore`: the class behind the one that Spark's discovery finds.
 
 It checks the user's options as early as it can, and passes the work on to `source` and `sink`.
 """
@@ -152,6 +152,3 @@ class MessageStoreDataSource(DataSource):
     def _sink(self, options: SinkOptions, schema: StructType) -> Sink:
         columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
         return Sink.plan(options, prepare(columns, options.topic, options.unknown_columns), self.stores)
-
-
-DefaultSource = MessageStoreDataSource

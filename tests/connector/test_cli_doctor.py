@@ -80,7 +80,7 @@ def test_doctor_where_there_is_no_store_makes_none(tmp_path: Path) -> None:
             "does not find the format messagestore",
         ),
         (
-            'print(\'{"pyspark": "4.3.0", "broken": {}, "sources": {"messagestore": ["pyspark_messagestore.unavailable", "0"]}}\')',
+            'print(\'{"pyspark": "4.3.0", "broken": {}, "sources": {"messagestore": ["pyspark_messagestore.discovery", "0"]}}\')',
             "discovery",
             "fault",
             "but cannot import it",

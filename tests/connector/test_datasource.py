@@ -34,7 +34,8 @@ def test_discovery() -> None:
     assert "pyspark_messagestore" in {module.name for module in pkgutil.iter_modules()}
     assert inspect.isclass(DefaultSource)
     assert issubclass(DefaultSource, DataSource)
-    assert DefaultSource.name() == "messagestore"
+    assert DefaultSource.name() == MessageStoreDataSource.name() == "messagestore"
+    assert type(source()) is MessageStoreDataSource
     assert MessageStoreSink.__module__ == "pyspark_messagestore.sink"
     with pytest.raises(AttributeError):
         pyspark_messagestore.Nothing  # noqa: B018 # the access is what is tested

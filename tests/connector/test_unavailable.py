@@ -1,4 +1,4 @@
-"""What Spark finds where the data source cannot be imported: a class that says why in one sentence."""
+"""What Spark's discovery finds: a class that imports nothing, and says why where the data source cannot be imported."""
 
 from __future__ import annotations
 
@@ -55,6 +55,23 @@ def old_pyspark(folder: Path, version: str) -> Path:
     return folder
 
 
+def test_discovery_imports_neither_arrow_nor_the_store() -> None:
+    """It runs before the first query of every session, also of those that never use the store."""
+    pytest.importorskip("pyspark")
+    code = (
+        "import sys, pyspark.sql.datasource; before = set(sys.modules)\n"
+        "from pyspark_messagestore import DefaultSource\n"
+        "print(DefaultSource.name(), *sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [
+        "messagestore",
+        "pyspark_messagestore",
+        "pyspark_messagestore.discovery",
+        "pyspark_messagestore.requirements",
+    ]
+
+
 @pytest.mark.parametrize("version", ["4.0.5", "4.1.0", "4.1.0.dev3"])
 def test_an_old_pyspark_is_named_instead_of_no_data_source_found(tmp_path: Path, version: str) -> None:
     """Discovery failed, and the user saw DATA_SOURCE_NOT_FOUND under a page of Java."""
@@ -94,7 +111,8 @@ def test_the_compression_extra_is_not_needed(package: str) -> None:
     pytest.importorskip("pyspark")
     code = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        "from pyspark_messagestore import DefaultSource, MessageStoreSink; print(DefaultSource.__name__)"
+        "from pyspark_messagestore import DefaultSource, MessageStoreSink\n"
+        "print(type(DefaultSource(options={})).__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "MessageStoreDataSource\n"
