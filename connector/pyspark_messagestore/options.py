@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, StoreConfig
-from messagestore.spi import put_topic_fault, topic_fault
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, MessageIllegalError, StoreConfig
+from messagestore.spi import check_app_id, put_topic_fault, topic_fault
 from pyspark_messagestore.kinds import BOOLEAN as _BOOLEAN
 from pyspark_messagestore.kinds import DURATION as _DURATION
 from pyspark_messagestore.kinds import MOST as _MOST
@@ -56,11 +56,23 @@ def _topic(text: str) -> str:
     return text
 
 
-def _put_topic(text: str) -> str:
+def _topic_of(option: str) -> Kind:
     """A topic to write to. A name that is legal but reserved is refused with the reason."""
-    fault = put_topic_fault(_topic(text))
-    if fault is not None:
-        raise ConfigError(f"option topic: {fault}", key="topic", value=text)
+
+    def parse(text: str) -> str:
+        fault = put_topic_fault(_topic(text))
+        if fault is not None:
+            raise ConfigError(f"option {option}: {fault}", key=option, value=text)
+        return text
+
+    return Kind(parse, "a topic: letters, digits, and %|-_ , at most 127")
+
+
+def _app_id(text: str) -> str:
+    try:
+        check_app_id(text)
+    except MessageIllegalError:
+        raise ValueError from None
     return text
 
 
@@ -74,7 +86,9 @@ def _host(text: str) -> tuple[str, int]:
 
 
 _HOST = Kind(_host, "an IP address and a port, such as 10.0.0.7:10911 or [fe80::1]:10911")
-_TOPIC = Kind(_put_topic, "a topic: letters, digits, and %|-_ , at most 127")
+
+
+_APP_ID = Kind(_app_id, "1 to 255 bytes of text without blanks and control characters")
 
 
 # ---- the table
@@ -88,7 +102,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         SINK,
         "topic",
-        _TOPIC,
+        _topic_of("topic"),
         None,
         "The topic of all rows; it takes precedence over a column `topic`. One of the two is required.",
     ),
@@ -120,7 +134,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         SINK,
         "txnAppId",
-        _TEXT,
+        _APP_ID,
         None,
         "The app that the batches belong to. A stream uses its query id. A batch write without this option is not "
         "exactly-once.",
@@ -229,7 +243,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         SINK,
         "deadLetterTopic",
-        _TOPIC,
+        _topic_of("deadLetterTopic"),
         None,
         "The topic of dead letters; required with `invalidRows=deadLetter`. A dead letter has the body of its row (up "
         "to `maxMessageSize`), and the properties `dlqReason`, `dlqField`, `dlqOrigin` (JSON: the row's other columns, "
@@ -450,7 +464,7 @@ _NO_TABLE = (
     "('path' = '/data/store', 'subscribe' = 'flights'), or create a TEMPORARY VIEW"
 )
 _REQUIRED = {
-    "path": 'give the store\'s root folder, as in .load("/data/store") or .start("/data/store")',
+    "path": 'Give the store\'s root folder, as in .load("/data/store") or .start("/data/store")',
     "subscribe": 'give topics, as in .option("subscribe", "flights"), or subscribePattern or assign',
 }
 

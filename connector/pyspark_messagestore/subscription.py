@@ -98,6 +98,6 @@ def _assigned(text: str) -> Assigned:
     return result
 
 
-TOPICS = Kind(_topics, "topics with commas between them")
+TOPICS = Kind(_topics, "one or more topics (letters, digits, and %|-_) with commas between them")
 PATTERN = Kind(_pattern, "a regular expression as Python has them, which is compared with whole names of topics")
 ASSIGNED = Kind(_assigned, 'JSON topic -> list of queue ids, such as {"flights": [0, 1]}')

@@ -163,7 +163,8 @@ def _flag_faults(texts: ColumnTexts) -> Iterator[Fault]:
 def _queue_faults(texts: ColumnTexts) -> Iterator[Fault]:
     queue_ids = texts.columns.queue_id
     if queue_ids is None:
-        raise ValueError("queue_id: no queues were chosen. Give a column queue_id with the queue of each message")
+        message = "queue_id: no queues were chosen. Give a column queue_id with the queue of each message"
+        raise MessageIllegalError(message, field="queue_id")
     outside = np.flatnonzero((queue_ids < 0) | (queue_ids > MAX_QUEUE_ID))
     if len(outside):
         yield outside, _raised(lambda row, number: check_queue_id(int(queue_ids[row]), number))

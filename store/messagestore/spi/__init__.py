@@ -24,7 +24,7 @@ from messagestore.format.message_checks import all_faults
 from messagestore.format.message_columns import ColumnTexts
 from messagestore.format.properties import check_properties
 from messagestore.format.record_columns import COLUMNS, Rows, encode
-from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER
+from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER, check_app_id
 from messagestore.log.store_files import store_host_of
 from messagestore.read.view import Gathered
 from messagestore.spi.interface import (
@@ -76,6 +76,7 @@ __all__ = [
     "Write",
     "all_faults",
     "array_of",
+    "check_app_id",
     "check_properties",
     "check_topic",
     "driver_token",
