@@ -292,7 +292,7 @@ class ReadOnlyStore:
         queue_offset : int
             The queue offset of the first message to read, from 0.
         max_count : int
-            The largest number of messages to return; values below 1 count as 1.
+            The largest number of messages to return. As in RocketMQ, values below 1 count as 1.
 
         Returns
         -------
@@ -303,7 +303,9 @@ class ReadOnlyStore:
         Raises
         ------
         MessageIllegalError
-            The topic cannot be the name of a folder, or the queue id is below 0.
+            The topic cannot be the name of a folder, or the queue id is not a whole number from 0.
+        ConfigError
+            A number is not a whole number.
         CorruptionError
             A message is damaged.
 
@@ -361,6 +363,18 @@ class ReadOnlyStore:
             A message is damaged.
         OffsetOutOfRangeError
             Retention deleted the message while it was being read.
+        ConfigError
+            A column is unknown, or a number is not a whole number.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     for gate in (b"B12", b"C3"):
+        ...         _ = store.put_message(Message("gates", gate, queue_id=0))
+        ...     batch = store.get_batch("gates", 0, queue_offset=0, columns=["queue_offset", "body"])
+        ...     batch.to_pydict(), store.get_batch("gates", 0, queue_offset=2)
+        ({'queue_offset': [0, 1], 'body': [b'B12', b'C3']}, None)
         """
         check_readable_queue(topic, queue_id)
         queue_offset = arguments.whole_number("queue_offset", queue_offset)
@@ -397,7 +411,7 @@ class ReadOnlyStore:
         UnknownTopicError
             The store has no such topic.
         ConfigError
-            `max_count` is below 1.
+            `key` is empty, `max_count` is below 1, or a number is not a whole number.
 
         Examples
         --------
@@ -422,6 +436,19 @@ class ReadOnlyStore:
         -------
         MessageExt | None
             None if no visible record begins there.
+
+        Raises
+        ------
+        ConfigError
+            The offset is not a whole number.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     result = store.put_message(Message("gates", b"B12"))
+        ...     store.look_message_by_offset(result.physical_offset).body
+        b'B12'
         """
         return query.look_message_by_offset(self.view, arguments.whole_number("physical_offset", physical_offset))
 
@@ -437,6 +464,14 @@ class ReadOnlyStore:
         ------
         MessageIllegalError
             The text is no offset message id: 32 hex characters, or 56 with an IPv6 address.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     result = store.put_message(Message("gates", b"B12"))
+        ...     store.look_message_by_id(result.message_id).body
+        b'B12'
         """
         return query.look_message_by_offset(self.view, parse_offset_message_id(message_id)[1])
 
@@ -454,9 +489,23 @@ class ReadOnlyStore:
             none. "upper": the last message that was stored at this time or earlier; the queue's minimum offset if there
             is none.
 
+        Raises
+        ------
+        ConfigError
+            The time is not a whole number, or the boundary is another word.
+
         Notes
         -----
         The search is binary. Where store times go back, because a clock was far ahead, it may find an earlier message.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     result = store.put_message(Message("gates", b"B12", queue_id=0))
+        ...     stored_ms = result.store_timestamp_ms
+        ...     [store.queue_offset_by_time("gates", 0, time_ms) for time_ms in (stored_ms, stored_ms + 1)]
+        [0, 1]
         """
         check_readable_queue(topic, queue_id)
         time_ms = arguments.whole_number("timestamp_ms", timestamp_ms)
@@ -495,9 +544,25 @@ class ReadOnlyStore:
         Raises
         ------
         OffsetOutOfRangeError
-            Retention has deleted the next message. All messages before it were given; `min` is the first one left.
+            `start` is negative, or retention has deleted the next message. All messages before it were given; `min` is
+            the first one left. A `start` beyond the end is no error: nothing is read.
+        StoreWentBackwardsError
+            A message that was visible is gone: the queue was deleted, or the store was restored.
         CorruptionError
             A message is damaged.
+        ConfigError
+            A column is unknown, or a number is not a whole number. This error comes from the call itself, all others
+            come from the iteration.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     for gate in (b"B12", b"C3", b"D7"):
+        ...         _ = store.put_message(Message("gates", gate, queue_id=0))
+        ...     for batch in store.read("gates", 0, start=1):
+        ...         print(batch.to_pydict())
+        {'queue_offset': [1, 2], 'body': [b'C3', b'D7']}
         """
         check_readable_queue(topic, queue_id)
         start = arguments.whole_number("start", start)
@@ -985,7 +1050,9 @@ class MessageStore(ReadOnlyStore):
         Raises
         ------
         ConfigError
-            The version is 0 or less.
+            The version is no whole number, or is 0 or less.
+        MessageIllegalError
+            The app id is not allowed.
         VersionRegressionError
             The store holds a batch of the app with this version or a later one.
 

@@ -6,15 +6,15 @@ import hashlib
 import json
 import re
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import spark_runs
+from crash.imitate import another_boot
 from golden.make_earlier import QUERY, contents
 from messagestore import BatchRequest, Message, MessageStore, VersionRegressionError
-from messagestore.files import state
-from messagestore.read import view
 from messagestore.verify.verify import verify
 from messagestore.write.transaction import APPENDED, KNOWN
 from small import SMALL, bodies, columns
@@ -49,13 +49,10 @@ def test_provenance() -> None:
 
 @pytest.mark.parametrize("other_boot", [False, True])
 @pytest.mark.parametrize("name", STORES)
-def test_what_it_wrote_is_there(name: str, other_boot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_wrote_is_there(name: str, other_boot: bool, tmp_path: Path) -> None:
     """Every acknowledged message, in order, after a writer of this release has taken over; nothing else."""
     root, expected = unpack(name, tmp_path)
-    if other_boot:
-        for module in (state, view):
-            monkeypatch.setattr(module, "boot_hash", lambda: 12345)
-    with MessageStore.open(root, SMALL) as store:
+    with another_boot() if other_boot else nullcontext(), MessageStore.open(root, SMALL) as store:
         assert [m.body for m in store.query_message("t", "last")] == [b"last"]
     assert sum(len(found) for queues in expected["contents"].values() for found in queues.values()) == 61 + 4 * 40 + 10
     assert contents(root) == expected["contents"]
