@@ -515,6 +515,33 @@ static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *positio
     return GOOD;
 }
 
+/* Rows that are not taken in their order are fetched from memory beforehand: a miss costs as much as encoding a row. */
+enum { AHEAD = 12, LINE = 64, FETCHED = 8 * LINE };
+
+static inline void fetch_text(const Column *column, int64_t i) {
+    Text text;
+    if (!column->there || !text_of(column, i, &text) || text.at == NULL) return;
+    for (int64_t at = 0; at < text.size && at < FETCHED; at += LINE) __builtin_prefetch(text.at + at);
+    if (text.size) __builtin_prefetch(text.at + (text.size < FETCHED ? text.size : FETCHED) - 1);
+}
+
+static void fetch_row(const Batch *b, int64_t row) {
+    int64_t first, last;
+    bool null;
+    if (row < 0 || row >= b->n) return;
+    fetch_text(&b->body, row);
+    fetch_text(&b->unique_key, row);
+    fetch_text(&b->tags, row);
+    if (!b->key_lists.there)
+        fetch_text(&b->keys, row);
+    else if (range_of(&b->key_lists, row, &first, &last, &null) && first < last)
+        fetch_text(&b->keys, first);
+    if (b->pair_lists.there && range_of(&b->pair_lists, row, &first, &last, &null) && first < last) {
+        fetch_text(&b->names, first);
+        fetch_text(&b->values, first);
+    }
+}
+
 static bool raised(int code, int64_t row) {
     if (code == DAMAGED) PyErr_Format(PyExc_ValueError, "row %lld: its offsets lead outside the column", (long long)row);
     if (code == TOO_SMALL) PyErr_SetString(PyExc_ValueError, "out: the records do not fit; the columns have changed");
@@ -566,6 +593,8 @@ PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
         Py_BEGIN_ALLOW_THREADS
         for (int64_t place = 0; place < b.n && code == GOOD; place++) {
             row = order.buf == NULL ? place : native_i64((const uint8_t *)order.buf + 8 * place);
+            if (order.buf != NULL && place + AHEAD < b.n)
+                fetch_row(&b, native_i64((const uint8_t *)order.buf + 8 * (place + AHEAD)));
             if (row < 0 || row >= b.n) {
                 code = DAMAGED;
                 break;

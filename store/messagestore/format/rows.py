@@ -21,12 +21,22 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 NO_DATA: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+
+class Stored(Protocol):
+    """Bytes of records that are still in a file."""
+
+    def part(self, begin: int, end: int) -> Stored:
+        """A part of them; nothing is read."""
+
+    def read(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """A part of them, in memory that may be changed and that the next read uses again."""
 
 
 class Run(NamedTuple):
@@ -85,6 +95,8 @@ class Rows:
         the same.
     data : uint8[m]
         The records, back to back; writable, owned by whoever encoded or read them. Empty where nobody needs the bytes.
+    stored : Stored or None
+        The records where they are, if they are not in `data`.
     store_timestamp_position : int
         Of STORETIMESTAMP in each record of `data`.
     property_crc : bool
@@ -105,6 +117,7 @@ class Rows:
     key_counts: NDArray[np.int32]
     has_unit: NDArray[np.bool_] | None = None
     data: NDArray[np.uint8] = field(default_factory=lambda: NO_DATA)
+    stored: Stored | None = None
     store_timestamp_position: int = 0
     property_crc: bool = False
     row_hash_sum: int = 0
@@ -258,4 +271,5 @@ class Rows:
             key_counts=self.key_counts[rows],
             has_unit=None if self.has_unit is None else self.has_unit[rows],
             data=self.data[starts[start] : starts[stop]],
+            stored=None if self.stored is None else self.stored.part(int(starts[start]), int(starts[stop])),
         )

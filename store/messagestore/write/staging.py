@@ -9,6 +9,7 @@ The writer checks the CRC of each whole file before it writes anything of a batc
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -23,11 +24,14 @@ from messagestore.files.mapped_file import Disk, File
 from messagestore.files.staging_files import Write, finished, no_write, remove
 from messagestore.format import record
 from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
-from messagestore.format.record_columns import Rows
+from messagestore.format.rows import Rows
 
 FORMAT = "messagestore-staging-1"
 _BUFFER_SIZE = 64 * 1024
-_READ_SIZE = 4 * 1024 * 1024
+_READ_SIZE = 256 * 1024
+"""It stays in the CPU's cache while its CRC is computed."""
+_ARROW_MAGIC = b"ARROW1"
+_NOT_ITS_TASKS = "This is not the file that its task wrote. Spark's retry writes the batch again."
 _KEPT_SIZE = 4 * 1024 * 1024
 
 SCHEMA = pa.schema(
@@ -191,11 +195,12 @@ class StagedChunks:
     def __init__(self, files: Iterable[StagedFile], disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
         self._places: list[tuple[str, int]] = []
-        self._open: tuple[str, bool, pa.RecordBatchFileReader] | None = None
+        self._open: tuple[str, pa.RecordBatchFileReader] | None = None
+        self._data_of: tuple[str, File, list[tuple[int, int]]] | None = None
         self._kept: dict[str, pa.RecordBatchFileReader] = {}
-        self._scratch = np.empty(0, np.uint8)
         self._latest: tuple[int, Rows] | None = None
         """The number of the chunk that was read last, and its rows without data: a chunk is read several times."""
+        self._buffer = [np.empty(0, np.uint8)]
         room = _KEPT_SIZE
         for staged in files:
             data = _checked(self.disk, staged, keep=staged.size <= room)
@@ -218,33 +223,105 @@ class StagedChunks:
         return len(self._places)
 
     def read(self, index: int, *, with_data: bool) -> Rows:
-        """Chunk `index`. The caller may write to its data, until the next chunk is read with data."""
-        latest = self._latest[1] if self._latest is not None and self._latest[0] == index else None
-        if latest is not None and not with_data:
-            return latest
+        """Chunk `index`."""
         path, number = self._places[index]
-        row = self._reader(path, with_data).get_batch(number)
-        rows = latest or _rows_of(row)
-        if not with_data:
-            self._latest = (index, rows)
-        else:
-            _, offsets, values = row.column("data").buffers()
-            begin, end = np.frombuffer(offsets, np.int64, 2)
-            if len(self._scratch) < end - begin:
-                self._scratch = np.empty(int(end - begin), np.uint8)  # reused: new memory costs page faults
-            data = self._scratch[: end - begin]
-            data[:] = np.frombuffer(values, np.uint8)[begin:end]  # a copy, since Arrow's buffer must not be changed
-            rows = replace(rows, data=data)
-        return rows
+        if self._latest is None or self._latest[0] != index:
+            self._latest = (index, _rows_of(self._reader(path).get_batch(number)))
+        rows = self._latest[1]
+        return replace(rows, **self._data(path, number)) if with_data else rows
 
-    def _reader(self, path: str, with_data: bool) -> pa.RecordBatchFileReader:
+    def _reader(self, path: str) -> pa.RecordBatchFileReader:
+        """What reads the columns of a file except its data."""
         if path in self._kept:
             return self._kept[path]
-        if self._open is None or self._open[:2] != (path, with_data):
-            wanted = list(range(len(SCHEMA))) if with_data else list(range(1, len(SCHEMA)))
-            reader = pa.ipc.open_file(pa.OSFile(path), options=pa.ipc.IpcReadOptions(included_fields=wanted))
-            self._open = (path, with_data, reader)
-        return self._open[2]
+        if self._open is None or self._open[0] != path:
+            others = pa.ipc.IpcReadOptions(included_fields=list(range(1, len(SCHEMA))))
+            self._open = (path, pa.ipc.open_file(pa.OSFile(path), options=others))
+        return self._open[1]
+
+    def _data(self, path: str, number: int) -> dict[str, Any]:
+        """The records of a chunk: where they are, or those of a small file themselves."""
+        if path in self._kept:
+            _, offsets, values = self._kept[path].get_batch(number).column("data").buffers()
+            begin, end = np.frombuffer(offsets, np.int64, 2).tolist()
+            return {"data": np.frombuffer(values, np.uint8)[begin:end].copy()}  # Arrow's own must not be changed
+        if self._data_of is None or self._data_of[0] != path:
+            file = self.disk.open(path)
+            self._data_of = (path, file, _data_places(self.disk, file))
+        _, file, places = self._data_of
+        return {"stored": _Stored(self.disk, file, *places[number], self._buffer)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A part of a staging file, which comes into memory block by block: see `Stored`.
+
+    `buffer` has one array as its only item, which all chunks share: new memory costs page faults.
+    """
+
+    disk: Disk
+    file: File
+    position: int
+    size: int
+    buffer: list[NDArray[np.uint8]]
+
+    def part(self, begin: int, end: int) -> _Stored:
+        return replace(self, position=self.position + begin, size=end - begin)
+
+    def read(self, begin: int, end: int) -> NDArray[np.uint8]:
+        size = end - begin
+        if not 0 <= begin <= end <= self.size:
+            raise ValueError(f"found bytes {begin} to {end}; allowed is 0 to {self.size}")
+        if len(self.buffer[0]) < size:
+            self.buffer[0] = np.empty(size, np.uint8)
+        block = self.buffer[0][:size]
+        done = self.disk.pread_into(self.file, block.data, self.position + begin)
+        if done != size:
+            at = self.position + begin
+            raise CorruptionError(self.file.path, at, f"{size} bytes", f"{done}", hint=_NOT_ITS_TASKS)
+        return block
+
+
+def _data_places(disk: Disk, file: File) -> list[tuple[int, int]]:
+    """Position and size of the `data` of each chunk in a file whose CRC was checked.
+
+    Arrow would read them into new memory. Its footer lists the record batches; the metadata of each lists its buffers,
+    and the third one holds the bytes of the first column (behind its validity and its offsets).
+    """
+    end = disk.length(file) - len(_ARROW_MAGIC) - 4
+    (size,) = struct.unpack("<i", disk.pread(file, 4, end))
+    footer = _Flat(disk.pread(file, size, end - size))
+    places = []
+    for block in footer.items(footer.field(footer.root, 3), 24):
+        offset, metadata_size = struct.unpack_from("<qi", footer.data, block)
+        batch = _Flat(disk.pread(file, metadata_size, offset)[8:])  # behind its own size
+        header = batch.table(batch.field(batch.root, 2))
+        position, size = struct.unpack_from("<qq", batch.data, batch.items(batch.field(header, 2), 16)[2])
+        places.append((offset + metadata_size + position, size))
+    return places
+
+
+class _Flat:
+    """The few things that `_data_places` needs of a flatbuffer: tables and vectors, by their positions."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.root = self.table(0)
+
+    def table(self, position: int) -> int:
+        """What the offset at a position leads to."""
+        return position + int(struct.unpack_from("<I", self.data, position)[0])
+
+    def field(self, table: int, number: int) -> int:
+        """Where a field of a table is."""
+        vtable = table - int(struct.unpack_from("<i", self.data, table)[0])
+        return table + int(struct.unpack_from("<H", self.data, vtable + 4 + 2 * number)[0])
+
+    def items(self, position: int, size: int) -> range:
+        """Where the items of a vector of structures are."""
+        vector = self.table(position)
+        count = int(struct.unpack_from("<I", self.data, vector)[0])
+        return range(vector + 4, vector + 4 + count * size, size)
 
 
 def _rows_of(row: pa.RecordBatch) -> Rows:
@@ -269,7 +346,6 @@ def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:
 
 def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None:
     """Read a whole file and compare its CRC; its bytes, if they are to be kept."""
-    hint = "This is not the file that its task wrote. Spark's retry writes the batch again."
     try:
         file = disk.open(staged.path)
     except FileNotFoundError:
@@ -290,5 +366,5 @@ def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None
             break
     if (size, crc) != (staged.size, staged.crc):
         expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x}"
-        raise ChecksumError(staged.path, 0, expected, f"{size} bytes with {crc:08x}", hint=hint)
+        raise ChecksumError(staged.path, 0, expected, f"{size} bytes with {crc:08x}", hint=_NOT_ITS_TASKS)
     return buffer[:size] if keep else None

@@ -239,13 +239,13 @@ def _write(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> tuple[b
     for rows in plan.rows(timestamp_ms, with_data=True):
         if rows.physical_offset != position:
             position = _blank(writer, position, crc)
-        record_columns.stamp_rows(rows)
-        data = rows.data.data
-        crc.add(data)
-        log.write(position, data)
-        if request.flush_disk_type == SYNC_FLUSH and len(data) >= _WRITEBACK_SIZE:
-            log.start_writeback(position, len(data))  # the disk writes while the next rows are stamped
-        position = rows.end
+        begin = position
+        for data in record_columns.stamped(rows):  # each byte comes into the CPU's cache once
+            crc.add(data)
+            log.write(position, data)
+            position += len(data)
+        if request.flush_disk_type == SYNC_FLUSH and position - begin >= _WRITEBACK_SIZE:
+            log.start_writeback(begin, position - begin)  # the disk writes while the next rows are stamped
         plan.last_record = (int(rows.physical_offsets[-1]), int(rows.sizes[-1]))
     if position != batch.end:
         raise AssertionError(f"planned end {batch.end}, reached {position}")

@@ -23,6 +23,7 @@ def test_what_other_modules_use() -> None:
         "row_hashes",
         "stamp",
         "stamp_rows",
+        "stamped",
     }
     assert wanted <= set(record_columns.__all__)
     assert all(hasattr(record_columns, name) for name in record_columns.__all__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from messagestore.files.staging_files import (
     sweep_write,
 )
 from messagestore.format.hosts import pack_host
-from messagestore.format.record_columns import Rows, encode
+from messagestore.format.record_columns import Rows, encode, stamped
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.write.transaction import Chunks, append_batch
 from small import SMALL, bodies, columns, read_all
@@ -61,6 +62,38 @@ def test_chunks_come_back(tmp_path: Path) -> None:
     for with_data in (False, True, False):
         for index, one in enumerate(written):
             assert same(chunks.read(index, with_data=with_data), one, with_data=with_data)
+
+
+def test_large_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not stay in memory is found in the file, in any part of a chunk, and stamped block by block."""
+    monkeypatch.setattr("messagestore.write.staging._KEPT_SIZE", 0)
+    monkeypatch.setattr("messagestore.format.record_columns.BLOCK_SIZE", 1000)
+    written = [chunk(20), chunk(1, 20), chunk(300, 30)]
+    chunks = StagedChunks([staged(tmp_path, *written[:2]), staged(tmp_path, written[2])])
+    for index, one in enumerate(written):
+        found = chunks.read(index, with_data=True)
+        assert found.stored is not None and same(found, one, with_data=False)
+        assert found.stored.read(0, len(one.data)).tobytes() == one.data.tobytes()
+        blocks = [bytes(block) for block in stamped(found.at(500, 9))]
+        wanted = replace(one, data=one.data.copy()).at(500, 9)
+        assert b"".join(blocks) == b"".join(map(bytes, stamped(wanted)))
+        assert len(blocks) > len(one.data) // 2000
+        middle, part = found.slice(index, one.row_count - 1), one.slice(index, one.row_count - 1)
+        if middle.row_count and middle.stored is not None:
+            assert middle.stored.read(0, len(part.data)).tobytes() == part.data.tobytes()
+            with pytest.raises(ValueError, match="allowed is 0 to"):
+                middle.stored.read(0, len(part.data) + 1)
+
+
+def test_a_large_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CRC was right a moment ago; nothing that is missing is taken for zeros."""
+    monkeypatch.setattr("messagestore.write.staging._KEPT_SIZE", 0)
+    file = staged(tmp_path, chunk(300))
+    chunks = StagedChunks([file])
+    found = chunks.read(0, with_data=True)
+    os.truncate(file.path, 2000)
+    with pytest.raises(CorruptionError, match=r"bytes"):
+        list(stamped(found.at(500, 9)))
 
 
 def test_data_can_be_stamped(tmp_path: Path) -> None:
