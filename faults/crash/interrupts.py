@@ -6,6 +6,7 @@ stored twice, and no batch is stored in part.
 
     session         a session: puts, batches of both flush modes, close
     async session   the same in ASYNC_FLUSH, without a thread that publishes
+    group           puts beside three threads that put too, and wait for the same syncs
     turns           commits in turn with another process, which has committed the same batch before
     puts, batches   parts of a session, for tests that must be short
 """
@@ -17,6 +18,8 @@ import dis
 import itertools
 import os
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -32,7 +35,7 @@ from crash.imitate import Process, commit
 from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemRecordingDisk
 from crash.workloads import ASYNC, Base, copy_of
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, MessageStore, StoreConfig, StoreError
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig, StoreError
 from messagestore.files.mapped_file import Disk
 from messagestore.write.flush import FlushService
 
@@ -42,6 +45,7 @@ Line = tuple[str, int]
 """Module and line."""
 _TRIES = 3
 _OTHER_PUTS = 500
+_LONG_MS = 20_000
 
 
 class Interrupter:
@@ -158,6 +162,41 @@ def async_session(root: Path, disk: Disk, promise: Promise, interrupter: Interru
         session(root, disk, promise, interrupter, ASYNC)
 
 
+def group(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
+    """Interrupt a thread that puts beside three others: each of them is acknowledged in time, or gets an error."""
+    late: list[str] = []
+    config = SMALL.replace(sync_flush_timeout=_LONG_MS)
+    store = MessageStore.open(root, config, disk=disk)
+
+    def put(first: int) -> None:
+        for number in range(first, first + 3):
+            body, begun_s = f"put/{number}/", time.monotonic()
+            promise.maybe_puts.append(body)
+            try:
+                acknowledged = store.put_message(Message("single", body.encode(), queue_id=0)).is_ok
+            except (StoreError, OSError):
+                return  # the interrupt has stopped the writer
+            if not acknowledged or time.monotonic() - begun_s > _LONG_MS / 2000:
+                late.append(body)
+            elif acknowledged:
+                promise.accepted.add(body)
+                promise.puts.append(body)
+
+    threads = [threading.Thread(target=put, args=(100 * number,), daemon=True) for number in (3, 4, 5)]
+    for thread in threads:
+        thread.start()
+    for attempt in range(_TRIES):
+        with interrupter.armed(), contextlib.suppress(*ERRORS, StoreError, OSError):
+            do_step(store, ("puts", 20 + _OTHER_PUTS * attempt, 4, "single", 1), promise, config)
+            break
+    for thread in threads:
+        thread.join(_LONG_MS / 1000)
+    if late or any(thread.is_alive() for thread in threads):
+        raise AssertionError(f"puts of other threads were late, or never came back: {late}")
+    with contextlib.suppress(*ERRORS, StoreError, OSError):
+        store.close()
+
+
 def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
     """Let P commit, Q commit P's next batch and one of its own, and P bring the same batch and continue."""
     p, q = Process(root, SMALL, disk), Process(root, SMALL, disk)
@@ -191,12 +230,13 @@ def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) ->
         q.die()
 
 
-LONG = ("session", "async session", "turns")
+LONG = ("session", "async session", "group", "turns")
 STORIES: dict[str, Callable[[Path, Disk, Promise, Interrupter], None]] = {
     "puts": partial(session, steps=_PUTS),
     "batches": partial(session, steps=_BATCHES),
     "session": session,
     "async session": async_session,
+    "group": group,
     "turns": turns,
 }
 

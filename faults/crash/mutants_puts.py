@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crash import strangers
+from crash import interrupts, strangers
 from crash.harness import SMALL
+from crash.judge import Verdict
 from crash.mutants_numbers import named
-from crash.planting import Mutant, patched, without
+from crash.planting import Ground, Mutant, patched, without
 from messagestore import Message, MessageStore
 from messagestore.files.mapped_file import Disk, File
 from messagestore.write.flush import FlushService
@@ -73,7 +75,47 @@ def puts_during_a_sync(root: Path) -> None:
     assert not early, early
 
 
+def wakes_the_first(real: Any) -> Any:
+    """Of those whom a sync served, only the first is woken."""
+
+    def finished(flush: FlushService, end: int) -> None:
+        with flush._mutex:
+            served = [waiter for waiter in flush._waiters if waiter[0] <= end]
+            flush._waiters = [waiter for waiter in flush._waiters if waiter not in served[1:]]
+        real(flush, end)
+
+    return finished
+
+
+def keeps_who_is_served(real: Any) -> Any:
+    """An interrupted put takes everybody who waits out of the list, and not only itself."""
+
+    def wait(flush: FlushService, end: int, timeout_s: float) -> bool:
+        try:
+            served: bool = real(flush, end, timeout_s)
+        except BaseException:
+            flush._waiters = []
+            raise
+        return served
+
+    return wait
+
+
+def group_of_puts(ground: Ground) -> Iterator[Verdict]:
+    """The story `group` of the interrupts: without one, and with one in each line of the wait."""
+    base = ground.bases["filled"]
+    yield interrupts.check("group", base, ground.root, interrupts.Interrupter(), power_cut=False)
+    hits = interrupts.lines("group", base, ground.root)
+    for line, hit, error in interrupts.cases(hits):
+        if line[0] == "flush":
+            yield interrupts.check(
+                "group", base, ground.root, interrupts.Interrupter(line, hit, error), power_cut=False
+            )
+
+
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("a sync serves puts that came after it began", patched(FlushService, "finished", wakes_everybody), "puts during a sync", named(puts_during_a_sync)),
+    Mutant("only the first of those whom a sync served is woken", patched(FlushService, "finished", wakes_the_first), "interrupts", group_of_puts),
+    Mutant("an interrupted put takes the others off the list of those who wait", patched(FlushService, "wait", keeps_who_is_served), "interrupts", group_of_puts),
     Mutant("the link count of a written file is not looked at", without(Disk, "linked", result=True), "replaced files", named(strangers.files_that_were_just_replaced)),
 )  # fmt: skip

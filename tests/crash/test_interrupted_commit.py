@@ -28,6 +28,7 @@ from messagestore.files.mapped_file_queue import MappedFileQueue
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.verify.verify import verify
 from messagestore.write.catching_up import _catch_up
+from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
 
 pytestmark = no_thread_warnings
@@ -61,11 +62,12 @@ def in_function(story: str, *functions: Callable[..., object]) -> list[tuple[Lin
     ("story", "functions", "power_cut"),
     [
         ("async session", (LogWriter.drain, LogWriter._drain), False),
-        ("puts", (LogWriter.append, LogWriter.append_side_by_side), False),
+        ("puts", (LogWriter.append, LogWriter.append_side_by_side, LogWriter._check_put, LogWriter._begin_put), False),
+        ("group", (FlushService.wait, FlushService.request, LogWriter.append, LogWriter.appended), False),
         ("batches", (CommitLog.write, MappedFileQueue.create), True),
         ("turns", (_catch_up, BatchJournal.add), False),
     ],
-    ids=["publishing puts", "putting", "making a segment, then a power cut", "catching up"],
+    ids=["publishing puts", "putting", "waiting beside others", "making a segment, then a power cut", "catching up"],
 )
 def test_an_interrupt_between_two_lines_loses_and_doubles_nothing(
     root: Path, story: str, functions: tuple[Callable[..., object], ...], power_cut: bool
