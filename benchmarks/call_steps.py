@@ -28,7 +28,7 @@ TASK = (
 COMMIT = (
     (r"mapped_file:(fdatasync|fsync_dir|syncfs|start_writeback)$", "sync"),
     (r"messagestore/(write/staging|files/staging_files):", "read back"),
-    (r"messagestore/(write/batch_plan|write/queue_numbers|log/batch_record):", "place"),
+    (r"messagestore/(write/batch_plan|write/queue_numbers|format/batch_record):", "place"),
     (r"messagestore/(files/index_\w+):", "index"),
     (r"messagestore/(files/consume_queue|log/dispatch|log/queue_\w+|files/mapped_file_queue):", "queue units"),
     (r"messagestore/(write/transaction):add\w*$", "CRC of the batch"),

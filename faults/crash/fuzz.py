@@ -47,9 +47,9 @@ from messagestore.files.mapped_file import FilePool
 from messagestore.files.state import State
 from messagestore.files.topics import Topics
 from messagestore.format import record, record_columns
+from messagestore.format.batch_record import parse as parse_batch
 from messagestore.format.record_scan import scan
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import parse as parse_batch
 from messagestore.log.store_files import Identity
 from messagestore.verify.verify import verify
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter

@@ -19,7 +19,7 @@ from messagestore.format.layout import JOURNAL_HEADER
 from messagestore.format.record import crc32
 from messagestore.log import batch_search, store_identity
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import read_batch
+from messagestore.log.batch_search import read_batch
 from messagestore.log.store_files import Identity
 from messagestore.recovery import recover as recovery
 

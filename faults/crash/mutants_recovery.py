@@ -17,10 +17,10 @@ from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, kills, patched, power_cuts, without
 from crash.simdisk import KillDisk, Killed
 from messagestore import Message, MessageStore, StoreError, StorePoisonedError
-from messagestore.format import record, record_scan
+from messagestore.format import batch_record, record, record_scan
 from messagestore.format.message import BATCH_TOPIC, topic_fault
 from messagestore.format.record_scan import leading
-from messagestore.log import batch_record, walk
+from messagestore.log import walk
 from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery import log_tail, survey
 from messagestore.recovery import recover as recovery

@@ -21,7 +21,7 @@ import pytest
 
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Planted, Search, patched, without
-from messagestore.log import batch_record
+from messagestore.format import batch_record
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.write import batch_rules
 

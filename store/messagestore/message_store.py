@@ -32,6 +32,7 @@ from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, javahash, record, record_columns
 from messagestore.format.arrow_bytes import list_array
+from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
@@ -50,7 +51,6 @@ from messagestore.format.properties import check_keys, check_properties, check_t
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import Row, Rows
-from messagestore.log.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.view import StoreView

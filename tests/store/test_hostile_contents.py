@@ -13,9 +13,8 @@ from crash.harness import die
 from crash.imitate import another_boot, overwrite, seen
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig
 from messagestore.files.mapped_file import Disk, File
-from messagestore.format import record
+from messagestore.format import batch_record, record
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.log import batch_record
 from messagestore.recovery import log_tail
 from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC, columns

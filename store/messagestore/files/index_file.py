@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
-from messagestore.files.mapped_file import Disk, FilePool, new_file
+from messagestore.files.mapped_file import Disk, File, FilePool, new_file
 from messagestore.files.written import WrittenFiles
 from messagestore.format.javahash import index_hash
 from messagestore.format.rows import Row, Rows
@@ -84,7 +84,7 @@ class IndexService:
             path = os.path.join(self.directory, name)
             if not _is_index_name(name) or self.disk.is_folder(path):
                 continue  # RocketMQ skips names that are not numbers, too
-            file = IndexTable(path, self.pool, self.written, self.slot_count, self.max_entry_count)
+            file = IndexTable(path, self.pool, self.slot_count, self.max_entry_count)
             try:
                 size = self.disk.size(path)
             except FileNotFoundError:
@@ -200,15 +200,19 @@ class IndexService:
             rows = Rows.of(records)
             self.put(rows.physical_offsets, rows.store_timestamps_ms, rows.key_hashes, rows.key_counts)
         elif keys:
-            self._header = self.files[-1].put_few(header, keys)
+            self._header = self.files[-1].put_few(self._writable(), header, keys)
 
     def _put(
         self, header: IndexHeader, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64]
     ) -> IndexHeader:
         if len(hashes) > _FEW_COUNT:
-            return self.files[-1].put(header, hashes, offsets, times)
+            return self.files[-1].put(self._writable(), header, hashes, offsets, times)
         keys = list(zip(hashes.tolist(), offsets.tolist(), times.tolist(), strict=True))
-        return self.files[-1].put_few(header, keys)
+        return self.files[-1].put_few(self._writable(), header, keys)
+
+    def _writable(self) -> File:
+        """Return the newest file, open for writing and at its path, and note it as written."""
+        return self.written.writable(self.files[-1].path)
 
     def _make_room(self) -> IndexHeader:
         """Return the newest file's header; a new file is created if there is none, or if the newest one is full."""
@@ -224,7 +228,7 @@ class IndexService:
             header.end_timestamp_ms, header.end_timestamp_ms, header.end_physical_offset, header.end_physical_offset
         )
         temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
-        file = IndexTable(self._next_path(), self.pool, self.written, self.slot_count, self.max_entry_count)
+        file = IndexTable(self._next_path(), self.pool, self.slot_count, self.max_entry_count)
         with new_file(self.disk, file.path, file.size, via=temporary) as made:
             self.disk.pwrite(made, header.to_bytes(), 0)
             if not self.disk.exists(self.directory):

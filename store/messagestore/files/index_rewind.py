@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from messagestore.files.index_file import IndexService
 from messagestore.files.index_table import IndexTable, SlotRuns
+from messagestore.files.written import WrittenFiles
 from messagestore.format.layout import INDEX_ENTRY
 
 _SECTOR_SIZE = 512
@@ -53,7 +54,7 @@ def rewind(
         table = index.files[-1]
         count = count_below(table, physical_offset)
         if count:
-            keep(table, count, store_timestamp_ms)
+            keep(index, count, store_timestamp_ms)
             break
         index.unlink_last()
     index.sync()
@@ -117,23 +118,24 @@ def _is_sound(table: IndexTable, number: int, physical_offset: int) -> bool:
     return previous == 0 or (table.entry(previous)[0] - key_hash) % table.slot_count == 0
 
 
-def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
-    """Restore the file as if only its first `count` entries had ever been put; the caller syncs the changes.
+def keep(index: IndexService, count: int, store_timestamp_ms: Callable[[int], int | None] | None = None) -> None:
+    """Restore the newest file as if only its first `count` entries had ever been put; the caller syncs the changes.
 
     Slots come first, while the entries that lead back still exist; then entries; then the header. A crash in between
     leaves what any crash may leave, and the next `keep` produces the same bytes.
 
     Parameters
     ----------
-    table : IndexTable
+    index : IndexService
     count : int
         At least 1.
     store_timestamp_ms : callable | None
         As for `rewind`.
     """
-    table.opened()
-    used_count = _repair_slots(table, count)
-    _zero_entries(table, count + 1)
+    table, written = index.files[-1], index.written
+    written.opened(table.path)
+    used_count = _repair_slots(table, count, written)
+    _zero_entries(table, count + 1, written)
     header = table.header()
     _, physical_offset, seconds, _ = table.entry(count)
     end_ms = store_timestamp_ms(physical_offset) if store_timestamp_ms is not None else None
@@ -148,21 +150,21 @@ def keep(table: IndexTable, count: int, store_timestamp_ms: Callable[[int], int 
             slot_count=used_count,
             entry_count=count + 1,
         )
-        table.disk.pwrite(table.writable(), header.to_bytes(), 0)
+        table.disk.pwrite(written.writable(table.path), header.to_bytes(), 0)
 
 
-def _zero_entries(table: IndexTable, first: int) -> None:
+def _zero_entries(table: IndexTable, first: int, written: WrittenFiles) -> None:
     """Write zeros from entry `first` on, except where there are zeros already."""
     position = table.entry_position(first)
-    file = table.opened()
+    file = written.opened(table.path)
     for start, end in table.disk.data_ranges(file, position, table.size):
         for at in range(start, end, _SCAN_SIZE):
             if any(table.disk.pread(file, min(_SCAN_SIZE, end - at), at)):
-                table.disk.punch(table.writable(), position, table.size - position)
+                table.disk.punch(written.writable(table.path), position, table.size - position)
                 return
 
 
-def _repair_slots(table: IndexTable, count: int) -> int:
+def _repair_slots(table: IndexTable, count: int, written: WrittenFiles) -> int:
     """Point every slot to the newest of its entries up to `count`; return how many slots are then in use."""
     used_count = 0
     stale: list[NDArray[np.int64]] = []
@@ -176,7 +178,7 @@ def _repair_slots(table: IndexTable, count: int) -> int:
     slots = np.concatenate(stale)
     if len(slots):
         numbers = _newest(table, slots, np.concatenate(stale_heads), count)
-        runs = SlotRuns(table.disk, table.writable(), slots)
+        runs = SlotRuns(table.disk, written.writable(table.path), slots)
         runs.read()
         runs.write(numbers)
         used_count += int(np.count_nonzero(numbers))

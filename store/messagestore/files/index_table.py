@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
-from messagestore.files.written import WrittenFiles
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT_SIZE
 
 ENTRY_DTYPE: np.dtype[Any] = INDEX_ENTRY.dtype.newbyteorder("=")
@@ -65,8 +64,6 @@ class IndexTable:
     ----------
     path : str
     pool : FilePool
-    written : WrittenFiles
-        The ledger of the whole index.
     slot_count, max_entry_count : int
         The store's values, which are not in the file. Numbers of entries are below `max_entry_count`.
 
@@ -76,25 +73,14 @@ class IndexTable:
         Bytes of the file.
     """
 
-    def __init__(self, path: str, pool: FilePool, written: WrittenFiles, slot_count: int, max_entry_count: int) -> None:
+    def __init__(self, path: str, pool: FilePool, slot_count: int, max_entry_count: int) -> None:
         self.path = path
         self.pool = pool
-        self.written = written
         self.disk: Disk = pool.disk
         self.slot_count = slot_count
         self.max_entry_count = max_entry_count
         self.entries_position = slot_position(slot_count)
         self.size = self.entry_position(max_entry_count)
-
-    # ---- the file
-
-    def opened(self) -> File:
-        """Return the file, open for writing and at its path; see `WrittenFiles`."""
-        return self.written.opened(self.path)
-
-    def writable(self) -> File:
-        """Return the same file as `opened`, and note it as written."""
-        return self.written.writable(self.path)
 
     # ---- its parts
 
@@ -133,6 +119,7 @@ class IndexTable:
 
     def put(
         self,
+        file: File,
         header: IndexHeader,
         key_hashes: NDArray[np.int32],
         physical_offsets: NDArray[np.int64],
@@ -146,8 +133,10 @@ class IndexTable:
 
         Parameters
         ----------
+        file : File
+            The file, open for writing.
         header : IndexHeader
-            The file's current header.
+            Its current header.
         key_hashes, physical_offsets, store_timestamps_ms : int32[k], int64[k], int64[k]
             In log order; at least one, and no more than there is room for.
 
@@ -156,7 +145,6 @@ class IndexTable:
         IndexHeader
             The file's new header.
         """
-        file = self.writable()
         first_number = header.entry_count
         # numpy divides faster than it computes remainders.
         slots = key_hashes - key_hashes // self.slot_count * self.slot_count
@@ -192,13 +180,12 @@ class IndexTable:
         touched.write(numbers[np.append(group_starts[1:], len(order)) - 1])
         return header
 
-    def put_few(self, header: IndexHeader, keys: list[tuple[int, int, int]]) -> IndexHeader:
+    def put_few(self, file: File, header: IndexHeader, keys: list[tuple[int, int, int]]) -> IndexHeader:
         """Put a few keys, given as (hash, physical offset, store time in ms), as `put` does.
 
         This is a loop over keys. Below a few dozen it is faster than arrays, and a store in which single messages are
         put would otherwise spend most of its time there.
         """
-        file = self.writable()
         first_number = header.entry_count
         slots: dict[int, int] = {}
         entries = []

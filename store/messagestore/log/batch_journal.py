@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.mapped_file import Disk, replace_file
+from messagestore.format.batch_record import SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
 from messagestore.format.layout import (
     JOURNAL_CHECKPOINT_KNOWN,
     JOURNAL_ENTRY,
@@ -34,7 +35,6 @@ from messagestore.format.layout import (
     JOURNAL_USER_VERSION,
 )
 from messagestore.format.record import crc32
-from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
 
 PARTIAL = -1
 """Row count of a batch of which a power cut, and then a broker, left only a part."""

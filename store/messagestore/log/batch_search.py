@@ -14,15 +14,16 @@ import numpy as np
 
 from messagestore.errors import CorruptionError
 from messagestore.files.commit_log import CommitLog
-from messagestore.format import record_scan
+from messagestore.format import record, record_scan
+from messagestore.format.batch_record import BODY_BEGIN, BatchRecord, parse, parse_torn
 from messagestore.format.config import SYNC_FLUSH
+from messagestore.format.layout import BLANK, MAGIC_V1, PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.format.record import decode_message
 from messagestore.log.batch_journal import PARTIAL, JournalEntry
-from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, known_batch, read_batch
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Run, Walk, rows_of_batch_topic
 
+_BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 _BEGIN = np.frombuffer(BODY_BEGIN, np.uint8)
 
 
@@ -93,7 +94,7 @@ def _of_batch_topic(run: Run) -> list[int]:
     bodies = run.data[where.body_starts[rows, None] + np.arange(len(_BEGIN))]
     for row in rows[(bodies == _BEGIN).all(axis=1)].tolist():  # the others are users' messages that look like one
         start = int(run.starts[row])
-        decode_message(run.data.data, start, physical_offset=run.physical_offset + start)
+        record.decode_message(run.data.data, start, physical_offset=run.physical_offset + start)
     starts: list[int] = run.starts[named].tolist()
     return starts
 
@@ -170,7 +171,7 @@ def is_gone(log: CommitLog, physical_offset: int, end: int) -> bool:
             if not (run.physical_offset + run.starts == physical_offset).any():
                 return True  # the chain steps over this place
             batch = read_batch(log, physical_offset)
-            record_topic = decode_message(log.record_bytes(physical_offset) or b"").topic
+            record_topic = record.decode_message(log.record_bytes(physical_offset) or b"").topic
             if batch is None and record_topic == BATCH_TOPIC:
                 known_batch(log, physical_offset)
             return True
@@ -188,3 +189,65 @@ def not_ours(files: StoreFiles, batch: BatchRecord) -> CorruptionError:
         hint=f"Put back a log and a folder {files.paths.spark} that belong together. Or move that folder away and run "
         "`messagestore recover`, which rebuilds it from the log and gives the store a new id.",
     )
+
+
+def read_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
+    """Return the BATCH record at a place of the log, or None if there is no valid one."""
+    data = log.record_bytes(physical_offset)
+    return None if data is None else parse(data, physical_offset)
+
+
+def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
+    """Return the BATCH record at a place where the log or a queue says that a record of the BATCH topic begins.
+
+    Returns
+    -------
+    BatchRecord | None
+        None: the record is whole but is not a BATCH record. A broker's client can write such a message.
+
+    Raises
+    ------
+    CorruptionError
+        The record cannot be read. Its batch may be there, so no caller may continue as if it were not.
+    """
+    data = log.record_bytes(physical_offset)
+    batch = None if data is None else parse(data, physical_offset) or parse_torn(data, physical_offset)
+    if batch is not None:
+        return batch
+    path = log.path_of(physical_offset)
+    if data is None:
+        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "no record")
+    message = record.decode_message(data, path=path, physical_offset=physical_offset)
+    if message.topic != BATCH_TOPIC:
+        raise CorruptionError(path, physical_offset, f"a record of {BATCH_TOPIC}", f"one of {message.topic!r}")
+    if message.body.startswith(BODY_BEGIN):
+        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
+    return None
+
+
+def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
+    """Whether the record at a place is a BATCH record by its own lengths, whatever its CRCs say.
+
+    A plain put cannot pass for one, because its topic lies where its own BODYLEN says. A body that looks like a BATCH
+    record inside a torn put is therefore only a body.
+    """
+    data = log.read_array(physical_offset, RECORD_HEAD.size + 24)
+    if len(data) < RECORD_HEAD.size:
+        return False
+    return is_batch_by_lengths(log, physical_offset, record_scan.heads(data, np.zeros(1, np.int64))[0])
+
+
+def is_batch_by_lengths(log: CommitLog, at: int, head: np.void) -> bool:
+    """Check the topic, the lengths and the name of the last property, with four small reads."""
+    total_size, body_size = int(head["total_size"]), int(head["body_size"])
+    if int(head["magic"]) != MAGIC_V1 or body_size < len(BODY_BEGIN):
+        return False
+    body_end = int(record_scan.head_sizes(np.array([head]))[0]) + body_size
+    topic_end = body_end + len(_BATCH_TOPIC_PART)
+    properties_start = topic_end + PROPERTIES_LENGTH_SIZE
+    if not properties_start + PROPERTY_CRC_SIZE <= total_size <= log.left(at) - BLANK.size:
+        return False
+    if log.read(at + body_end, len(_BATCH_TOPIC_PART)) != _BATCH_TOPIC_PART:
+        return False
+    size = int.from_bytes(log.read(at + topic_end, PROPERTIES_LENGTH_SIZE), "big", signed=True)
+    return properties_start + size == total_size

@@ -22,8 +22,7 @@ from messagestore.files.mapped_file import Disk
 from messagestore.format.config import StoreConfig
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import is_sealed_batch, read_batch
-from messagestore.log.batch_search import all_batches, batches_of_log
+from messagestore.log.batch_search import all_batches, batches_of_log, is_sealed_batch, read_batch
 from messagestore.log.lost_end import end_of_queues, lost_end
 from messagestore.log.store_files import (
     ABORT_WORD,

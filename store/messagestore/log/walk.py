@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.files.commit_log import READ_SIZE, CommitLog
-from messagestore.format import javahash, record, record_columns, record_scan
+from messagestore.format import javahash, record, record_decode, record_scan
 from messagestore.format.arrow_bytes import array_of, lengths_of, list_array, numpy_of, valid_of
+from messagestore.format.batch_record import BatchRecord, parse
 from messagestore.format.layout import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
@@ -35,7 +36,6 @@ from messagestore.format.layout import (
 from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, MessageExt
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Row, Rows
-from messagestore.log.batch_record import BatchRecord, read_batch
 
 _FEW = 32  # below 45, where both ways take equally long
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -186,7 +186,8 @@ class Walk:
         """Yield a run, or its parts up to a BATCH record after which the walk jumps."""
         given = 0
         for row in rows_of_batch_topic(run) if self.batches else ():
-            batch = read_batch(self.log, run.physical_offset + int(run.starts[row]))
+            at = run.physical_offset + int(run.starts[row])
+            batch = parse(self.log.record_bytes(at) or b"", at)
             if batch is None:
                 continue
             if row > given:
@@ -273,7 +274,7 @@ def _few(run: Run) -> Rows:
 
 def _many(run: Run) -> Rows:
     starts, heads = run.starts, run.heads
-    columns = record_columns.decode(
+    columns = record_decode.decode(
         run.data,
         starts,
         heads["total_size"].astype(np.int32),

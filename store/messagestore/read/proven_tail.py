@@ -21,10 +21,10 @@ import numpy as np
 
 from messagestore.files.consume_queue import Units, units_of
 from messagestore.files.state import State
+from messagestore.format.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Rows
-from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Run, Walk, rows_of

@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
+from messagestore.format.batch_record import BatchRecord
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import is_ordinary_topic
-from messagestore.log.batch_record import BatchRecord
 from messagestore.log.walk import Depth, Run, Walk, rows_of
 from messagestore.read.view import StoreView
 

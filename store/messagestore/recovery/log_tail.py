@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.files.commit_log import CommitLog
-from messagestore.format import record_scan
+from messagestore.format import batch_record, record_scan
 from messagestore.format.arrow_bytes import unaligned
+from messagestore.format.batch_record import BatchRecord
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.layout import (
     BLANK,
@@ -26,8 +27,7 @@ from messagestore.format.layout import (
     TOPIC_LENGTH_SIZES,
 )
 from messagestore.format.record_scan import FIRST_MAGIC_BYTE, MAGIC_POSITION, PROPERTY_CRC_BEGIN
-from messagestore.log import batch_record
-from messagestore.log.batch_record import BatchRecord, is_batch_by_lengths, read_batch
+from messagestore.log.batch_search import is_batch_by_lengths, read_batch
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.standing import LogEnd
 

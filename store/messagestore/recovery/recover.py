@@ -28,6 +28,7 @@ from messagestore.files.checkpoint import StoreCheckpoint
 from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.format import record
+from messagestore.format.batch_record import BatchRecord
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import (
     JOURNAL_FORMAT,
@@ -39,8 +40,7 @@ from messagestore.format.layout import (
 )
 from messagestore.format.message import BATCH_TOPIC, put_topic_fault
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal, JournalEntry
-from messagestore.log.batch_record import BatchRecord, read_batch
-from messagestore.log.batch_search import all_batches, batch_is_there, batches_from, is_gone, not_ours
+from messagestore.log.batch_search import all_batches, batch_is_there, batches_from, is_gone, not_ours, read_batch
 from messagestore.log.dispatch import Dispatcher, QueueRuns, remove_files
 from messagestore.log.lost_end import LostEnd, end_of_queues, lost_end, units_behind
 from messagestore.log.queue_proof import is_settled, proven_queue_end

@@ -14,12 +14,13 @@ import numpy as np
 
 from messagestore.errors import ChecksumError, CorruptionError
 from messagestore.format import record_scan
+from messagestore.format.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_fault, topic_fault
 from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
-from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, is_sealed_batch, read_batch
+from messagestore.log.batch_search import is_sealed_batch, read_batch
 from messagestore.log.dispatch import QueueRuns
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Run, Walk, rows_of

@@ -7,6 +7,7 @@ names. `local_operator`, which only the command line imports, examines the files
 
 from messagestore.files.staging_files import Write, driver_token
 from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
+from messagestore.format.batch_record import SOURCE_SPARK, SOURCE_USER, check_app_id
 from messagestore.format.compression import plain_body
 from messagestore.format.config import duration_s
 from messagestore.format.javahash import java_hashes, queue_of_hash
@@ -24,7 +25,6 @@ from messagestore.format.message_checks import all_faults
 from messagestore.format.message_columns import ColumnTexts
 from messagestore.format.properties import check_properties
 from messagestore.format.record_columns import COLUMNS, Rows, encode
-from messagestore.log.batch_record import SOURCE_SPARK, SOURCE_USER, check_app_id
 from messagestore.log.store_files import store_host_of
 from messagestore.read.view import Gathered
 from messagestore.spi.interface import (

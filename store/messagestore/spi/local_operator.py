@@ -27,8 +27,7 @@ from messagestore.format.message import BATCH_TOPIC, MessageExt
 from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
 from messagestore.log.batch_journal import JournalEntry
-from messagestore.log.batch_record import read_batch
-from messagestore.log.batch_search import batches_from
+from messagestore.log.batch_search import batches_from, read_batch
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.log.walk import Walk
 from messagestore.read.query import queue_offset_by_time

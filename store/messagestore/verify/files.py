@@ -19,7 +19,7 @@ from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.format import record
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE, STATE_FILE_SIZE
 from messagestore.log.batch_journal import MISSING, BatchJournal
-from messagestore.log.batch_record import read_batch
+from messagestore.log.batch_search import read_batch
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
 from messagestore.verify.report import VerifyReport

@@ -21,11 +21,12 @@ import numpy as np
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.mapped_file import Disk
 from messagestore.format import record
+from messagestore.format.batch_record import BODY_BEGIN, BatchRecord
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import BLANK, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
-from messagestore.log.batch_record import BODY_BEGIN, BatchRecord, read_batch
+from messagestore.log.batch_search import read_batch
 from messagestore.log.refusals import refuse_to_read
 from messagestore.log.store_files import Identity, Paths, StoreFiles
 from messagestore.log.walk import Run, Walk, rows_of

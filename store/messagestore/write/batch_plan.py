@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from messagestore.errors import ConfigError, MessageIllegalError
 from messagestore.files.topics import MAX_QUEUE_COUNT
-from messagestore.format import arguments
+from messagestore.format import arguments, batch_record
+from messagestore.format.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id, check_origin
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
-from messagestore.log import batch_record
-from messagestore.log.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id, check_origin
 from messagestore.log.refusals import check_simple_topic
 from messagestore.log.store_files import StoreFiles
 

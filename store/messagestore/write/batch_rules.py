@@ -23,8 +23,9 @@ import shlex
 from dataclasses import dataclass
 
 from messagestore.errors import BatchConflictError, LostBatchesError, QueryConflictError, VersionRegressionError
+from messagestore.format.batch_record import SOURCE_SPARK, BatchRecord
 from messagestore.log.batch_journal import PARTIAL, BatchJournal, JournalEntry
-from messagestore.log.batch_record import SOURCE_SPARK, BatchRecord, read_batch
+from messagestore.log.batch_search import read_batch
 from messagestore.log.store_files import StoreFiles
 from messagestore.write.batch_plan import BatchRequest, ChunkSource
 

@@ -8,9 +8,9 @@ way, recovery decides instead.
 from __future__ import annotations
 
 from messagestore.files.state import NOTHING_IN_FLIGHT
+from messagestore.format.batch_record import BatchRecord
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import BatchRecord
 from messagestore.log.batch_search import batches_from
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of

@@ -24,14 +24,13 @@ from messagestore.errors import (
     SyncFailedError,
 )
 from messagestore.files.state import NOTHING_IN_FLIGHT
-from messagestore.format import javahash, record, record_columns
+from messagestore.format import batch_record, javahash, record, record_columns
+from messagestore.format.batch_record import CHUNK_SIZE, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Row, Rows
-from messagestore.log import batch_record
-from messagestore.log.batch_record import CHUNK_SIZE, check_app_id, known_batch
-from messagestore.log.batch_search import batch_is_there
+from messagestore.log.batch_search import batch_is_there, known_batch
 from messagestore.log.dispatch import FEW_COUNT
 from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide

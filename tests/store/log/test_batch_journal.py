@@ -11,9 +11,9 @@ import pytest
 
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.mapped_file import Disk
+from messagestore.format.batch_record import SOURCE_NONE, BatchRecord
 from messagestore.format.layout import JOURNAL_ENTRY, JOURNAL_HEADER
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal
-from messagestore.log.batch_record import SOURCE_NONE, BatchRecord
 
 
 def batch(

@@ -24,10 +24,10 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.files.mapped_file import Disk
+from messagestore.format.batch_record import BODY_BEGIN
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log import store_identity
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_record import BODY_BEGIN
 from messagestore.log.store_files import Identity, Paths
 from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, filled, read_all

@@ -17,7 +17,7 @@ from messagestore import (
     QueryConflictError,
     VersionRegressionError,
 )
-from messagestore.log.batch_record import read_batch
+from messagestore.log.batch_search import read_batch
 from messagestore.log.store_files import Paths
 from messagestore.verify.verify import verify
 from messagestore.write import batch_rules

@@ -27,7 +27,7 @@ from messagestore import (
     VersionRegressionError,
 )
 from messagestore.files.mapped_file import Disk, File
-from messagestore.log.batch_record import read_batch
+from messagestore.log.batch_search import read_batch
 from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, read_all
 

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore import MessageIllegalError, StoreConfig
+from messagestore.format.batch_record import (
+    CHUNK_SIZE,
+    BatchRecord,
+    body,
+    check_app_id,
+    encode,
+    parse,
+    widest_body_size,
+)
 from messagestore.format.hosts import pack_host
-from messagestore.log.batch_record import CHUNK_SIZE, BatchRecord, body, check_app_id, encode, parse, widest_body_size
 
 HOST = pack_host("127.0.0.1:10911")
 

@@ -14,13 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from messagestore.errors import ChecksumError, ConfigError, CorruptionError, MessageIllegalError
-from messagestore.files.commit_log import CommitLog
-from messagestore.format import record, record_scan
+from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
-from messagestore.format.layout import BLANK, CRC_MASK, MAGIC_V1, PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
+from messagestore.format.layout import CRC_MASK, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 from messagestore.format.row_digest import DIGEST_NAME
@@ -32,7 +29,6 @@ CHUNK_SIZE = 16 * 1024 * 1024
 MAX_APP_ID_SIZE = 255
 MAX_ORIGIN_SIZE = 32 * 1024
 """Bytes of an origin's JSON text."""
-_BATCH_TOPIC_PART = bytes([len(BATCH_TOPIC)]) + BATCH_TOPIC.encode()
 _WIDEST = (1 << 63) - 1
 
 SOURCE_SPARK = "spark"
@@ -257,41 +253,7 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
     return batch
 
 
-def read_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
-    """Return the BATCH record at a place of the log, or None if there is no valid one."""
-    data = log.record_bytes(physical_offset)
-    return None if data is None else parse(data, physical_offset)
-
-
-def known_batch(log: CommitLog, physical_offset: int) -> BatchRecord | None:
-    """Return the BATCH record at a place where the log or a queue says that a record of the BATCH topic begins.
-
-    Returns
-    -------
-    BatchRecord | None
-        None: the record is whole but is not a BATCH record. A broker's client can write such a message.
-
-    Raises
-    ------
-    CorruptionError
-        The record cannot be read. Its batch may be there, so no caller may continue as if it were not.
-    """
-    data = log.record_bytes(physical_offset)
-    batch = None if data is None else parse(data, physical_offset) or _torn(data, physical_offset)
-    if batch is not None:
-        return batch
-    path = log.path_of(physical_offset)
-    if data is None:
-        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "no record")
-    message = record.decode_message(data, path=path, physical_offset=physical_offset)
-    if message.topic != BATCH_TOPIC:
-        raise CorruptionError(path, physical_offset, f"a record of {BATCH_TOPIC}", f"one of {message.topic!r}")
-    if message.body.startswith(BODY_BEGIN):
-        raise CorruptionError(path, physical_offset, "a BATCH record that can be read", "one that cannot")
-    return None
-
-
-def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
+def parse_torn(data: bytes, physical_offset: int) -> BatchRecord | None:
     """Parse an ASYNC_FLUSH batch whose properties a power cut removed and which a broker kept.
 
     Only its body can be checked.
@@ -312,31 +274,3 @@ def _torn(data: bytes, physical_offset: int) -> BatchRecord | None:
     if batch is None or batch.flush_disk_type != ASYNC_FLUSH or batch.queue_offset != message.queue_offset:
         return None
     return replace(batch, torn=True)
-
-
-def is_sealed_batch(log: CommitLog, physical_offset: int) -> bool:
-    """Whether the record at a place is a BATCH record by its own lengths, whatever its CRCs say.
-
-    A plain put cannot pass for one, because its topic lies where its own BODYLEN says. A body that looks like a BATCH
-    record inside a torn put is therefore only a body.
-    """
-    data = log.read_array(physical_offset, RECORD_HEAD.size + 24)
-    if len(data) < RECORD_HEAD.size:
-        return False
-    return is_batch_by_lengths(log, physical_offset, record_scan.heads(data, np.zeros(1, np.int64))[0])
-
-
-def is_batch_by_lengths(log: CommitLog, at: int, head: np.void) -> bool:
-    """Check the topic, the lengths and the name of the last property, with four small reads."""
-    total_size, body_size = int(head["total_size"]), int(head["body_size"])
-    if int(head["magic"]) != MAGIC_V1 or body_size < len(BODY_BEGIN):
-        return False
-    body_end = int(record_scan.head_sizes(np.array([head]))[0]) + body_size
-    topic_end = body_end + len(_BATCH_TOPIC_PART)
-    properties_start = topic_end + PROPERTIES_LENGTH_SIZE
-    if not properties_start + PROPERTY_CRC_SIZE <= total_size <= log.left(at) - BLANK.size:
-        return False
-    if log.read(at + body_end, len(_BATCH_TOPIC_PART)) != _BATCH_TOPIC_PART:
-        return False
-    size = int.from_bytes(log.read(at + topic_end, PROPERTIES_LENGTH_SIZE), "big", signed=True)
-    return properties_start + size == total_size
