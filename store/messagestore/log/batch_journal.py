@@ -13,6 +13,7 @@ the log. The entries are one array, so reading and writing ten thousand of them 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -286,16 +287,9 @@ class BatchJournal:
         The log loses records only at its end. Therefore the newest entry is checked first, and the first entry whose
         record is there ends the search. A caller that relies on one entry checks that entry itself.
         """
-        for app_id, entry in list(self._suspects(is_there, above)):
+        missing = itertools.takewhile(lambda each: not is_there(*each), self.newest_first(above))
+        for app_id, entry in list(missing):
             self.drop(app_id, entry.version)
-
-    def _suspects(
-        self, is_there: Callable[[str, JournalEntry], bool], above: int
-    ) -> Iterator[tuple[str, JournalEntry]]:
-        for app_id, entry in self.newest_first(above):
-            if is_there(app_id, entry):
-                return
-            yield app_id, entry
 
     def mark_partial(self, is_partial: Callable[[JournalEntry], bool], *, above: int = 0) -> list[tuple[str, int]]:
         """Remember batches of which only a part is in the log; return (app id, version) of the new ones."""
