@@ -17,10 +17,9 @@ from typing import Any
 from messagestore.errors import ChecksumError, ConfigError, CorruptionError, MessageIllegalError
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
-from messagestore.format.layout import CRC_MASK, PROPERTY_CRC_SIZE
+from messagestore.format.layout import CRC_MASK, DIGEST_NAME, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
-from messagestore.format.row_digest import DIGEST_NAME
 
 FORMAT = 1
 BODY_BEGIN = b'{"messagestore":1,"app":'

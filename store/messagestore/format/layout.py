@@ -277,6 +277,11 @@ JOURNAL_ENTRY = Layout(
 JOURNAL_USER_VERSION = 1
 JOURNAL_START = 2
 
+# ---- BATCH record (ours)
+
+DIGEST_NAME = "rowsum-1"
+"""How the digest of a batch's rows is computed; BATCH records contain it."""
+
 # ---- ends (ours)
 
 ENDS_MAGIC = int.from_bytes(b"MSQENDS1", "big")

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from messagestore.format.layout import DIGEST_NAME
 from messagestore.format.message_columns import NO_QUEUE, MessageColumns
 from messagestore.format.record_decode import BLOCK_ROWS, COLUMNS, Expected, decode
 from messagestore.format.record_encode import encode, stamp
-from messagestore.format.row_digest import DIGEST_NAME, row_hashes
+from messagestore.format.row_digest import row_hashes
 from messagestore.format.rows import Rows
 
 __all__ = [

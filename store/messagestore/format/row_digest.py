@@ -21,7 +21,6 @@ from messagestore.format.arrow_bytes import numpy_of, valid_of
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
 from messagestore.format.properties import KEY_SEPARATOR
 
-DIGEST_NAME = "rowsum-1"
 TOPIC, KEYS, TAGS, PROPERTIES, FLAG, SHARDING_KEY, QUEUE_ID, BORN_TIMESTAMP = range(1, 9)
 """The numbers of the fields, in the order they are mixed."""
 

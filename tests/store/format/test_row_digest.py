@@ -15,9 +15,10 @@ import reference
 import strategies
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
+from messagestore.format.layout import DIGEST_NAME
 from messagestore.format.message_columns import MessageColumns
 from messagestore.format.record_encode import encode
-from messagestore.format.row_digest import DIGEST_NAME, row_hashes
+from messagestore.format.row_digest import row_hashes
 
 COLUMNS: dict[str, pa.DataType] = {
     "topic": pa.string(),
