@@ -10,6 +10,7 @@ from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.format.batch_record import SOURCE_SPARK, SOURCE_USER, check_app_id
 from messagestore.format.compression import plain_body
 from messagestore.format.config import duration_s
+from messagestore.format.gathered import Gathered
 from messagestore.format.javahash import java_hashes, queue_of_hash
 from messagestore.format.layout import SYS_FLAG_COMPRESSED
 from messagestore.format.message import (
@@ -26,7 +27,6 @@ from messagestore.format.message_columns import ColumnTexts
 from messagestore.format.properties import check_properties
 from messagestore.format.record_columns import COLUMNS, Rows, encode
 from messagestore.log.store_files import store_host_of
-from messagestore.read.view import Gathered
 from messagestore.spi.interface import (
     Committed,
     Description,

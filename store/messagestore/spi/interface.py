@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
+from messagestore.format.gathered import Gathered
 from messagestore.format.record_columns import Rows
-from messagestore.read.view import Gathered
 from messagestore.write.staging import StagedFile
 from messagestore.write.transaction import BatchRequest, BatchResult
 

@@ -26,12 +26,13 @@ from messagestore.files.staging_files import Write, remove, sweep, sweep_write
 from messagestore.files.topics import Topics
 from messagestore.files.writer_lock import probe_java
 from messagestore.format.config import StoreConfig
+from messagestore.format.gathered import Gathered
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Identity, Paths, check_root, config_of_records, looks_like_store, make_staging
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.queue_ends import QueueEnds
-from messagestore.read.view import Gathered, StoreView, Visible
+from messagestore.read.view import StoreView, Visible
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
 from messagestore.spi.interface import (
     GATHERED_ROWS,
