@@ -22,7 +22,7 @@ from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
 from pyspark_messagestore.schema import ERROR, Projection, core_schema
 from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
-from pyspark_messagestore.source import BatchReader, StreamReader
+from pyspark_messagestore.source import BatchReader, FilteringReader, StreamReader
 
 
 class MessageStoreDataSource(DataSource):
@@ -108,11 +108,13 @@ class MessageStoreDataSource(DataSource):
         """The reader for `spark.read`."""
         options = source_options(self.options)
         options.check_batch()
-        return BatchReader(options, Projection.of(schema, options.row_format), self.stores)
+        kind = FilteringReader if options.filter_pushdown else BatchReader
+        return kind(options, Projection.of(schema, options.row_format), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
         """The reader for `spark.readStream`."""
         options = source_options(self.options)
+        options.check_stream()
         return StreamReader(options, Projection.of(schema, options.row_format), self.stores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -60,10 +60,12 @@ class Decoder:
         self._policy = options.bad_records
         self._verify = options.verify_body_crc
         self._tags = None if options.tags is None else pa.array(options.tags, pa.string())
+        self._keys = None if options.keys is None else pa.array(options.keys, pa.string())
         self._decompresses = options.decompress and "body" in projection.stored
         self.tags_codes = None if self._tags is None else frozenset(java_hashes(self._tags).tolist())
         needed = [*projection.stored]
         needed += ["tags"] if self._tags is not None else []
+        needed += ["keys", "unique_key"] if self._keys is not None else []
         needed += ["sys_flag"] if self._decompresses else []
         self._columns = tuple(dict.fromkeys(needed))
         self._bad_count = 0
@@ -122,11 +124,20 @@ class Decoder:
             return
         if self._tags is not None:
             found = found.take(pc.is_in(found.rows["tags"], value_set=self._tags))
-        if not found.rows.num_rows:
-            return
+        if self._keys is not None:
+            found = found.take(self._has_key(found.rows))
         for rows in self._plain(found) if self._decompresses else (found.rows,):
             if rows.num_rows:
                 yield self._projection.converted(rows)
+
+    def _has_key(self, rows: pa.RecordBatch) -> pa.Array:
+        """The rows with one of the keys, or with one of them as unique key."""
+        keys = rows["keys"]
+        hits = pc.is_in(keys.flatten(), value_set=self._keys)
+        owners = pc.list_parent_indices(keys).filter(hits)
+        by_key = np.zeros(rows.num_rows, np.bool_)
+        by_key[numpy_of(owners)] = True
+        return pc.or_(pa.array(by_key), pc.is_in(rows["unique_key"], value_set=self._keys))
 
     def _plain(self, found: _Decoded) -> Iterator[pa.RecordBatch]:
         """The rows with plain bodies. A loop over the compressed ones: each is a stream of its own."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 from pyspark.sql.datasource import InputPartition
 
 from messagestore.spi import LastRecord, Proven, Queue, Queues, Range, StoreReader
@@ -66,10 +67,9 @@ class RangesPartition(InputPartition):
 
 
 def plan(
-    store: StoreReader, store_id: str, options: SourceOptions, firsts: Queues, ends: Queues, finish: StreamOffset
+    store: StoreReader, store_id: str, options: SourceOptions, ranges: list[Range], finish: StreamOffset
 ) -> list[InputPartition]:
     """The pieces that tasks read: as many as there are processors, unless these would be too small or too large."""
-    ranges = [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
     if not ranges:
         return []
     weights = _weights(store, ranges)
@@ -83,6 +83,22 @@ def plan(
         ranges, most, weights, options.max_records_per_partition, options.max_bytes_per_partition, store.sizes
     )
     return [RangesPartition(store_id, part, finish, store.proven(part)) for part in parts]
+
+
+def ranges_of(firsts: Queues, ends: Queues) -> list[Range]:
+    """What is between the firsts and the ends of some queues."""
+    return [Range(*queue, firsts[queue], end) for queue, end in sorted(ends.items()) if end > firsts[queue]]
+
+
+def only(ranges: list[Range], numbers: Mapping[Queue, list[int]]) -> list[Range]:
+    """What ranges have of some messages, in runs of consecutive ones."""
+    found: list[Range] = []
+    for each in ranges:
+        wanted = np.array(numbers.get((each.topic, each.queue_id), []), np.int64)
+        wanted = wanted[(wanted >= each.start) & (wanted < each.end)]
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+        found += [replace(each, start=int(run[0]), end=int(run[-1]) + 1) for run in runs if len(run)]
+    return found
 
 
 def _weights(store: StoreReader, ranges: list[Range]) -> dict[Queue, float]:

@@ -13,24 +13,25 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from messagestore import NotAStoreError, StoreWentBackwardsError
-from messagestore.spi import LOCAL_STORES, Queues, Range, Stores
+from messagestore.spi import LOCAL_STORES, Queue, Queues, Range, Stores
 from pyspark_messagestore.bound import Bound
 from pyspark_messagestore.follower import Follower
 from pyspark_messagestore.kinds import MOST
 from pyspark_messagestore.limits import limited, limited_by_size
 from pyspark_messagestore.offsets import StreamOffset, Until
-from pyspark_messagestore.planning import plan
+from pyspark_messagestore.planning import only, plan, ranges_of
 from pyspark_messagestore.positions import EARLIEST, LATEST
 from pyspark_messagestore.progress import GroupProgress
+from pyspark_messagestore.pushdown import Narrowed, narrowed
 from pyspark_messagestore.reading import read_ranges
 from pyspark_messagestore.schema import Projection
 from pyspark_messagestore.source_options import SourceOptions
@@ -48,6 +49,7 @@ class BatchReader(DataSourceReader):
         self.options = options
         self.projection = projection
         self.stores = stores
+        self.narrowed = Narrowed()
 
     def partitions(self) -> list[InputPartition]:
         """Plan the ranges, on the driver."""
@@ -56,13 +58,50 @@ class BatchReader(DataSourceReader):
             firsts = follower.starting(EARLIEST)
             reached = follower.ending(firsts)
             finish = follower.offset_at(StreamOffset(), firsts, reached)
-            return plan(follower.store, follower.store_id, self.options, firsts, reached, finish)
+            ranges = self._chosen(follower, ranges_of(firsts, reached))
+            return plan(follower.store, follower.store_id, self.options, ranges, finish)
         finally:
             follower.store.close()
+
+    def _chosen(self, follower: Follower, ranges: list[Range]) -> list[Range]:
+        """What the options and Spark's filters leave of the ranges."""
+        ranges = [left for each in ranges if (left := self._left(follower, each)) is not None]
+        keys = self.options.keys
+        if keys is None:
+            return ranges
+        numbers: dict[Queue, list[int]] = {}
+        for topic in sorted({each.topic for each in ranges}):
+            numbers.update(follower.store.find(topic, keys))
+        return only(ranges, numbers)
+
+    def _left(self, follower: Follower, each: Range) -> Range | None:
+        """What Spark's filters leave of a range."""
+        wanted, queue = self.narrowed, (each.topic, each.queue_id)
+        if not wanted.covers(*queue):
+            return None
+        start, end = max(each.start, wanted.first), min(each.end, wanted.end)
+        if wanted.first_ms >= 0:
+            start = max(start, follower.at_time(queue, wanted.first_ms, each.end))
+        if wanted.end_ms < MOST:
+            end = min(end, follower.at_time(queue, wanted.end_ms, each.end))
+        return replace(each, start=start, end=end) if start < end else None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, in a task."""
         return read_ranges(self.options, partition, self.projection, self.stores)
+
+
+class FilteringReader(BatchReader):
+    """A batch reader to which Spark passes filters. Spark refuses such readers unless its own setting allows them."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 # Spark's name
+        """Narrow the read; Spark evaluates all filters again."""
+        self.narrowed = narrowed(filters, {column.name: column.stored for column in self.projection.columns})
+        tags = self.narrowed.tags
+        if tags is not None:
+            given = self.options.tags
+            self.options = replace(self.options, tags=tuple(sorted(tags if given is None else tags & {*given})))
+        return filters
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -314,7 +353,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if faults:
             follower.checked = False  # the next step begins at the planned end: each queue is compared with it
             finish = follower.offset_at(StreamOffset(), firsts, ends)
-        return plan(follower.store, follower.store_id, self.options, firsts, ends, finish)
+        return plan(follower.store, follower.store_id, self.options, ranges_of(firsts, ends), finish)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition, in a task."""

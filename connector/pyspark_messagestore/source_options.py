@@ -44,6 +44,14 @@ def _tags(text: str) -> tuple[str, ...] | None:
     return found
 
 
+def _keys(text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(text.split()))
+    if not found:
+        raise ValueError
+    return found
+
+
+_KEYS = Kind(_keys, "keys with blanks between them; no key of a message has a blank")
 _TAGS = Kind(_tags, "* for all messages, or tags with || between them, such as UA || AA")
 
 SOURCE_OPTIONS: tuple[Option, ...] = (
@@ -233,6 +241,23 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SOURCE,
+        "keys",
+        _KEYS,
+        None,
+        "Only messages with one of these keys, or with one of them as unique key; blanks between them. The index finds "
+        "them. All are found, however many there are. Batch reads only.",
+    ),
+    Option(
+        SOURCE,
+        "filterPushdown",
+        BOOLEAN,
+        "false",
+        "`true`: filters on topic, queue, offset, store time and tags leave out what they can before it is read. "
+        "Spark's setting `spark.sql.python.filterPushdown.enabled` must be true, too. After a clock was set back by "
+        "more than an hour, a filter on the store time may miss messages. Batch reads only.",
+    ),
+    Option(
+        SOURCE,
         "rowFormat",
         choice(ROCKETMQ, KAFKA),
         ROCKETMQ,
@@ -271,7 +296,7 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
     *later(
         SOURCE,
-        *("readUpTo", "keys", "view"),
+        *("readUpTo", "view"),
     ),
 )
 
@@ -303,6 +328,8 @@ class SourceOptions:
     on_missing_topic: str
     consumer_group: str | None
     tags: tuple[str, ...] | None
+    keys: tuple[str, ...] | None
+    filter_pushdown: bool
     row_format: str
     include_headers: bool
     bad_records: str
@@ -383,6 +410,27 @@ class SourceOptions:
                 "option startingOffsets: found committed without consumerGroup. Give the group whose offsets to begin "
                 "with",
                 key="startingOffsets",
+            )
+
+    def check_stream(self) -> None:
+        """Refuse options that a stream cannot have.
+
+        Raises
+        ------
+        ConfigError
+        """
+        if self.filter_pushdown:
+            raise ConfigError(
+                "option filterPushdown: is for batch reads, but this is a stream; leave it out",
+                key="filterPushdown",
+                value=True,
+            )
+        if self.keys is not None:
+            raise ConfigError(
+                "option keys: is for batch reads, but this is a stream. Filter its rows instead, as in "
+                ".where(\"array_contains(keys, 'N14228')\")",
+                key="keys",
+                value=" ".join(self.keys),
             )
 
     def check_batch(self) -> None:

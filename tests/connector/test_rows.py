@@ -144,6 +144,58 @@ def test_retention_between_planning_and_reading_a_tag(tmp_path: Path, caplog: py
     assert "retention has deleted" in caplog.text
 
 
+# ---- keys
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_texts_that_are_no_keys(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"option keys: found .*; allowed is keys with blanks between them"):
+        source_options({**READ, "keys": text})
+
+
+def test_keys_are_for_batch_reads(root: str) -> None:
+    with pytest.raises(ConfigError, match="option keys: is for batch reads"):
+        MessageStoreDataSource({"path": root, "subscribe": "t", "keys": "k"}).streamReader(core_schema())
+
+
+def test_only_messages_with_a_key(tmp_path: Path) -> None:
+    """Wherever they are: as one of several keys, as unique key, within the asked range only."""
+    root = str(tmp_path / "store")
+    add(root, 40, keys=[[f"k{i % 8}", f"n{i}"] for i in range(40)])
+    add(root, 40, keys=[[] for _ in range(40)])
+    names = projection("queueId", "queueOffset", "keys")
+    reader = batch(root, names, keys="k3 n5")
+    found = sorted(rows(reader, reader.partitions()))
+    assert found == sorted([(i % 4, i // 4) for i in range(40) if i % 8 == 3 or i == 5])
+    reader = batch(root, keys="k3", endingOffsets='{"t": {"*": 5}}', maxRecordsPerPartition="1")
+    assert len(reader.partitions()) == 3
+    assert rows(reader, reader.partitions()) == [(3, 0), (3, 2), (3, 4)]
+    assert batch(root, keys="none").partitions() == []
+    assert batch(root, keys="k").partitions() == []
+
+
+def test_a_key_among_more_messages_than_a_lookup_returns(tmp_path: Path) -> None:
+    """RocketMQ's own lookup stops at 64."""
+    root = str(tmp_path / "store")
+    add(root, 1000, keys=[["same"] if i % 2 else [f"k{i}"] for i in range(1000)])
+    reader = batch(root, keys="same")
+    assert len(rows(reader, reader.partitions())) == 500
+
+
+def test_retention_after_a_key_was_looked_up(tmp_path: Path) -> None:
+    root = str(tmp_path / "store")
+    add(root, 2000, size=100, keys=[["same"] if i % 10 == 0 else [] for i in range(2000)])
+    readers = [batch(root, keys="same", failOnDataLoss=value) for value in ("true", "false")]
+    planned = [reader.partitions() for reader in readers]
+    retain(root, 2)
+    with pytest.raises(OffsetOutOfRangeError):
+        rows(readers[0], planned[0])
+    left = rows(readers[1], planned[1])
+    assert 0 < len(left) < 200
+    fresh = batch(root, keys="same")
+    assert rows(fresh, fresh.partitions()) == left
+
+
 # ---- damaged records
 
 

@@ -6,7 +6,8 @@ getOffsetInQueueByTime), from a `StoreView`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,6 +25,8 @@ from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
 LOWER, UPPER = "lower", "upper"
 _DEFAULT_COUNT = 32
 T = TypeVar("T")
+_EVERY = 1 << 62
+"""More messages than any store has."""
 NO_END_MS = (1 << 63) - 1
 """A time that no message has reached: the default upper limit of a search by key."""
 
@@ -180,9 +183,32 @@ def query_message(
     return _looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
 
 
+def find_keys(view: StoreView, topic: str, keys: Iterable[str]) -> dict[int, list[int]]:
+    """All messages of a topic with one of some keys (or unique keys): queue id -> queue offsets, ascending."""
+
+    def look() -> dict[int, list[int]]:
+        numbers: dict[int, set[int]] = {}
+        for key in keys:
+            for message in _messages_with(view, topic, key, _EVERY, 0, NO_END_MS):
+                number = view.search_physical(topic, message.queue_id, message.physical_offset)
+                unit = view.units(topic, message.queue_id, number, number + 1)
+                if len(unit) and int(unit["physical_offset"][0]) == message.physical_offset:
+                    numbers.setdefault(message.queue_id, set()).add(number)
+        return {queue_id: sorted(found) for queue_id, found in sorted(numbers.items())}
+
+    return _looked_up(view, look)
+
+
 def _query_message(
     view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
 ) -> list[MessageExt]:
+    return list(deque(_messages_with(view, topic, key, max_count, begin_ms, end_ms), max_count))
+
+
+def _messages_with(
+    view: StoreView, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+) -> Iterator[MessageExt]:
+    """The messages with a key, oldest first: at least the newest `max_count`."""
     visible = view.refresh()
     files = view.files
     if topic not in view.topics():
@@ -196,7 +222,6 @@ def _query_message(
     limit = visible.end if visible.end is not None else files.commit_log.max_offset
     for start, end in gaps:
         hits.update(_scan_for_key(view, key, start, min(end, limit)))
-    found = []
     for physical_offset in sorted(hits):
         if not files.commit_log.min_offset <= physical_offset < limit:
             continue
@@ -206,8 +231,7 @@ def _query_message(
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK:
             continue  # the scan found it; in RocketMQ it has no index entries
         if begin_ms <= message.store_timestamp_ms <= end_ms:
-            found.append(message)
-    return found[-max_count:]
+            yield message
 
 
 def _look_up(

@@ -613,12 +613,13 @@ class StoreView:
         """The number of the first message of a queue at a physical offset or above; its maximum offset if there is
         none.
         """
+        end = self.max_offset(topic, queue_id)  # first, since it loads the files that were added
         found = self._queue(topic, queue_id).search_physical(physical_offset)
         if self.tail is not None and (topic, queue_id) in self.tail.units:
             first = self.tail.units[topic, queue_id][0]
             if found >= first or not self.files.queue(topic, queue_id).offsets:
                 found = self.tail.search_physical((topic, queue_id), physical_offset)
-        return min(found, self.max_offset(topic, queue_id))
+        return min(found, end)
 
     @healing
     def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:

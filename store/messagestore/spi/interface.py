@@ -261,6 +261,13 @@ class StoreReader(Protocol):
         """
         ...
 
+    def find(self, topic: str, keys: Sequence[str]) -> dict[Queue, list[int]]:
+        """The numbers of all visible messages of a topic with one of some keys, or with one as unique key.
+
+        The index finds them, and each record is compared. What the index does not cover is searched.
+        """
+        ...
+
     def proven(self, ranges: Iterable[Range]) -> Proven | None:
         """What a task needs in order to read these ranges as they were planned; None if it needs nothing."""
         ...

@@ -31,6 +31,7 @@ from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Identity, Paths, check_root, config_of_records, looks_like_store, make_staging
 from messagestore.read.proven_tail import ProvenTail
+from messagestore.read.query import find_keys
 from messagestore.read.queue_ends import QueueEnds
 from messagestore.read.view import StoreView, Visible
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
@@ -241,6 +242,11 @@ class LocalReader:
         found = self._view.units(each.topic, each.queue_id, each.start, each.end)["size"].astype(np.int32)
         found[(found == FILLER_UNIT_SIZE) | (found < 0)] = 0
         return found
+
+    def find(self, topic: str, keys: Sequence[str]) -> dict[Queue, list[int]]:
+        """The numbers of all messages with one of some keys."""
+        found = find_keys(self._view, topic, keys)
+        return {(topic, queue_id): numbers for queue_id, numbers in found.items()}
 
     def proven(self, ranges: Iterable[Range]) -> Proven | None:
         """What is proven of these ranges, in a store that nobody has recovered since the machine was started."""

@@ -212,3 +212,29 @@ def test_a_job_written_for_kafka(spark, root, tmp_path) -> None:
     given = {"subscribe": "flights", "rowFormat": "kafka", "includeHeaders": "true", "endingOffsets": "latest"}
     first = spark.read.format("messagestore").options(**given).load(root).orderBy("offset", "partition").first()
     assert (first.key, first.value, first.partition, first.timestampType, first.headers) == (b"k0", b"0", 0, 1, None)
+
+
+def test_filters_and_keys_of_a_batch_read(spark, root) -> None:
+    """With pushdown the same rows as without."""
+    fill(root, 340)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        counts = []
+        for given in ({}, {"filterPushdown": "true"}):
+            df = spark.read.format("messagestore").options(subscribe="flights", **given).load(root)
+            middle = df.agg({"storeTimestamp": "max"}).first()[0]
+            counts.append(
+                [
+                    df.where("queueId = 2 and queueOffset >= 10").count(),
+                    df.where("queueOffset in (3, 4) and topic = 'flights'").count(),
+                    df.where(df.storeTimestamp >= middle).count(),
+                    df.where(df.storeTimestamp < middle).count(),
+                    df.where("tags = 'x'").count(),
+                ]
+            )
+        assert counts[0] == counts[1]
+        assert counts[0][:2] == [75, 8]
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    keyed = spark.read.format("messagestore").options(subscribe="flights", keys="k3 k5").load(root)
+    assert keyed.count() == 40

@@ -354,6 +354,22 @@ def test_only_messages_with_some_tags_are_gathered(root: str, reader: StoreReade
     assert sum(each.num_rows for each in one) == 0
 
 
+def test_messages_are_found_by_their_keys(root: str, reader: StoreReader) -> None:
+    """All of them, and none with another key of the same hash; also those that no index file covers yet."""
+    assert reader.find("t", ["k8"]) == {Q0: [4]}
+    assert reader.find("t", ["k8", "k9", "k8", "none"]) == {Q0: [4], Q1: [4]}
+    add(root, 300, key="same")
+    with MessageStore.open(root, SMALL) as store:
+        for _ in range(200):
+            store.put_message(Message("t", b"x", queue_id=1, keys=["many", "k8"]))
+    found = reader.find("t", ["many"])
+    assert found == {Q1: list(range(180, 380))}
+    assert reader.find("t", ["k8"]) == {Q0: [4], Q1: list(range(180, 380))}
+    for file in Path(root, "index").iterdir():
+        file.unlink()
+    assert reader.find("t", ["many"]) == found
+
+
 def test_some_of_the_gathered_messages(reader: StoreReader) -> None:
     (part,) = reader.gather([Range(*Q0, 10, 20)])
     some = part.rows(3, 5)
