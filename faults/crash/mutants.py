@@ -181,10 +181,10 @@ def one_write(disk: Disk, file: Any, data: Any, position: int) -> None:
 
 
 def first_unit_torn(real: Any) -> Any:
-    def append_packed(queue: ConsumeQueue, queue_offset: int, units: bytes) -> None:
+    def append(queue: ConsumeQueue, queue_offset: int, units: bytes) -> None:
         real(queue, queue_offset, units[:-1] + bytes([(units[-1] + 1) % 256]))
 
-    return append_packed
+    return append
 
 
 def other_offsets(real: Any) -> Any:
@@ -313,7 +313,7 @@ _LOG_AND_LOCKS = (
     Mutant("a batch is visible before it is dispatched", patched(transaction, "_publish", state_before_dispatch), "kills", kills("batches")),
     Mutant("a batch is visible before its head is written", patched(transaction, "_commit", visible_before_head), "kills", kills("batches")),
     Mutant("index entries are forgotten", without(Dispatcher, "_put_index"), "kills", kills("single puts")),
-    Mutant("a wrong tags code in the last unit", patched(ConsumeQueue, "append_packed", first_unit_torn), "kills", kills("single puts")),
+    Mutant("a wrong tags code in the last unit", patched(ConsumeQueue, "append", first_unit_torn), "kills", kills("single puts")),
     Mutant("a queue offset is left out", patched(QueueNumbers, "next_offset", other_offsets), "kills", kills("group commit")),
     Mutant("abort goes before the clean end has moved", patched(AttachedStore, "_tidy", abort_first), "kills and power cuts", power_cuts("batches", "single puts")),
     Mutant("state has one slot", patched(StateFile, "write", same_slot), "kills", kills("batches", "single puts")),

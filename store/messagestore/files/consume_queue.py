@@ -221,7 +221,7 @@ class ConsumeQueue(MappedFileQueue):
 
     # ---- writing
 
-    def append(self, queue_offset: int, units: Units) -> None:
+    def append(self, queue_offset: int, data: bytes) -> None:
         """Write units at `queue_offset`, overwriting what is there. Nothing is synced except older full files.
 
         The first file of a queue that begins above 0 is filled with filler units up to `queue_offset`. Before the first
@@ -231,20 +231,16 @@ class ConsumeQueue(MappedFileQueue):
         ----------
         queue_offset : int
             The number of the first unit; at most `end_file_queue_offset`, unless the queue has no file.
-        units : Units
-            Of dtype `UNIT_DTYPE`; each belongs to a record: physical offset at least 0, size above 0.
+        data : bytes
+            The units as `pack_units` or `pack_few` returned them.
 
         Raises
         ------
         ValueError
-            A queue offset or a unit is out of range, or there would be a gap; nothing was written.
+            The queue offset is out of range, or there would be a gap; nothing was written.
         FileReplaced
             A file is no longer at its path.
         """
-        self.append_packed(queue_offset, pack_units(units))
-
-    def append_packed(self, queue_offset: int, data: bytes) -> None:
-        """Append units as `append` does, given as the bytes that `pack_units` or `pack_few` returned."""
         if not data:
             return
         self._check_place(queue_offset, len(data) // UNIT.size)

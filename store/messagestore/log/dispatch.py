@@ -126,13 +126,13 @@ class Dispatcher:
         if self.files.ends is not None:
             self.files.ends.extend((topic, queue_id), first, units)
         try:
-            queue.append_packed(first, units)
+            queue.append(first, units)
         except FileReplaced:
             # A broker started by mistake deletes files before it asks for the lock. Check the files again, rebuild,
             # then append.
             queue.load()
             self.rebuild_queue(topic, queue_id, UNIT.struct.unpack_from(units)[0])
-            queue.append_packed(first, units)
+            queue.append(first, units)
 
     def _put_index(self, pieces: list[Rows]) -> None:
         index = self.files.index

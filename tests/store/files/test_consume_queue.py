@@ -21,6 +21,7 @@ from messagestore.files.consume_queue import (
     ConsumeQueue,
     Units,
     list_queues,
+    pack_units,
     queue_directory,
 )
 from messagestore.files.mapped_file import Disk, File, FilePool
@@ -84,7 +85,7 @@ def test_units_have_the_bytes_java_wrote(tmp_path: Path):
     """Java's own units (vectors G and H), written by append and read back."""
     queue = make(tmp_path)
     units = units_of((0, 135, 2598919), (135, 113, 2598920), (762, 158, 1795170411450))
-    queue.append(0, units)
+    queue.append(0, pack_units(units))
     java = (
         "000000000000000000000087000000000027a807"
         "000000000000008700000071000000000027a808"
@@ -101,7 +102,7 @@ def test_units_have_the_bytes_java_wrote(tmp_path: Path):
 def test_a_queue_that_begins_above_0_is_filled_from_its_files_start(tmp_path: Path):
     """Java pre-fills the first file with (0, 0x7FFFFFFF, 0), and names it by its own first byte."""
     queue = make(tmp_path)
-    queue.append(13, some_units(13, 4))
+    queue.append(13, pack_units(some_units(13, 4)))
     assert sorted(image(queue)) == [f"{200:020d}", f"{300:020d}"]
     assert queue.first_file_queue_offset == 10
     assert queue.end_file_queue_offset == 20
@@ -122,7 +123,7 @@ def test_a_files_first_units_are_in_it_when_it_gets_its_name(tmp_path: Path):
             super().rename(source, target)
 
     queue = make(tmp_path, disk=RenameDisk())
-    queue.append(1, some_units(1, 2))
+    queue.append(1, pack_units(some_units(1, 2)))
     assert len(seen) == 1
     folder, data = seen[0]
     assert folder == str(tmp_path / "spark")
@@ -160,7 +161,7 @@ class QueueModel(RuleBasedStateMachine):
     @rule(count=st.integers(0, 23), gap=st.integers(0, 30))
     def append(self, count: int, gap: int) -> None:
         rows = self._make(count, self.next_physical, gap)
-        self.queue.append(self.first + len(self.model), units_of(*rows))
+        self.queue.append(self.first + len(self.model), pack_units(units_of(*rows)))
         self.model += rows
 
     @precondition(lambda self: self.model)
@@ -172,10 +173,10 @@ class QueueModel(RuleBasedStateMachine):
         self.queue.truncate(self.first + at)
         self.model[at:] = rows
         if at == 0:
-            self.queue.append(self.first, units_of(*rows))
+            self.queue.append(self.first, pack_units(units_of(*rows)))
             return
         kept = self.model[at - 1]
-        self.queue.append(self.first + at - 1, units_of(kept, *rows))
+        self.queue.append(self.first + at - 1, pack_units(units_of(kept, *rows)))
 
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
@@ -236,7 +237,7 @@ def test_the_end_is_found_from_any_hint(count: int, hint: int, file_size: int):
     """Galloping up, galloping down, in the window, across files: always the same end."""
     with tempfile.TemporaryDirectory() as folder:
         queue = make(folder, file_size)
-        queue.append(0, some_units(0, count))
+        queue.append(0, pack_units(some_units(0, count)))
         assert queue.end(hint) == count
         assert queue.end(hint, limit=hint * 10) == min(hint, count)
         assert queue.search_physical(hint * 10 - 3, hint) == min(hint, count)
@@ -263,7 +264,7 @@ def test_an_idle_queue_costs_one_read(tmp_path: Path):
     """A source asks thousands of queues for their end on every trigger."""
     disk = WatchedDisk()
     queue = make(tmp_path, 6_000_000, disk=disk)
-    queue.append(0, some_units(0, 50_000))
+    queue.append(0, pack_units(some_units(0, 50_000)))
     end = queue.end()
     disk.reads = 0
     assert queue.end(end) == end == 50_000
@@ -290,10 +291,10 @@ def test_an_idle_queue_costs_one_read(tmp_path: Path):
 def test_what_would_break_the_prefix_is_refused(tmp_path: Path, queue_offset: int, units: Units):
     """Numbers out of range, units that are none, a gap before the unit: refused before a byte is written."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 3))
+    queue.append(0, pack_units(some_units(0, 3)))
     before = image(queue)
     with pytest.raises(ValueError, match="allowed"):
-        queue.append(queue_offset, units)
+        queue.append(queue_offset, pack_units(units))
     assert image(queue) == before
 
 
@@ -301,7 +302,7 @@ def test_the_largest_offsets_fit(tmp_path: Path):
     """The last file a 20-digit name and an int64 allow."""
     queue = make(tmp_path, 20)
     most = (2**63 - 1) // 20 - 1
-    queue.append(most, units_of((2**63 - 1, 2**31 - 2, 2**63 - 1)))
+    queue.append(most, pack_units(units_of((2**63 - 1, 2**31 - 2, 2**63 - 1))))
     assert queue.read(most, 1).tolist() == [(2**63 - 1, 2**31 - 2, 2**63 - 1)]
     assert queue.end() == most + 1
     assert queue.end(limit=2**63 - 1) == most  # offset + size would not fit into an int64
@@ -311,11 +312,11 @@ def test_a_file_size_is_set_once(tmp_path: Path):
     """Without files nothing says how large they are; with files, they do."""
     queue = make(tmp_path, 0)
     with pytest.raises(ValueError, match="Call assume_file_size"):
-        queue.append(0, some_units(0, 1))
+        queue.append(0, pack_units(some_units(0, 1)))
     with pytest.raises(ValueError, match="multiple of 20"):
         queue.assume_file_size(30)
     queue.assume_file_size(40)
-    queue.append(0, some_units(0, 1))
+    queue.append(0, pack_units(some_units(0, 1)))
     with pytest.raises(ValueError, match="before the queue has a file"):
         queue.assume_file_size(60)
     again = make(tmp_path, 0)
@@ -328,18 +329,18 @@ def test_a_file_size_is_set_once(tmp_path: Path):
 def test_a_queue_cut_to_its_fillers_has_no_file(tmp_path: Path):
     """Java takes fillers for units that end at 2147483647; zeros for a phantom message. So the file goes."""
     queue = make(tmp_path)
-    queue.append(7, some_units(7, 2))
+    queue.append(7, pack_units(some_units(7, 2)))
     queue.truncate(7)
     assert image(queue) == {}
     assert queue.end() == 0
-    queue.append(7, some_units(7, 1))
+    queue.append(7, pack_units(some_units(7, 1)))
     assert queue.search_physical(0) == 7
 
 
 def test_a_zero_file_ahead_is_unlinked(tmp_path: Path):
     """A broker's spare file holds no unit: a cut in it leaves none either."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 5))
+    queue.append(0, pack_units(some_units(0, 5)))
     (Path(queue.directory) / f"{100:020d}").write_bytes(bytes(100))
     queue.load()
     queue.truncate(7)
@@ -349,7 +350,7 @@ def test_a_zero_file_ahead_is_unlinked(tmp_path: Path):
 def test_a_unit_behind_a_hole_keeps_its_file(tmp_path: Path):
     """A power cut may take a page from the middle; the file still has a unit below the cut, so it stays."""
     queue = make(tmp_path, 40_000)
-    queue.append(0, some_units(0, 2000))
+    queue.append(0, pack_units(some_units(0, 2000)))
     path = Path(queue.path(0))
     data = bytearray(path.read_bytes())
     data[:4096] = bytes(4096)
@@ -366,7 +367,7 @@ def test_a_unit_behind_a_hole_keeps_its_file(tmp_path: Path):
 def test_a_sound_queue_is_not_written_by_a_cut_at_its_end(tmp_path: Path):
     """Recovery of ten thousand healthy queues must not dirty ten thousand files."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 3))
+    queue.append(0, pack_units(some_units(0, 3)))
     queue.sync()
     os.utime(queue.path(0), (1, 1))
     queue.truncate(3)
@@ -380,14 +381,14 @@ def test_a_sound_queue_is_not_written_by_a_cut_at_its_end(tmp_path: Path):
 def test_a_deleted_file_is_noticed_before_it_is_written(tmp_path: Path):
     """A second broker deletes files before it asks for the lock; units must not go into an unlinked file."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 3))
+    queue.append(0, pack_units(some_units(0, 3)))
     queue.check_files()
     os.unlink(queue.path(0))
     with pytest.raises(FileReplaced) as caught:
-        queue.append(3, some_units(3, 1))
+        queue.append(3, pack_units(some_units(3, 1)))
     assert caught.value.path == queue.path(0)
     queue.load()
-    queue.append(0, some_units(0, 4))
+    queue.append(0, pack_units(some_units(0, 4)))
     assert queue.end() == 4
 
 
@@ -397,14 +398,14 @@ def test_a_deleted_file_is_noticed_before_it_is_written(tmp_path: Path):
     [
         ConsumeQueue.check_files,
         ConsumeQueue.sync,
-        lambda queue: queue.append(1, some_units(1, 1)),
+        lambda queue: queue.append(1, pack_units(some_units(1, 1))),
         lambda queue: queue.truncate(1),
     ],
 )
 def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[ConsumeQueue], None], forget: bool):
     """The same name, another file: seen before a write, publishing or a sync, and when the pool forgot the old one."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 3))
+    queue.append(0, pack_units(some_units(0, 3)))
     path = Path(queue.path(0))
     other = path.with_suffix(".x")
     other.write_bytes(path.read_bytes())
@@ -414,7 +415,7 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[ConsumeQueue
     with pytest.raises(FileReplaced, match="deleted or replaced"):
         call(queue)
     queue.load()
-    queue.append(0, some_units(0, 4))
+    queue.append(0, pack_units(some_units(0, 4)))
     queue.sync()
     assert queue.end() == 4
 
@@ -422,18 +423,18 @@ def test_a_replaced_file_is_noticed(tmp_path: Path, call: Callable[[ConsumeQueue
 def test_a_file_somebody_else_made_is_not_overwritten(tmp_path: Path):
     """The next file appeared meanwhile: renaming ours onto it would delete theirs."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 5))
+    queue.append(0, pack_units(some_units(0, 5)))
     theirs = Path(queue.path(100))
     theirs.write_bytes(b"\1" * 100)
     with pytest.raises(FileReplaced):
-        queue.append(5, some_units(5, 1))
+        queue.append(5, pack_units(some_units(5, 1)))
     assert theirs.read_bytes() == b"\1" * 100
 
 
 def test_load_opens_files_anew(tmp_path: Path):
     """A topic deleted and made again has a file of the same name; a descriptor of the old one must not answer."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 3))
+    queue.append(0, pack_units(some_units(0, 3)))
     path = Path(queue.path(0))
     assert queue.end() == 3
     path.unlink()
@@ -445,7 +446,7 @@ def test_load_opens_files_anew(tmp_path: Path):
 def test_a_file_deleted_by_retention_is_a_missing_file(tmp_path: Path):
     """A reader that has not looked since gets FileNotFoundError, and goes on at the first file after a load."""
     writer = make(tmp_path)
-    writer.append(0, some_units(0, 12))
+    writer.append(0, pack_units(some_units(0, 12)))
     reader = make(tmp_path)
     os.unlink(writer.path(0))
     with pytest.raises(FileNotFoundError):
@@ -463,16 +464,16 @@ def test_a_full_file_is_synced_before_the_second_one_after_it_gets_a_unit(tmp_pa
     """Java looks back three files after a crash; older ones must be whole."""
     disk = WatchedDisk()
     queue = make(tmp_path, disk=disk)
-    queue.append(0, some_units(0, 10))
+    queue.append(0, pack_units(some_units(0, 10)))
     assert disk.synced == ["0/"]  # the first file's name, before the second one's is made
-    queue.append(10, some_units(10, 1))
+    queue.append(10, pack_units(some_units(10, 1)))
     assert disk.synced == ["0/", f"{0:020d}", "0/"]
-    queue.append(11, some_units(11, 14))
+    queue.append(11, pack_units(some_units(11, 14)))
     assert disk.synced[3:] == [f"{100:020d}", "0/", f"{200:020d}", "0/"]
     assert sorted(os.path.basename(path) for path in queue.written.files) == [f"{300:020d}", f"{400:020d}"]
     again = make(tmp_path, disk=disk)  # what another process left may be unsynced as well
     disk.synced.clear()
-    again.append(25, some_units(25, 1))
+    again.append(25, pack_units(some_units(25, 1)))
     assert disk.synced[:1] == [f"{300:020d}"]
 
 
@@ -480,14 +481,14 @@ def test_sync_forces_files_and_the_folders_that_were_made(tmp_path: Path):
     """A file whose name is not on the disk is not there after a power cut."""
     disk = WatchedDisk()
     queue = make(tmp_path, disk=disk)
-    queue.append(0, some_units(0, 6))
+    queue.append(0, pack_units(some_units(0, 6)))
     disk.synced.clear()
     queue.sync()
     assert disk.synced == [f"{0:020d}", f"{100:020d}", "0/", "T/", "consumequeue/", tmp_path.name + "/"]
     assert not queue.written.files
     assert not queue.written.folders
     disk.synced.clear()
-    queue.append(6, some_units(6, 1))
+    queue.append(6, pack_units(some_units(6, 1)))
     queue.sync()
     queue.sync()
     assert disk.synced == [f"{100:020d}"]
@@ -495,7 +496,7 @@ def test_sync_forces_files_and_the_folders_that_were_made(tmp_path: Path):
     queue.truncate(5)
     queue.sync()
     assert disk.synced == ["0/"]
-    queue.append(5, some_units(5, 1))
+    queue.append(5, pack_units(some_units(5, 1)))
     queue.written.clear()
     disk.synced.clear()
     queue.sync()
@@ -510,7 +511,7 @@ def test_a_failed_sync_is_an_error_and_stays_dirty(tmp_path: Path):
             raise OSError(5, "Input/output error", file.path)
 
     queue = make(tmp_path, disk=FailingDisk())
-    queue.append(0, some_units(0, 3))
+    queue.append(0, pack_units(some_units(0, 3)))
     with pytest.raises(OSError, match="Input/output"):
         queue.sync()
     assert queue.written.files
@@ -528,7 +529,7 @@ def test_thousands_of_queues_share_sixteen_descriptors(tmp_path: Path):
     queues = [ConsumeQueue(queue_directory(root, "T", i), 100, pool, staging) for i in range(2000)]
     for number in range(3):
         for queue in queues:
-            queue.append(number, some_units(number, 1))
+            queue.append(number, pack_units(some_units(number, 1)))
         assert len(os.listdir("/proc/self/fd")) <= before + 16
     assert [queue.end(3) for queue in queues] == [3] * 2000
     assert len(os.listdir("/proc/self/fd")) <= before + 16
@@ -575,7 +576,7 @@ def test_files_that_do_not_hold_whole_units_are_refused(tmp_path: Path, name: st
 def test_a_file_cut_short_behind_our_back_is_corruption(tmp_path: Path):
     """Found at load it is another size; after load, a read that ends early."""
     queue = make(tmp_path)
-    queue.append(0, some_units(0, 5))
+    queue.append(0, pack_units(some_units(0, 5)))
     os.truncate(queue.path(0), 50)
     with pytest.raises(CorruptionError, match="end of the file"):
         queue.read(0, 5)
