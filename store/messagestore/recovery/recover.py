@@ -111,7 +111,7 @@ class _Recovery:
         self.accept_loss = accept_loss
         self.log = files.commit_log
         self.state = files.state_file.read()
-        self.abort = files.read_abort()
+        self.left = self._left_by(files.read_abort())
         self.report = RecoveryReport("clean")
         self._before: dict[str, list[int]] | None = None
         self.journal = self._read_journal()
@@ -131,6 +131,12 @@ class _Recovery:
         """The clean end, if a writer of this project crashed and the record before the clean end is in the log."""
         self.to_look_at: dict[str, list[int]] | None = None
 
+    def _left_by(self, abort: str | None) -> Left:
+        """Who wrote last, by what `abort` says: it exists from the first write until the store is closed."""
+        if abort is None:
+            return Left.CLOSED
+        return Left.KILLED if abort == self.files.abort_token else Left.CRASHED
+
     def _queues_before(self) -> dict[str, list[int]]:
         """The queues that had a folder when recovery began; the folders are listed only once."""
         if self._before is None:
@@ -146,7 +152,7 @@ class _Recovery:
         folder, topic, queue_id = os.path.dirname(os.path.dirname(os.path.dirname(error.path))), "", ""
         if folder == files.paths.consume_queue:
             topic, queue_id = error.path.split(os.sep)[-3:-1]
-        if not queue_id.isdecimal() or self.abort is not None or state is None or not state.clean:
+        if not queue_id.isdecimal() or self.left is not Left.CLOSED or state is None or not state.clean:
             return False
         key = topic, int(queue_id)
         if (
@@ -215,7 +221,7 @@ class _Recovery:
     def _clean_end(self) -> LogEnd | None:
         """The end of a store that a Python writer closed and nobody wrote to since then; None for any other store."""
         state = self.state
-        if self.abort is not None or state is None or self._rebuild_begun():
+        if self.left is not Left.CLOSED or state is None or self._rebuild_begun():
             return None
         if self.files.disk.size(self.files.paths.state) != STATE_FILE_SIZE:
             return None
@@ -279,8 +285,9 @@ class _Recovery:
     def _check_segments(self) -> None:
         """Refuse a store with units and no log, or with a log that ends below what was synced: files are missing."""
         path = self.files.paths.commit_log
-        ours, state = self.abort == self.files.abort_token, self.state
-        never_synced = ours and state is not None and state.asynchronous and not state.clean_end
+        state = self.state
+        killed = self.left is Left.KILLED
+        never_synced = killed and state is not None and state.asynchronous and not state.clean_end
         if not self.log.offsets and not never_synced:
             for topic, queue_ids in self._queues_before().items():
                 for queue_id in queue_ids:
@@ -302,20 +309,19 @@ class _Recovery:
     # ---- the survey
 
     def _survey(self) -> Survey:
-        files, state = self.files, self.state
-        ours = self.abort == files.abort_token
+        files, state, left = self.files, self.state, self.left
         anchored = self.anchored
-        if self.abort is None and state is None and not self.log.offsets:
+        if left is Left.CLOSED and state is None and not self.log.offsets:
             self.report.reason = "new"
             before = _EMPTY
-        elif self.abort is None:
+        elif left is Left.CLOSED:
             self.report.reason = "closed by a broker"
             before = LogEnd(self.log.min_offset, 0, 0, 0)
             if not self._queues_gone():
                 before = LogEnd(*end_of_queues(self.files))
                 if anchored is not None and self._leads_to(before.physical_offset, anchored.physical_offset):
                     before = anchored  # the queues that pointed there were deleted with their topics
-        elif ours:
+        elif left is Left.KILLED:
             idle = state is not None and state.idle
             self.report.reason = "not closed, nothing in flight" if idle else "a writer crashed"
             before = anchored or self._newest_chained_segment()
@@ -352,9 +358,9 @@ class _Recovery:
 
     def _trust(self, *, anchored: bool) -> Trust:
         units = not self.all_queues
-        if self.abort is None:
+        if self.left is Left.CLOSED:
             return Trust.closed_by_a_broker(units=units)
-        if self.abort != self.files.abort_token:
+        if self.left is Left.CRASHED:
             return Trust.crashed_broker(units=units)
         only_synced = self.state is not None and not self.state.asynchronous
         return Trust.killed_writer(anchored=anchored, only_synced=only_synced, units=units)
@@ -403,7 +409,7 @@ class _Recovery:
         if self._rebuild_begun(_QUEUES) or not files.disk.is_folder(files.paths.consume_queue):
             return True
         # An empty folder is left by a broker that deleted the only topic.
-        return self.abort == files.abort_token and not self._queues_before()
+        return self.left is Left.KILLED and not self._queues_before()
 
     def _index_gone(self) -> bool:
         """Whether somebody deleted all index files; RocketMQ creates one for the first record that it dispatches."""
@@ -415,13 +421,11 @@ class _Recovery:
         disk, paths, index = self.files.disk, self.files.paths, self.files.index
         if not disk.is_folder(paths.consume_queue):  # an empty one is left by a broker that deleted the only topic
             return True
-        had_keys = store_checkpoint.read(disk, paths.checkpoint).index_timestamp_ms > 0
-        return index is not None and not index.files and had_keys
+        return index is not None and not index.files and self.checkpoint.index_timestamp_ms > 0
 
     def _broker_start(self) -> LogEnd:
         """Where a broker's own recovery starts: at the newest segment that is not newer than its checkpoint allows."""
-        times = self.checkpoint
-        return LogEnd(self.log.segment_before_time(times.min_timestamp_ms), 0, 0, 0)
+        return LogEnd(self.log.segment_before_time(self.checkpoint.min_timestamp_ms), 0, 0, 0)
 
     def _newest_chained_segment(self) -> LogEnd:
         """The newest segment with a first record that a unit of its queue points to."""
@@ -443,13 +447,13 @@ class _Recovery:
         """Refuse the log if something after its end proves that the bytes at the end were on the disk."""
         end, state = survey.end.physical_offset, self.state
         path = self.log.path_of(end)
-        ours = self.abort == self.files.abort_token
+        ours, closed = self.left is Left.KILLED, self.left is Left.CLOSED
         expected, found = survey.stop.expected or "a record", survey.stop.found or "none"
         lost = self._lost_end(survey)
         if lost is not None:
             self._refuse_lost(lost)
         elif state is not None and end < state.clean_end:
-            proven = ours or (self.abort is None and self._checkpoint_is_ours() is not False)
+            proven = ours or (closed and self._checkpoint_is_ours() is not False)
             if proven and not self.accept_loss:
                 raise CorruptionError(path, end, f"{expected} (synced up to {state.clean_end})", found)
             self.report.notes.append(
@@ -458,7 +462,7 @@ class _Recovery:
             )
         if not ours and state is not None and self.report.lost is None:
             self.report.changed = self._changed_below(state)
-        if self.abort is None and self.all_queues and survey.record_count:
+        if closed and self.all_queues and survey.record_count:
             self._check_closed(survey, path)
         if not ours or state is None:
             return
@@ -493,12 +497,11 @@ class _Recovery:
 
     def _lost_end(self, survey: Survey) -> LostEnd | None:
         """The proof that records after the end of the walk are lost, or None."""
-        ours = self.abort == self.files.abort_token
-        if self.abort is not None and not ours:
+        if self.left is Left.CRASHED:
             return None  # a crashed broker leaves units after the end
-        by_us = True if ours else self._checkpoint_is_ours()
+        by_us = True if self.left is Left.KILLED else self._checkpoint_is_ours()
         end, time_ms = survey.end.physical_offset, survey.end.last_store_timestamp_ms
-        return lost_end(self.files, end, time_ms, self.journal, ours=by_us, closed=self.abort is None)
+        return lost_end(self.files, end, time_ms, self.journal, ours=by_us, closed=self.left is Left.CLOSED)
 
     def _changed_below(self, state: State) -> str | None:
         """What has changed if the record before the clean end is missing, although its segment exists; or None."""
@@ -603,7 +606,7 @@ class _Recovery:
     def _make_durable(self, survey: Survey) -> None:
         """Make sure that what is kept above the clean end is on the disk."""
         start, end = survey.start, survey.end.physical_offset
-        if self.abort == self.files.abort_token:
+        if self.left is Left.KILLED:
             self.log.rewrite(start, end)
         elif start < end:
             self.log.sync(start, end)
@@ -655,7 +658,7 @@ class _Recovery:
             return
         if self.all_index:
             index.unlink_all()
-        elif self.abort is not None or survey.start < survey.end.physical_offset or self.report.lost is not None:
+        elif self.left is not Left.CLOSED or survey.start < survey.end.physical_offset or self.report.lost is not None:
             dispatcher.rewind_index(survey.start)
 
     def _truncate_queue(self, topic: str, queue_id: int, survey: Survey) -> bool:
@@ -810,7 +813,7 @@ class _Recovery:
 
     def _journal_of(self, survey: Survey) -> BatchJournal:
         journal = self._journal_up_to(survey.end.physical_offset)
-        if self.abort != self.files.abort_token:
+        if self.left is not Left.KILLED:
             clean_end = max(self.state.clean_end if self.state is not None else 0, self.log.min_offset)
             end = survey.end.physical_offset
             for app_id, version in journal.mark_partial(lambda entry: self._is_partial(entry, end), above=clean_end):
@@ -858,7 +861,7 @@ class _Recovery:
 
     def _is_new(self) -> bool:
         """Whether the store contains nothing yet that a broker could have written."""
-        return self.abort is None and not self.log.offsets and not self.files.queue_names()
+        return self.left is Left.CLOSED and not self.log.offsets and not self.files.queue_names()
 
     def _broker_was_here(self) -> bool:
         """Whether anything shows that a broker has opened the store since a Python writer last had it open.
@@ -866,19 +869,14 @@ class _Recovery:
         `abort` and the store checkpoint show that a broker wrote; a missing topic shows that a broker deleted it.
         `State.own` keeps this for good, because what a broker leaves in a queue stays there.
         """
-        if self.abort is not None and self.abort != self.files.abort_token:
-            return True
-        if self.abort is None and self._checkpoint_is_ours() is not True:
+        if self.left is Left.CRASHED or (self.left is Left.CLOSED and self._checkpoint_is_ours() is not True):
             return True
         names, there = {*self.files.topics.names, BATCH_TOPIC}, self.files.queue_names()
         return any(topic not in names and topic not in there for topic in self.journal.queues or ())
 
     def _broker_wrote(self) -> bool:
         """Whether a broker wrote after the last Python writer; it leaves another store checkpoint."""
-        files = self.files
-        if self.abort is not None:
-            return self.abort != files.abort_token
-        return self._checkpoint_is_ours() is False and files.disk.exists(files.paths.checkpoint)
+        return self.left is Left.CRASHED or (self.left is Left.CLOSED and self._checkpoint_is_ours() is False)
 
     def _lost_by_accident(self) -> set[tuple[str, int]]:
         """Queues whose folders are missing, and that no broker can have deleted; they are rebuilt from the log."""
@@ -899,7 +897,7 @@ class _Recovery:
         """The ends of the queues. They are read from the queues' files if a broker wrote, which may delete topics."""
         files, state = self.files, self.state
         ends = SealedEnds()
-        ours = self.abort == files.abort_token or (self.abort is None and self._checkpoint_is_ours() is True)
+        ours = self.left is Left.KILLED or (self.left is Left.CLOSED and self._checkpoint_is_ours() is True)
         if ours and not self.all_queues and state is not None and self._anchored(state) is not None:
             clean_end = state.clean_end
             ends = sealed_at(files, clean_end, max(clean_end, min(survey.start, survey.end.physical_offset)))
@@ -944,15 +942,16 @@ class _Recovery:
             files.state_file.write(state)
         writer = LogWriter(files, state, end, journal)
         # A broker may have cut the log anywhere; without a broker, nothing below the walk's start has changed.
-        above = min(self.report.start, end.physical_offset) if self.abort == files.abort_token else 0
+        above = min(self.report.start, end.physical_offset) if self.left is Left.KILLED else 0
         journal.check(lambda app_id, entry: batch_is_there(files, end.physical_offset, app_id, entry), above=above)
         for app_id, version in journal.dropped:
             self.report.notes.append(
                 f"app {app_id!r}, version {version}: the batch is gone from the log, and was removed from the journal"
             )
-        if end.physical_offset or self.abort is not None:
-            writer.clean_end.move(closing=self.abort is None)
-        if self.abort is not None:
+        closed = self.left is Left.CLOSED
+        if end.physical_offset or not closed:
+            writer.clean_end.move(closing=closed)
+        if not closed:
             writer.ensure_abort()
         if self._rebuild_begun():
             files.disk.unlink(files.paths.rebuild)

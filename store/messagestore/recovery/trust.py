@@ -19,7 +19,7 @@ class Left(enum.Enum):
 
     KILLED = "a writer of ours, killed"
     CRASHED = "a broker, crashed"
-    CLOSED = "a broker, closed"
+    CLOSED = "somebody, who closed the store; or nobody yet"
 
 
 @dataclass(frozen=True, slots=True)
