@@ -56,7 +56,7 @@ from messagestore.spi import (
 )
 from pyspark_messagestore.columns import Mapper, Mapping
 from pyspark_messagestore.dead_letters import DeadLetters
-from pyspark_messagestore.options import SinkOptions
+from pyspark_messagestore.options import SinkOptions, sink_options
 from pyspark_messagestore.unique_keys import UniqueKeys
 
 if TYPE_CHECKING:
@@ -511,7 +511,7 @@ class MessageStoreSink:
     Raises
     ------
     ConfigError
-        `app_id` is empty.
+        `app_id` is empty, or an option is unknown or has a value that is not allowed.
     BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError
         When the sink is called: the store holds this batch with other rows, the app belongs to another query, or
         batches are missing. Nothing was written. Spark wraps the error in an error of its own.
@@ -545,10 +545,23 @@ class MessageStoreSink:
     options: dict[str, str] = field(default_factory=dict)
 
     def __init__(self, path: str | os.PathLike[str], *, app_id: str, topic: str | None = None, **options: Any) -> None:
+        named: dict[str, object] = {"app_id": app_id, "topic": "" if topic is None else topic}
+        for name, value in named.items():
+            if not isinstance(value, str):
+                raise ConfigError(f"{name}: found {value!r:.80}; allowed is text", key=name, value=value)
         if not app_id:
             raise ConfigError("app_id: found empty text. Give a name that stays the same over restarts", key="app_id")
-        self.path, self.topic, self.app_id = os.fspath(path), topic, app_id
+        given_path: object = path
+        if not isinstance(given_path, str | os.PathLike):
+            raise ConfigError(f"path: found {path!r:.80}; allowed is the path of a folder", key="path", value=path)
+        folder = str(path)
+        self.path, self.topic, self.app_id = folder, topic, app_id
         self.options = {_camel(name): _as_text(value) for name, value in options.items()}
+        for name in self.options:
+            if name.lower() in ("txnappid", "txnversion"):
+                raise ConfigError(f"option {name}: MessageStoreSink sets it. Leave it out", key=name)
+        given = {"txnVersionSource": SOURCE_SPARK, **self.options, "path": folder, "txnAppId": app_id}
+        sink_options({**given, "txnVersion": "0"} | ({} if topic is None else {"topic": topic}))
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. Spark calls this with the rows and the number of the batch."""

@@ -9,6 +9,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -315,6 +316,29 @@ def test_the_foreach_batch_sink_can_be_sent(root) -> None:
     assert made.options == {"flushDiskType": "ASYNC_FLUSH", "autoCreateTopic": "true"}
     with pytest.raises(ConfigError, match="app_id"):
         MessageStoreSink(root, app_id="")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"flush_disk_type": "FAST"}, "option flushDiskType: found 'FAST'; allowed is SYNC_FLUSH or ASYNC_FLUSH"),
+        ({"flushDisktyp": "x"}, "Did you mean flushDiskType?"),
+        ({"writeQueueNums": 1.5}, "option writeQueueNums: found '1.5'; allowed is a whole number from 1 to 65536"),
+        ({"txn_version": 3}, "option txnVersion: MessageStoreSink sets it"),
+        ({"topic": "a/b"}, "option topic: found 'a/b'"),
+        ({"topic": 5}, "topic: found 5; allowed is text"),
+        ({"app_id": None}, "app_id: found None; allowed is text"),
+        ({"app_id": "a b"}, "option txnAppId: found 'a b'"),
+        ({"path": 5}, "path: found 5; allowed is the path of a folder"),
+        ({"path": b"/x"}, "path: found b'/x'; allowed is the path of a folder"),
+        ({"path": ""}, "option path: found ''"),
+    ],
+)
+def test_what_foreach_batch_would_refuse_is_refused_at_once(root: str, given: dict[str, Any], words: str) -> None:
+    """A misspelt option failed in the first batch, under a page of Java."""
+    with pytest.raises(ConfigError) as caught:
+        MessageStoreSink(**{"path": root, "topic": "t", "app_id": "a", **given})
+    assert words in str(caught.value)
 
 
 def test_a_full_disk(tmp_path, context) -> None:

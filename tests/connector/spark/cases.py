@@ -97,7 +97,7 @@ def wrong_column_type(spark, root):
 
 
 @case(
-    r"ConfigError: column price: no such column; allowed are .*\. Drop the column, put its value into the body or the properties"
+    r"ConfigError: column price: no such column; allowed are .*\. Drop the column, put its value into the body or the properties, or set unknownColumns to properties or ignore"
 )
 def unknown_column(spark, root):
     write(spark.range(1).selectExpr("'x' body", "1 price"), root)
@@ -133,7 +133,9 @@ def complete_mode(spark, root):
     writer.option("checkpointLocation", root + "-c").trigger(availableNow=True).start(root).awaitTermination()
 
 
-@case(r"StoreLockedError: .*locked by a RocketMQ broker, pid .*Nothing of this batch was written")
+@case(
+    r"StoreLockedError: .*locked by a RocketMQ broker, pid .*Nothing of this batch was written\. Stop that process, or write to another store"
+)
 def held_by_a_broker(spark, root):
     code = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0);"
@@ -186,7 +188,9 @@ def a_disk_the_executor_cannot_see(spark, root):
         os.rename(hidden, root)
 
 
-@case(r"StoreFullError: .*this batch needs about \d+ bytes, but \d+ are free\. Nothing of it was written")
+@case(
+    r"StoreFullError: .*this batch needs about \d+ bytes, but \d+ are free\. Nothing of it was written\. Make room and try again"
+)
 def a_full_disk(spark, root):
     disk = root + "-disk"
     os.mkdir(disk)
