@@ -8,12 +8,14 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from benchmarks import (
+    curves,
     store_append,
     store_history,
     store_journal,
@@ -37,23 +39,31 @@ STORE: dict[str, Callable[[Settings], None]] = {
 }
 
 
+CURVES = tuple(curves.AXES)
+
 SUITES: dict[str, tuple[str, list[str]]] = {
     "store": ("the store alone, without Spark", list(STORE)),
     "sink": ("Spark writes", ["sink"]),
     "source": ("Spark reads", ["source"]),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
+    "curves": ("how the store scales, one axis at a time, as pictures", list(CURVES)),
     "first": ("the first query of a session: time and Python processes until its first micro-batch", ["first"]),
     "memory": ("peak memory of Spark's Python processes, writing and reading 4 GiB", ["memory"]),
 }
-PUBLISHED = ("profile",)
+PUBLISHED = {
+    "profile": "also write the profile into benchmarks/profiles, as PUBLISH.md and PUBLISH.json",
+    "curves": "write pictures, numbers and a page into this folder: docs/curves",
+}
 """The suites with a document in the project."""
 
 
-def group(name: str) -> Callable[[Settings], None]:
+def group(suite: str, name: str) -> Callable[[Settings], None]:
     """The function that measures a group of figures. Spark is imported only for a group that needs it."""
-    if name in STORE:
+    if suite == "store":
         return STORE[name]
+    if suite == "curves":
+        return partial(curves.run, name)
     if name == "queues":
         from benchmarks import stream_queues
 
@@ -79,7 +89,7 @@ def main() -> None:
         store.add_argument("--rounds", type=int, help="rounds of each figure (5; quick: 2)")
         store.add_argument("--only", nargs="+", choices=groups, default=groups, help="some groups of figures")
         if suite in PUBLISHED:
-            store.add_argument("--publish", metavar="NAME", help="also write the result into the project, as NAME")
+            store.add_argument("--publish", help=PUBLISHED[suite])
         store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
     arguments = parser.parse_args()
     print(
@@ -89,7 +99,7 @@ def main() -> None:
     )
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="messagestore-bench-", dir=arguments.folder) as folder:
-            group(name)(
+            group(arguments.suite, name)(
                 Settings(
                     folder=Path(folder),
                     rows=arguments.rows or (100_000 if arguments.quick else 1_000_000),

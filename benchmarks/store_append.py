@@ -53,11 +53,11 @@ def run(settings: Settings) -> None:
             _check(settings.folder / name, (version + 1) * settings.rows)
         for name, (root, config) in staged_roots.items():
             settle(settings.folder, _SETTLE * size)
-            stage, files = timed(_stage, root, config, batch)
-            commit, _ = timed(_commit, root, config, files, version)
-            into.add_rate(name, settings.rows, stage + commit)
-            into.add_rate(f"{name}.stage", settings.rows, stage)
-            into.add_rate(f"{name}.commit", settings.rows, commit)
+            staged, files = timed(stage, root, config, batch)
+            committed, _ = timed(commit, root, config, files, version)
+            into.add_rate(name, settings.rows, staged + committed)
+            into.add_rate(f"{name}.stage", settings.rows, staged)
+            into.add_rate(f"{name}.commit", settings.rows, committed)
             _check(root, (version + 1) * settings.rows)
         floors = floors or Floors(settings.folder, size)
         floors.add_rates(into, "append", settings.rows)
@@ -80,7 +80,7 @@ def _append(store: MessageStore, batch: pa.RecordBatch, version: int) -> int:
     return store.append_batch(parts, BatchRequest(app_id="bench", version=version)).appended_bytes
 
 
-def _stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[StagedFile]:
+def stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[StagedFile]:
     """Do the work of the tasks, one after the other: gather Spark's small batches, encode them, and write a file."""
     staging = root / "spark" / "staging"
     staging.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[Stage
     return files
 
 
-def _commit(root: Path, config: StoreConfig, files: list[StagedFile], version: int) -> None:
+def commit(root: Path, config: StoreConfig, files: list[StagedFile], version: int) -> None:
     """Do the work of the driver."""
     with attached_store(root, config).writing("benchmark") as writer:
         append_batch(writer, StagedChunks(files), BatchRequest(app_id="bench", version=version))

@@ -17,8 +17,8 @@ from messagestore.log.batch_journal import BatchJournal, JournalEntry
 from messagestore.log.store_files import Paths
 
 _APPS = 100
-_ALL = 1_000_000
-_SIZES = StoreConfig(mapped_file_size_commit_log=64 << 20, max_hash_slot_num=1000, max_index_num=4000)
+ALL = 1_000_000
+SIZES = StoreConfig(mapped_file_size_commit_log=64 << 20, max_hash_slot_num=1000, max_index_num=4000)
 
 
 def run(settings: Settings) -> None:
@@ -27,10 +27,10 @@ def run(settings: Settings) -> None:
     rounds = Rounds()
     counts = [0, 1_000, 10_000] if settings.quick else [0, 1_000, 10_000, 100_000]
     for count in counts:
-        for name, retention in (("kept", _ALL), ("bounded", StoreConfig().journal_retention)):
+        for name, retention in (("kept", ALL), ("bounded", StoreConfig().journal_retention)):
             root = settings.folder / f"{count}-{name}"
-            _make(root, count)
-            _rounds(root, f"journal.{count}.{name}", _SIZES.replace(journal_retention=retention), settings, rounds)
+            make_journal(root, count)
+            rounds_of(root, f"journal.{count}.{name}", SIZES.replace(journal_retention=retention), settings, rounds)
     for count in counts:
         for name in ("kept", "bounded"):
             for figure in ("open", "commit", "read_only"):
@@ -44,9 +44,9 @@ def run(settings: Settings) -> None:
     rounds.report("journal.slope", "ns of a commit for each batch kept", lower_is_better=True)
 
 
-def _make(root: Path, count: int) -> None:
+def make_journal(root: Path, count: int) -> None:
     """Create a store with one batch, and add the entries of `count` batches to its journal."""
-    with MessageStore.open(root, _SIZES) as store:
+    with MessageStore.open(root, SIZES) as store:
         _append(store, 0)
     path = Paths(root).journal
     journal = BatchJournal.read(Disk(), path)
@@ -61,7 +61,7 @@ def _append(store: MessageStore, version: int) -> None:
     store.append_batch(rows, BatchRequest("bench", version, "spark", "query"))
 
 
-def _rounds(root: Path, name: str, config: StoreConfig, settings: Settings, into: Rounds) -> None:
+def rounds_of(root: Path, name: str, config: StoreConfig, settings: Settings, into: Rounds) -> None:
     for number in range(1, 2 * settings.rounds + 2):
         taken, reader = timed(MessageStore.open_read_only, root, config)
         reader.close()
