@@ -156,7 +156,21 @@ def _batches(store: str, read: dict[str, object]) -> list[Metric]:
         ):
             if value is not None:
                 family.add_metric([store, app["app"]], value / unit)
-    return [total, version, rows, published, staged, size]
+    return [total, version, rows, published, staged, size, *_counters(store, read["counters"])]
+
+
+def _counters(store: str, counters: object) -> Iterator[Metric]:
+    """What leaves no trace in the log, as the writers have counted it."""
+    assert isinstance(counters, dict)
+    for name, field, meaning in (
+        ("spark_known_batches", "knownBatches", "Replays of batches that the store held, with the same rows."),
+        ("spark_skipped_batches", "skippedBatches", "Batches that an option of the sink said to skip."),
+        ("spark_orphans_deleted", "orphansDeleted", "Staging files that nobody would have committed."),
+    ):
+        family = CounterMetricFamily(name, meaning, labels=["store"])
+        if field in counters:
+            family.add_metric([store], counters[field])
+        yield family
 
 
 def registry_of(path: str, checkpoints: Sequence[str] = (), config: StoreConfig | None = None) -> CollectorRegistry:

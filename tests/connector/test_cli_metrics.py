@@ -15,6 +15,8 @@ from checkpoints import checkpoint, offset
 from cli_runs import error, read_lines, run, start
 from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.counters import count
+from messagestore.files.mapped_file import Disk
 from small import SMALL, ClockDisk, bodies, columns, filled
 
 pytest.importorskip("prometheus_client")
@@ -69,7 +71,11 @@ def test_batches_are_counted_from_the_log(tmp_path: Path) -> None:
             disk.now_ms += 1000
     (root / "spark" / "staging").mkdir(exist_ok=True)
     (root / "spark" / "staging" / "left.staged").write_bytes(b"x" * 100)
+    count(Disk(), str(root / "spark"), knownBatches=2, orphansDeleted=5)
     found = once(root)
+    assert found["spark_known_batches_total",] == 2
+    assert found["spark_skipped_batches_total",] == 0
+    assert found["spark_orphans_deleted_total",] == 5
     assert found["spark_batches_total",] == 3
     assert found["spark_batch_last_version", "copy"] == 2
     assert found["spark_batch_last_rows", "copy"] == 4

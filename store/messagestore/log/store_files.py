@@ -74,6 +74,7 @@ class Paths:
         self.ends = os.path.join(self.spark, "ends")
         self.writer_lock = os.path.join(self.spark, "writer.lock")
         self.staging = os.path.join(self.spark, "staging")
+        self.counters = os.path.join(self.spark, "counters")
         self.rebuild = os.path.join(self.spark, "rebuild")
         self.cut = os.path.join(self.spark, "cut")
 

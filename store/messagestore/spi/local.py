@@ -10,6 +10,7 @@ the store. Until then only the staging folder is created, and only when a task s
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from messagestore.errors import ConfigError, NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
 from messagestore.files.consume_queue import UNIT_DTYPE
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
+from messagestore.files.counters import KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
 from messagestore.files.mapped_file import Disk
 from messagestore.files.staging_files import Write, remove, sweep, sweep_write
 from messagestore.files.topics import Topics
@@ -50,7 +52,9 @@ from messagestore.spi.interface import (
 )
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.write.transaction import BatchRequest, BatchResult, append_batch
+from messagestore.write.transaction import APPENDED, KNOWN, BatchRequest, BatchResult, append_batch
+
+_log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 600.0
 """How often this process looks for files of dead writers."""
@@ -436,6 +440,9 @@ class LocalWriter:
         with store.writing(_description(request)) as writer:
             self._check_place(store_id)  # again, now that nobody else can create a store here
             committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
+        if committed.result.status != APPENDED:
+            known = committed.result.status == KNOWN
+            self._count(**{KNOWN_BATCHES if known else SKIPPED_BATCHES: 1})
         if closing:
             with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
                 store.detach()
@@ -466,7 +473,21 @@ class LocalWriter:
         folder, now_s = self._staging or self.paths.staging, time.monotonic()
         if now_s - _last_sweep_s.get(folder, -SWEEP_INTERVAL_S) >= SWEEP_INTERVAL_S:
             _last_sweep_s[folder] = now_s
-            sweep(folder, self._staging_ttl_s, self.disk)
+            gone = sweep(folder, self._staging_ttl_s, self.disk)
+            if gone:
+                self._count(**{ORPHANS_DELETED: len(gone)})
+
+    def _count(self, **changes: int) -> None:
+        """Count for monitoring what leaves no trace in the log. If that fails, a warning says so.
+
+        Where there is no store yet nothing is counted: a folder with more than staging files does not become one.
+        """
+        if not self.disk.exists(self.paths.identity):
+            return
+        try:
+            count(self.disk, self.paths.spark, **changes)
+        except (StoreError, OSError) as error:
+            _log.warning("%s: %s was not counted: %s", self.paths.root, ", ".join(changes), error)
 
     def _attached(self) -> AttachedStore:
         if self._ends_abruptly:

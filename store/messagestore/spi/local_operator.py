@@ -18,6 +18,7 @@ from typing import Any
 from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.counters import read_counters
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import State, boot_hash
 from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
@@ -641,6 +642,7 @@ def figures_of(view: StoreView) -> dict[str, Any]:
         "batches": queues.get((BATCH_TOPIC, 0), (0, 0, 0))[1],
         "apps": apps,
         "staging": _staging_figures(files.paths.staging),
+        "counters": _counters(view, faults),
         "faults": list(dict.fromkeys(faults)),
     }
 
@@ -678,6 +680,14 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
                 }
             )
     return found
+
+
+def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:
+    try:
+        return read_counters(view.files.disk, view.files.paths.counters)
+    except CorruptionError as error:
+        faults.append(str(error))
+        return {}
 
 
 def _staging_figures(folder: str) -> dict[str, int]:

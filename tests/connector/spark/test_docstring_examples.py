@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the data source and of `MessageStoreSink` run, and print what they show."""
+"""The examples in the docstrings of the data source, of the sink and of the listener run, and print what they show."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_messagestore import MessageStoreDataSource, MessageStoreSink
+from pyspark_messagestore import MessageStoreDataSource, MessageStoreListener, MessageStoreSink
 
 
-@pytest.mark.parametrize("kind", [MessageStoreDataSource, MessageStoreSink])
+@pytest.mark.parametrize("kind", [MessageStoreDataSource, MessageStoreListener, MessageStoreSink])
 def test_an_example_prints_what_it_shows(
     kind: type, spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
