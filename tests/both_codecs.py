@@ -94,10 +94,10 @@ def queue(chance: random.Random, count: int) -> list[bytes]:
     return found
 
 
-def laid_out(pieces: list[bytes], gap: int = 0) -> tuple[NDArray, NDArray, NDArray]:
+def laid_out(pieces: list[bytes], between: bytes = b"") -> tuple[NDArray, NDArray, NDArray]:
     data, starts = b"", []
     for piece in pieces:
-        data += b"\x01" * gap
+        data += between
         starts.append(len(data))
         data += piece
     sizes = np.array([len(piece) for piece in pieces], np.int32)
