@@ -159,9 +159,10 @@ class Surveyor:
         )
         bad = np.repeat(bad_runs, rows.run_counts)
         if self.trust.own:
-            _, where = record_scan.parts(run.data, run.starts, run.heads)
-            sizes = where.ends - where.property_starts
-            bad |= (sizes > 0) & (run.data[where.ends - 1] != PROPERTY_SEPARATOR[0])
+            ends = run.starts + run.heads["total_size"]
+            rows_without = np.flatnonzero(run.data[ends - 1] != PROPERTY_SEPARATOR[0])
+            _, where = record_scan.parts(run.data, run.starts[rows_without], run.heads[rows_without])
+            bad[rows_without[where.ends > where.property_starts]] = True
         elif bad.any():
             row, number = int(bad.argmax()), int(bad_runs.argmax())
             if self._torn_in_topic(run, row):
