@@ -25,7 +25,7 @@ from pyspark_messagestore.cli_app import FOUND_NOTHING, Json, looking, path_of
 from pyspark_messagestore.requirements import OLDEST_PYSPARK, OLDEST_PYTHON
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
-_PACKAGES = ("numpy", "pyarrow", "fastcrc", "isal")
+_PACKAGES = ("numpy", "pyarrow", "isal")
 _OLDEST_JAVA = 17
 _TIMEOUT_S = 120.0
 _FIRST_MS = 1_600_000_000_000  # a clock before 2020 was never set

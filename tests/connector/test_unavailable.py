@@ -80,7 +80,7 @@ def test_an_old_pyspark_is_named_instead_of_no_data_source_found(tmp_path: Path,
     assert f"`{sys.executable} -m pip install --upgrade 'pyspark>=4.2'`" in words
 
 
-@pytest.mark.parametrize("package", ["numpy", "pyarrow", "isal", "fastcrc"])
+@pytest.mark.parametrize("package", ["numpy", "pyarrow", "isal"])
 def test_a_package_that_is_missing_is_named(package: str) -> None:
     """Copied to a cluster without what it requires."""
     pytest.importorskip("pyspark")

@@ -1,9 +1,9 @@
-"""The bytes of Arrow arrays, and how many ranges of a buffer become one array.
+"""The bytes of Arrow arrays.
 
 Arrow provides the buffers, and numpy computes on them. Functions copy only if their docstring says so. A *plain* array
 is a string, binary, large_string or large_binary array: it has one buffer of offsets and one of bytes.
 
-The package makes arrays with `array_of`, `list_array` and `scalar_of`, and reads their values with `numpy_of`. If
+The package makes arrays with `array_of` and `list_array`, and reads their values with `numpy_of`. If
 pandas is installed, pyarrow's own functions for this import it, which costs every process 0.3 s and 40 MB for nothing.
 """
 
@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _EMPTY = np.empty(0, np.uint8)
@@ -111,11 +110,6 @@ def _entries(pairs: list[tuple[Any, Any]], kind: pa.DataType) -> pa.Array:
 
 def _bits(values: NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(values, bitorder="little"))
-
-
-def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
-    """One value as a scalar, as `list_array` makes it."""
-    return list_array([value], kind)[0]
 
 
 def numpy_of(array: pa.Array, null: int | None = None) -> NDArray[Any]:
@@ -224,41 +218,6 @@ def flat_index(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)
 
 
-def gather(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) -> pa.Array:
-    """Copy many ranges of a buffer, back to back, with one memcpy for each, in C++.
-
-    An array is laid over the buffer with the offsets start, end, start, end ...; its even items are the ranges.
-
-    Parameters
-    ----------
-    data : uint8[m]
-    starts, ends : int64[n]
-        Any order; ranges may overlap.
-
-    Returns
-    -------
-    pa.Array[n]
-        binary, or large_binary when `data` or the ranges hold 2 GiB or more, with one buffer of its own.
-    """
-    n = len(starts)
-    if not n:
-        return list_array([], pa.binary())
-    wide = len(data) > MAX_SMALL or int((ends - starts).sum()) > MAX_SMALL
-    offsets = np.empty(2 * n + 1, np.int64 if wide else np.int32)
-    offsets[0:-1:2] = starts
-    offsets[1::2] = ends
-    offsets[-1] = len(data)
-    return binary_array(data, offsets, pa.large_binary() if wide else pa.binary()).take(
-        array_of(np.arange(0, 2 * n, 2))
-    )
-
-
-def binary_array(data: NDArray[np.uint8] | pa.Buffer, offsets: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """A plain array without nulls over a buffer and its offsets (int32; int64 for large kinds): no copy, no check."""
-    buffer = data if isinstance(data, pa.Buffer) else pa.py_buffer(data)
-    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), buffer])
-
-
 def unaligned(data: NDArray[np.uint8], kind: Any) -> NDArray[Any]:
     """A view of `data` as items of dtype `kind` at every byte position: overlapping, stride 1.
 
@@ -267,20 +226,6 @@ def unaligned(data: NDArray[np.uint8], kind: Any) -> NDArray[Any]:
     kind = np.dtype(kind)
     count = max(len(data) - kind.itemsize + 1, 0)
     return np.ndarray((count,), kind, data if count else np.empty(kind.itemsize, np.uint8), strides=(1,))
-
-
-def all_equal(data: NDArray[np.uint8], starts: NDArray[np.int64], value: bytes) -> NDArray[np.bool_]:
-    """True where the bytes of `data` from a start on are `value`: bool[n].
-
-    They are compared word by word; the last two words may overlap.
-    """
-    same = np.ones(len(starts), np.bool_)
-    if value:
-        width = next(width for width in (8, 4, 2, 1) if width <= len(value))
-        words = unaligned(data, f"u{width}")
-        for at in {*range(0, len(value) - width, width), len(value) - width}:
-            same &= words[starts + at] == np.frombuffer(value, words.dtype, 1, at)[0]
-    return same
 
 
 # ---- what texts hold
@@ -320,29 +265,3 @@ def _not_utf8(value: bytes) -> bool:
     except UnicodeDecodeError:
         return True
     return False
-
-
-def join(pieces: list[pa.Array | bytes], *, large: bool) -> pa.Array:
-    """Join the pieces of each row to one value of a binary (large_binary) array.
-
-    Parameters
-    ----------
-    pieces : list of binary array[n] or bytes
-        Bytes are the same in each row, and a null adds nothing. Neighbouring bytes are joined first, because each
-        piece costs time.
-    large : bool
-        Whether the result may hold 2 GiB or more.
-    """
-    kind = pa.large_binary() if large else pa.binary()
-    inputs: list[Any] = []
-    constant = b""
-    for piece in [*pieces, None]:
-        if isinstance(piece, bytes):
-            constant += piece
-            continue
-        if constant:
-            inputs.append(scalar_of(constant, kind))
-            constant = b""
-        if piece is not None:
-            inputs.append(piece if piece.type == kind else piece.cast(kind))
-    return pc.binary_join_element_wise(*inputs, scalar_of(b"", kind), null_handling="replace", null_replacement="")

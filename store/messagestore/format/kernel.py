@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import logging
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
 from numpy.typing import NDArray
+
+_log = logging.getLogger(__name__)
 
 VERSION = 3
 """The version of the functions that this code calls. A kernel of another version is not used."""
@@ -188,3 +192,13 @@ def _chosen() -> tuple[Kernel | None, str]:
 
 
 lib, why_not = _chosen()
+
+
+@cache
+def tell_without() -> None:
+    """Log once per process that batches are encoded or decoded without the kernel."""
+    _log.warning(
+        "the compiled kernel of messagestore is missing: %s. Batches are encoded and decoded record by record in "
+        "Python, which takes some 50 times as long",
+        why_not,
+    )

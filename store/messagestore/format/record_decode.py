@@ -140,6 +140,7 @@ def decode(
         promised = None if expected is None else expected.slice(block)
         records = _Records(data, starts[block], sizes[block], promised, path, verify=verify_body_crc)
         if kernel.lib is None:
+            kernel.tell_without()
             blocks.append(_by_scalar_codec(records, columns))
         else:
             blocks.append(list(map(_KernelRows(kernel.lib, records, columns).array, columns)))

@@ -91,6 +91,7 @@ def encode(
             raise fault
         if kernel.lib is not None:
             raise AssertionError("the kernel refuses a batch in which every row is legal")
+        kernel.tell_without()
         order, run_firsts, run_counts = _group(texts)
         found = _by_rows(texts, order, limits, store_host, born_host)
     assert columns.queue_id is not None

@@ -8,18 +8,15 @@ fails one.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from fastcrc.crc32 import iso_hdlc as crc32_of_value
 from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
 from messagestore.format import kernel
-from messagestore.format.arrow_bytes import data_of, gather, offsets_of, ranges_of, unaligned, valid_of
+from messagestore.format.arrow_bytes import unaligned
 from messagestore.format.layout import (
     BLANK,
     CRC_MASK,
@@ -50,8 +47,6 @@ _BEHIND_HOSTS: tuple[str, ...] = ("reconsume_times", "prepared_transaction_offse
 _HOST_FIELDS = {SYS_FLAG_BORN_HOST_V6: ("born_ip", "born_port"), SYS_FLAG_STORE_HOST_V6: ("store_ip", "store_port")}
 _BLOCK_SIZE = 1 << 21
 """The number of bytes scanned at once: each record is examined several times and stays in the CPU's cache meanwhile."""
-_CRC_CHUNK = 1 << 18
-_SLICE_SIZE = 4096
 _MAGICS_AS_READ = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
 FIRST_MAGIC_BYTE = (MAGIC_V1 & 0xFFFFFFFF) >> 24
 
@@ -218,55 +213,16 @@ def leading(good: NDArray[np.bool_]) -> int:
 # ---- checksums
 
 
-def crcs_of(values: pa.Array) -> NDArray[np.uint32]:
-    """CRC-32 (all 32 bits) of each value of a (large) binary or string array; 0 for null.
-
-    Small values are passed to the CRC as `bytes` objects that Arrow makes, a few at a time, so that they stay in the
-    CPU's cache. This is faster than slicing a view for each value. Small and large values use different libraries:
-    isal takes twice as long for 100 bytes, and fastcrc takes ten times as long for 16 MiB.
-    """
-    if kernel.lib is not None:
-        return crcs_of_ranges(*ranges_of(values))
-    n = len(values)
-    crcs = np.empty(n, np.uint32)
-    if not n:
-        return crcs
-    offsets = offsets_of(values)
-    mean = int(offsets[-1] - offsets[0]) // n
-    if mean > _SLICE_SIZE:
-        found = crcs_of_ranges(data_of(values), offsets[:-1], offsets[1:])
-        return np.where(valid_of(values), found, np.uint32(0)) if values.null_count else found
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        values = values.view(pa.large_binary() if pa.types.is_large_string(values.type) else pa.binary())
-    step = max(64, min(2048, _CRC_CHUNK // (mean + 32)))
-    for i in range(0, n, step):
-        texts = values.slice(i, step).to_pylist()
-        if values.null_count:
-            texts = [text or b"" for text in texts]
-        crcs[i : i + step] = np.frombuffer(array("I", list(map(crc32_of_value, texts))), np.uint32)
-    return crcs
-
-
 def crcs_of_ranges(data: NDArray[np.uint8], starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.uint32]:
     """CRC-32 (all 32 bits) of each range of `data`: uint32[n]."""
-    n = len(starts)
-    if not n:
-        return np.empty(0, np.uint32)
+    starts, ends = np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(ends, np.int64)
+    crcs = np.empty(len(starts), np.uint32)
     if kernel.lib is not None:
-        crcs = np.empty(n, np.uint32)
-        kernel.lib.crcs_of_ranges(
-            data, np.ascontiguousarray(starts, np.int64), np.ascontiguousarray(ends, np.int64), crcs
-        )
-        return crcs
-    mean = int((ends - starts).sum()) // n
-    if mean <= _SLICE_SIZE:
-        step = max(64, _BLOCK_SIZE // (mean + 32))
-        pieces = [crcs_of(gather(data, starts[i : i + step], ends[i : i + step])) for i in range(0, n, step)]
-        return np.concatenate(pieces)
-    view = data.data
-    return np.array(
-        list(map(crc32, map(view.__getitem__, map(slice, starts.tolist(), ends.tolist())))), np.uint32
-    )  # for large values, the CRC costs more than the slice
+        kernel.lib.crcs_of_ranges(data, starts, ends, crcs)
+    else:
+        view = data.data
+        crcs[:] = [crc32(view[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return crcs
 
 
 def property_crc_rows(

@@ -327,10 +327,7 @@ def _key_hashes(
     rows = np.concatenate([np.flatnonzero(unique), np.repeat(np.arange(n), counts)])
     order = np.argsort(rows, kind="stable")  # unique keys were put first, so they stay first within their row
     texts = pa.concat_arrays([unique_keys.filter(array_of(unique)), keys.flatten().cast(pa.string())])
-    hashes = javahash.java_hashes(texts)
     prefixes = javahash.java_hashes(list_array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
     codes = numpy_of(topics.indices)
-    full = javahash.hash_after(
-        prefixes[codes[rows]] if n else np.empty(0, np.int32), hashes, javahash.utf16_lengths(texts)
-    )
-    return javahash.index_hashes(full)[order], (counts + unique).astype(np.int32)
+    before = prefixes[codes[rows]] if n else np.empty(0, np.int32)
+    return javahash.index_hashes_behind(before, texts)[order], (counts + unique).astype(np.int32)

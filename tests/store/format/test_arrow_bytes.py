@@ -84,30 +84,6 @@ def test_items_of_maps() -> None:
         assert pick(array.slice(start).keys).to_pylist() == [k for row in maps[start:] for k, _ in row or []]
 
 
-@given(st.data())
-def test_gather(data: st.DataObject) -> None:
-    """Ranges in any order, overlapping, empty."""
-    source = data.draw(st.binary(max_size=40))
-    ranges = data.draw(st.lists(st.tuples(st.integers(0, len(source)), st.integers(0, len(source))), max_size=10))
-    ranges = [tuple(sorted(pair)) for pair in ranges]
-    found = arrow_bytes.gather(
-        np.frombuffer(source, np.uint8),
-        np.array([a for a, _ in ranges], np.int64),
-        np.array([b for _, b in ranges], np.int64),
-    )
-    assert found.to_pylist() == [source[a:b] for a, b in ranges]
-
-
-def test_gather_of_more_than_32_bits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the limit of small offsets, here made smaller, the large kind is used."""
-    monkeypatch.setattr(arrow_bytes, "MAX_SMALL", 10)
-    data = np.arange(8, dtype=np.uint8)
-    twice = arrow_bytes.gather(data, np.array([0, 0]), np.array([8, 8]))
-    assert twice.type == pa.large_binary()
-    assert twice.to_pylist() == [bytes(range(8))] * 2
-    assert arrow_bytes.gather(data, np.array([1]), np.array([3])).type == pa.binary()
-
-
 def test_unaligned() -> None:
     """Items at any position, to read and to write; none in too few bytes."""
     data = np.arange(6, dtype=np.uint8)
@@ -145,16 +121,6 @@ def test_rows_that_are_not_utf8() -> None:
     assert arrow_bytes.rows_not_utf8(halves) == [0, 1]
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_join(large: bool) -> None:
-    """Constants, columns and nulls, row by row."""
-    first = pa.array([b"a", None, b"c"], pa.binary())
-    second = pa.array([b"x", b"y", b""], pa.large_binary())
-    joined = arrow_bytes.join([b"<", b"|", first, b"=", second if large else second.cast(pa.binary())], large=large)
-    assert joined.to_pylist() == [b"<|a=x", b"<|=y", b"<|c="]
-    assert joined.type == (pa.large_binary() if large else pa.binary())
-
-
 def test_flat_index() -> None:
     assert arrow_bytes.flat_index(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
     assert arrow_bytes.flat_index(np.empty(0, np.int64), np.empty(0, np.int64)).tolist() == []
@@ -183,8 +149,6 @@ def test_arrays_of_objects_are_those_of_pyarrow(kind: pa.DataType, values: st.Se
     made.validate(full=True)
     assert made.equals(pa.array(given_values, kind))
     assert made.null_count == given_values.count(None)
-    if given_values:
-        assert arrow_bytes.scalar_of(given_values[0], kind).equals(pa.scalar(given_values[0], kind))
 
 
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.int8(), pa.int32(), pa.int64(), pa.uint64()], ids=str)

@@ -59,14 +59,13 @@ def test_lone_surrogates_are_code_units(text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @given(values=st.lists(st.none() | texts, max_size=30), data=st.data())
 def test_arrays_agree_with_the_oracle(kind: pa.DataType, values: list[str | None], data: st.DataObject) -> None:
-    """Whatever the type, nulls and slices: each hash is the oracle's, each length Java's."""
+    """Whatever the type, nulls and slices: each hash is the oracle's."""
     start = data.draw(st.integers(0, len(values)))
     array = arrow(values, kind).slice(start)
     wanted = [text or "" for text in values[start:]]
     hashes = javahash.java_hashes(array)
     assert hashes.dtype == np.int32
     assert hashes.tolist() == [reference.java_hash(text) for text in wanted]
-    assert javahash.utf16_lengths(array).tolist() == [len(text.encode("utf-16-le")) // 2 for text in wanted]
 
 
 def test_long_texts_cross_chunks() -> None:
@@ -108,26 +107,14 @@ def test_one_long_key_among_short_ones_needs_no_matrix() -> None:
 
 
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=20))
-def test_the_hash_of_two_texts_from_their_hashes(pairs: list[tuple[str, str]]) -> None:
-    """topic#key is never put together: its hash comes out of the two."""
-    first = javahash.java_hashes(pa.array([a for a, _ in pairs]))
-    second = pa.array([b for _, b in pairs])
-    found = javahash.hash_after(first, javahash.java_hashes(second), javahash.utf16_lengths(second))
-    assert found.tolist() == [reference.java_hash(a + b) for a, b in pairs]
-
-
-def test_a_long_suffix() -> None:
-    """Longer than the table of powers that is kept."""
-    suffix = pa.array(["y" * 100_000])
-    found = javahash.hash_after(
-        javahash.java_hashes(pa.array(["t#"])), javahash.java_hashes(suffix), javahash.utf16_lengths(suffix)
-    )
-    assert found.tolist() == [reference.java_hash("t#" + "y" * 100_000)]
+def test_the_index_hash_of_a_key_behind_the_hash_of_a_topic(pairs: list[tuple[str, str]]) -> None:
+    """topic#key is never put together: its hash goes on from that of the topic."""
+    before = javahash.java_hashes(pa.array([f"{topic}#" for topic, _ in pairs]))
+    found = javahash.index_hashes_behind(before, pa.array([key for _, key in pairs]))
+    assert found.tolist() == [reference.index_key(topic, key) for topic, key in pairs]
 
 
 def test_nothing() -> None:
     for kind in KINDS:
         assert javahash.java_hashes(arrow([], kind)).tolist() == []
-        assert javahash.utf16_lengths(arrow([], kind)).tolist() == []
-    empty = np.empty(0, np.int32)
-    assert javahash.hash_after(empty, empty, empty).tolist() == []
+    assert javahash.index_hashes_behind(np.empty(0, np.int32), pa.array([], pa.string())).tolist() == []

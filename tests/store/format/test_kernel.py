@@ -9,13 +9,18 @@ import sys
 import zlib
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crash.kernels import compiling
 from messagestore.format import kernel
+from messagestore.format.config import StoreConfig
+from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
+from messagestore.format.message_columns import MessageColumns
+from messagestore.format.record_encode import encode
 
 needs_kernel = pytest.mark.skipif(kernel.lib is None, reason=f"no compiled kernel: {kernel.why_not}")
 
@@ -51,6 +56,18 @@ def test_the_environment_switches_the_kernel_off():
 def test_a_kernel_that_was_named_and_is_missing_is_an_error():
     done = imported("missing/kernel.so")
     assert done.returncode and "ImportError" in done.stderr and "missing/kernel.so" in done.stderr
+
+
+def test_a_process_without_the_kernel_says_so_once(monkeypatch, caplog):
+    """With the reason, and with what it costs."""
+    monkeypatch.setattr(kernel, "lib", None)
+    monkeypatch.setattr(kernel, "why_not", "there is no compiler")
+    kernel.tell_without.cache_clear()
+    columns = MessageColumns("T", np.zeros(1, np.int32), pa.array([b"x"]))
+    for _ in range(2):
+        encode(columns, limits=StoreConfig(), store_host=pack_host("1.2.3.4:5"), born_host=pack_host("1.2.3.4:5"))
+    [told] = [one.getMessage() for one in caplog.records]
+    assert "kernel of messagestore is missing: there is no compiler. " in told and "50 times" in told
 
 
 @needs_kernel
