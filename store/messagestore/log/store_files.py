@@ -40,6 +40,7 @@ _HINT = (
 )
 _NEW = "new-"
 ABORT_WORD = "messagestore"
+_MAX_PORT = 65535
 _CACHED_QUEUES = 4096
 CUT_DAYS = 30
 CUT_SIZE = 1 << 30
@@ -218,8 +219,10 @@ def as_record(data: bytes | None, config: StoreConfig) -> StoreConfig:
     if message.topic != BATCH_TOPIC and PROPERTY_CRC in message.system_properties:
         changes["enabled_append_prop_crc"] = True
     if not config.is_given("broker_ip1") and not config.is_given("listen_port"):
-        address, _, port = message.store_host.rpartition(":")
-        changes |= {"broker_ip1": address.strip("[]"), "listen_port": int(port)}
+        with contextlib.suppress(CorruptionError):  # a damaged record names no address
+            address, _, port = decode_message(data).store_host.rpartition(":")
+            if 0 <= int(port) <= _MAX_PORT:  # without `__CRC32#`, no checksum covers the address
+                changes |= {"broker_ip1": address.strip("[]"), "listen_port": int(port)}
     return config.replace(**changes) if changes else config
 
 

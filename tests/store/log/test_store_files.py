@@ -12,7 +12,10 @@ import pytest
 
 from messagestore import ConfigError, CorruptionError, Message, MessageStore, NotAStoreError, StoreConfig
 from messagestore.files.mapped_file import Disk
-from messagestore.log.store_files import Identity, Paths, is_free, looks_like_store
+from messagestore.format.hosts import pack_host
+from messagestore.format.layout import RECORD_HEAD
+from messagestore.format.record import encode_message, stamp_record
+from messagestore.log.store_files import Identity, Paths, as_record, is_free, looks_like_store
 from small import SMALL, filled, read_all
 
 
@@ -166,3 +169,19 @@ def test_rocksdb_queues_look_empty(tmp_path: Path) -> None:
         with pytest.raises(NotAStoreError, match="RocksDB"):
             opening(root, SMALL)
     assert not (root / "spark" / "store.json").exists()
+
+
+@pytest.mark.parametrize("property_crc", [False, True])
+def test_a_damaged_record_does_not_name_the_stores_address(property_crc: bool) -> None:
+    """A flipped bit in STOREHOST made a port that no configuration may have, and the store could not be opened."""
+    config, message = StoreConfig(), Message("t", b"body", born_timestamp_ms=1)
+    data = encode_message(
+        message, queue_id=0, store_host=pack_host("10.0.0.7:10911"), limits=config, property_crc=property_crc
+    )
+    stamp_record(data, queue_offset=0, physical_offset=0, store_timestamp_ms=1, property_crc=property_crc)
+    found = as_record(bytes(data), config)
+    assert (found.broker_ip1, found.listen_port) == ("10.0.0.7", 10911)
+    data[RECORD_HEAD.offset("store_port")] ^= 4
+    damaged = as_record(bytes(data), config)
+    assert (damaged.broker_ip1, damaged.listen_port) == (config.broker_ip1, config.listen_port)
+    assert damaged.enabled_append_prop_crc == property_crc
