@@ -82,6 +82,7 @@ class LogWriter(Standing):
         """Whether a part of `pending` may be in the queues and the index already, because the disk had no room for
         all of it.
         """
+        self._unbroken_put = self.unbroken("an append was interrupted")
         self.start_flushing: Callable[[], None] = lambda: None
         """Called before each append that the flush thread has to sync or publish."""
 
@@ -188,7 +189,7 @@ class LogWriter(Standing):
             The disk is full; nothing of the record is in the log.
         """
         self.start_flushing()
-        with self.mutex, self.unbroken("an append was interrupted"):
+        with self.mutex, self._unbroken_put:
             self._check_put()
             queue_offset = 0 if half else self.numbers.next_offset(topic, queue_id)
             self._begin_put(flush_disk_type)
@@ -204,8 +205,9 @@ class LogWriter(Standing):
             self.write_or_undo(physical_offset, data)
             row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
             self.pending.append(row)
-            next_offsets = {} if half else {(topic, queue_id): queue_offset + 1}
-            self.appended(LogEnd(physical_offset + size, physical_offset, size, now), next_offsets)
+            if not half:
+                self.numbers.known[topic, queue_id] = queue_offset + 1
+            self.end = LogEnd(physical_offset + size, physical_offset, size, now)
             return row
 
     def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> Rows:
@@ -214,7 +216,7 @@ class LogWriter(Standing):
         The first eight bytes are written last, so a kill leaves the whole batch or nothing of it.
         """
         self.start_flushing()
-        with self.mutex, self.unbroken("an append was interrupted"):
+        with self.mutex, self._unbroken_put:
             self._check_put()
             queue_offset = self.numbers.next_offset(topic, queue_id)
             self._begin_put(flush_disk_type)
