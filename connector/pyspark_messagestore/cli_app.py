@@ -136,14 +136,34 @@ def time_ms(option: str, text: str) -> int:
 
 
 def path_of(root: str) -> str:
-    """A folder's path from a path or a file URL."""
+    """A folder's path from a path or a file URL.
+
+    Raises
+    ------
+    ConfigError
+        It is a URL of another kind, or a file, or it lies below a file.
+    """
     if root.startswith("file:"):
-        return urllib.parse.unquote(urllib.parse.urlparse(root).path)
+        return _below_folders(urllib.parse.unquote(urllib.parse.urlparse(root).path))
     if re.match(r"[A-Za-z][\w+.-]*:", root):
         raise ConfigError(
             f"{root}: found a URL; allowed is the path of a folder on this machine", key="ROOT", value=root
         )
-    return root
+    return _below_folders(root)
+
+
+def _below_folders(path: str) -> str:
+    """The path, after a check that nothing on the way to it is a file."""
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if os.path.exists(there) and not os.path.isdir(there):
+        raise ConfigError(
+            f"{path}: found a file at {there}; allowed is the path of a folder, or of one that can be created there",
+            key="ROOT",
+            value=path,
+        )
+    return path
 
 
 def config_of(file: Path | None, **changes: object) -> StoreConfig:

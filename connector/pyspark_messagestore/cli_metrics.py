@@ -61,7 +61,15 @@ def metrics(
             raise typer.Exit(FOUND_NOTHING)
         return
     host, port = _address(listen)
-    server, thread = library.start_http_server(port, host, registry)
+    try:
+        server, thread = library.start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(
+            f"--listen: {listen} cannot be listened on: {error.strerror or error}. Give an address of this host and a "
+            "port that is free",
+            key="--listen",
+            value=listen,
+        ) from None
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     shown = f"[{host}]" if ":" in host else host

@@ -66,9 +66,24 @@ def follower(root: Path) -> Iterator[subprocess.Popen[str]]:
 def test_help_names_every_command() -> None:
     """A person in a hurry sees what there is."""
     text = run("--help").stdout
-    for command in ("status", "topics", "offsets", "dump", "verify", "recover", "put", "get", "tail", "find"):
+    for command in (
+        "status",
+        "topics",
+        "offsets",
+        "dump",
+        "verify",
+        "recover",
+        "put",
+        "get",
+        "tail",
+        "find",
+        "lag",
+        "metrics",
+    ):
         assert f" {command} " in text
         assert "ROOT" in run(command, "--help").stdout
+    for command in ("topic", "batches", "checkpoint", "doctor", "demo"):
+        assert f" {command} " in text
     assert "messagestore 0." in run("--version").stdout
 
 
@@ -94,6 +109,49 @@ def test_a_missing_store_is_one_line(tmp_path: Path, command: list[str]) -> None
     text = error(command[0], missing, *command[1:], code=2)
     assert f"{missing}: found no message store" in text
     assert not missing.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status",
+        "topics",
+        "topic create",
+        "topic alter",
+        "offsets",
+        "put",
+        "get",
+        "tail",
+        "find",
+        "dump",
+        "verify",
+        "recover",
+        "lag",
+        "groups",
+        "metrics",
+        "batches list",
+        "batches start",
+        "checkpoint show",
+        "checkpoint rewind",
+        "doctor",
+    ],
+)
+def test_a_path_at_or_below_a_file_is_one_line(tmp_path: Path, command: str) -> None:
+    """The sentence names the file that is in the way."""
+    (tmp_path / "file").write_text("x")
+    more = {
+        "topic create": ["t"],
+        "topic alter": ["t", "--queues", 1],
+        "put": ["t", "x"],
+        "get": ["t"],
+        "find": ["--key", "k"],
+        "lag": ["--group", "g"],
+        "batches start": ["a", 1],
+        "checkpoint rewind": [1],
+    }.get(command, [])
+    for root in (tmp_path / "file", tmp_path / "file" / "below" / "it", (tmp_path / "file").as_uri()):
+        text = error(*command.split(), root, *more, code=2)
+        assert f"found a file at {tmp_path / 'file'}; allowed is the path of a folder" in text
 
 
 def test_a_url_is_a_folder_of_this_machine(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -160,6 +161,11 @@ def test_what_cannot_be_done_is_one_line(root: Path, tmp_path: Path) -> None:
     for listen in ("9557", "127.0.0.1:", ":80", "host:99999", "host:x"):
         assert "allowed is HOST:PORT" in error("metrics", root, "--listen", listen, code=2)
     assert "found no message store" in error("metrics", tmp_path / "none", "--once", code=2)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for listen in (f"127.0.0.1:{taken.getsockname()[1]}", "no-such-host.invalid:9557"):
+            assert f"--listen: {listen} cannot be listened on" in error("metrics", root, "--listen", listen, code=2)
 
 
 def test_without_the_extra_it_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
