@@ -45,14 +45,14 @@ try:
             try:
                 module = importlib.import_module(info.name)
                 if hasattr(module, "DefaultSource") and issubclass(module.DefaultSource, DataSource):
-                    kind = module.DefaultSource
-                    try:
-                        kind = getattr(module, "MessageStoreDataSource", kind)  # ours imports the rest when it is used
-                    except ImportError:
-                        pass
-                    found["sources"][kind.name()] = [kind.__module__, getattr(module, "__version__", None)]
+                    found["sources"][module.DefaultSource.name()] = getattr(module, "__version__", None)
             except Exception as error:
                 found["broken"][info.name] = type(error).__name__ + ": " + str(error)
+    if "messagestore" in found["sources"]:
+        try:
+            importlib.import_module("pyspark_messagestore").MessageStoreDataSource
+        except Exception as error:
+            found["unusable"] = str(error)
 except ImportError as error:
     found["error"] = str(error)
 print(json.dumps(found))
@@ -218,26 +218,21 @@ def _discovery(looked: dict[str, object]) -> Check:
             f"{where} cannot import {package} ({error}), so Spark finds no Python data source at all",
             f"Repair or remove the package {package}.",
         )
-    ours = sources.get("messagestore")
-    if not ours:
+    if "messagestore" not in sources:
         return Check(
             name,
             FAULT,
             f"{where} does not find the format messagestore",
             f"Run `{where} -m pip install pyspark-messagestore`, or set PYSPARK_PYTHON to {sys.executable}.",
         )
-    if ours[0].endswith("discovery"):
-        return Check(
-            name,
-            FAULT,
-            f"{where} finds the format messagestore, but cannot import it",
-            f'Run `{where} -c "from pyspark_messagestore import MessageStoreSink"`, which says what is missing.',
-        )
-    if ours[1] != pyspark_messagestore.__version__:
+    if looked.get("unusable"):
+        found = f"{where} finds the format messagestore, but cannot import it"
+        return Check(name, FAULT, found, str(looked["unusable"]))
+    if sources["messagestore"] != pyspark_messagestore.__version__:
         return Check(
             name,
             WARNING,
-            f"{where} has version {ours[1]}, and this is {pyspark_messagestore.__version__}",
+            f"{where} has version {sources['messagestore']}, and this is {pyspark_messagestore.__version__}",
             "Install the same version everywhere.",
         )
     return Check(name, OK, f"{where} finds the format messagestore")

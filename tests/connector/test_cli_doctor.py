@@ -80,13 +80,13 @@ def test_doctor_where_there_is_no_store_makes_none(tmp_path: Path) -> None:
             "does not find the format messagestore",
         ),
         (
-            'print(\'{"pyspark": "4.3.0", "broken": {}, "sources": {"messagestore": ["pyspark_messagestore.discovery", "0"]}}\')',
+            'print(\'{"pyspark": "4.3.0", "broken": {}, "unusable": "the package isal is not installed", "sources": {"messagestore": "0"}}\')',
             "discovery",
             "fault",
-            "but cannot import it",
+            "but cannot import itthe package isal is not installed",
         ),
         (
-            'print(\'{"pyspark": "4.3.0", "broken": {}, "sources": {"messagestore": ["pyspark_messagestore.datasource", "0.0.1"]}}\')',
+            'print(\'{"pyspark": "4.3.0", "broken": {}, "sources": {"messagestore": "0.0.1"}}\')',
             "discovery",
             "warning",
             "has version 0.0.1, and this is",
@@ -223,3 +223,15 @@ def test_a_writer_that_cannot_start_is_told(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(sys, "executable", str(program(tmp_path / "python", "raise SystemExit(3)")))
     result = run("demo", code=2)
     assert "ended with exit code 3. Run `messagestore doctor`" in result.stderr
+
+
+def test_a_package_that_the_source_needs_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discovery finds the format without importing the source; doctor imports it, and shows what that needs."""
+    text = (
+        "import os, sys\n"
+        f"os.execv({sys.executable!r}, [{sys.executable!r}, '-c', \"import sys; sys.modules['isal'] = None\\n\" + sys.argv[2]])\n"
+    )
+    monkeypatch.setenv("PYSPARK_PYTHON", str(program(tmp_path / "python", text)))
+    found = checks(code=1)["discovery"]
+    assert found["result"] == "fault"
+    assert "the package isal is not installed" in found["remedy"]

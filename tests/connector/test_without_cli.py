@@ -29,7 +29,7 @@ def test_the_data_source_does_without(tmp_path: Path) -> None:
     done = run(
         "import pyspark_messagestore as p\n"
         "assert p.DefaultSource.name() == 'messagestore'\n"
-        "assert p.DefaultSource.__module__ == 'pyspark_messagestore.datasource'\n"
+        "assert p.MessageStoreDataSource.__module__ == 'pyspark_messagestore.datasource'\n"
         "p.MessageStoreSink(sys.argv[1], app_id='a')\n"
         "from messagestore import Message, MessageStore\n"
         "with MessageStore.open(sys.argv[1]) as store: store.put_message(Message('t', b'x', queue_id=0))\n"
