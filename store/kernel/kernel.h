@@ -5,7 +5,7 @@
  * loads it, and the modules of messagestore.format call it where it is there.
  *
  * To add a function: declare its PyCFunction here, define it in a file of its area, add it to the table in module.c and
- * to format/_kernel.pyi, and raise KERNEL_VERSION here and VERSION in format/kernel.py.
+ * to `Kernel` in format/kernel.py, and raise KERNEL_VERSION here and VERSION there.
  */
 #ifndef MESSAGESTORE_KERNEL_H
 #define MESSAGESTORE_KERNEL_H
