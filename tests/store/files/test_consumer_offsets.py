@@ -191,7 +191,7 @@ def test_groups_that_are_allowed(group: str) -> None:
         ("grüße", "allowed are the characters"),
         ("g\n", "allowed are the characters"),
         ("x" * 256, "found 256 bytes; allowed are at most 255"),
-        ("CID_RMQ_SYS_TRANS", "a broker's own"),
+        ("CID_RMQ_SYS_TRANS", "belong to the broker"),
         (7, "found int"),
     ],
 )

@@ -238,7 +238,7 @@ def test_recover_makes_a_queue_again_whose_folder_and_seal_are_lost(closed: Path
     (closed / "spark" / "ends").unlink()
     shutil.rmtree(closed / QUEUE)
     with MessageStore.open(closed, CONFIG) as store:
-        assert "rebuilt from the log" in str(store.check_queues())
+        assert "rebuilt from it" in str(store.check_queues())
     assert bodies(closed) == expected
 
 
