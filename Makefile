@@ -122,7 +122,8 @@ bench: setup
 	$(BIN)/python -m benchmarks store $(ARGS)
 	$(BIN)/python -m benchmarks queues $(ARGS)
 	@if $(MAKE) --no-print-directory java; then \
-	  $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS); \
+	  $(BIN)/python -m benchmarks sink $(ARGS) && $(BIN)/python -m benchmarks source $(ARGS) \
+	    && $(BIN)/python -m benchmarks profile $(ARGS); \
 	else echo '==> no Java: the figures of sink and source are left out' >&2; fi
 
 # Downloads what is missing into .venv/peers; what cannot be had is left out, and the result says so.
