@@ -1,7 +1,8 @@
 """Compiles the kernel: `python store/kernel/compile.py`, by the interpreter that will use it (or a newer one).
 
 The result is one file for all CPython versions from 3.11 on (the limited API). The build hook of the package calls
-this, and so do `make setup` and the fault harness, which compiles it with sanitizers and with planted bugs.
+this, and so do `make setup` and the fault harness, which compiles it with sanitizers and with planted bugs. `CC`,
+`CFLAGS` and `LDFLAGS` of the environment are used.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def compiled(target: Path = TARGET, *, sources: Path = SOURCES, flags: Sequence[
     files = sorted(str(path) for path in sources.glob("*.c"))
     new = target.with_name(f".{target.name}.{os.getpid()}")
     include = ["-I", str(sources), "-I", sysconfig.get_path("include")]
-    command = [*compiler(), *FLAGS, *flags, *include, "-shared", "-o", str(new), *files]
+    own, linked = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
+    command = [*compiler(), *FLAGS, *own, *flags, *include, "-shared", "-o", str(new), *files, *linked]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
