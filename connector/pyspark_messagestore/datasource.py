@@ -23,6 +23,8 @@ from pyspark_messagestore.options import SinkOptions, check_names, sink_options,
 from pyspark_messagestore.schema import ERROR, Projection, core_schema
 from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
 from pyspark_messagestore.source import BatchReader, FilteringReader, StreamReader
+from pyspark_messagestore.source_options import MESSAGES
+from pyspark_messagestore.views import VIEWS, ViewReader
 
 
 class MessageStoreDataSource(DataSource):
@@ -100,6 +102,8 @@ class MessageStoreDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns that a read without a schema has."""
         options = source_options(self.options)
+        if options.view != MESSAGES:
+            return VIEWS[options.view]
         wanted = (("headers", options.include_headers), (ERROR, options.bad_records == "keep"))
         extra = [name for name, asked in wanted if asked]
         return core_schema(options.row_format, *extra)
@@ -108,6 +112,8 @@ class MessageStoreDataSource(DataSource):
         """The reader for `spark.read`."""
         options = source_options(self.options)
         options.check_batch()
+        if options.view != MESSAGES:
+            return ViewReader(options, schema, self.stores)
         kind = FilteringReader if options.filter_pushdown else BatchReader
         return kind(options, Projection.of(schema, options.row_format), self.stores)
 

@@ -32,6 +32,8 @@ _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255
 
 ROCKETMQ, KAFKA = "rocketmq", "kafka"
 """The row formats."""
+MESSAGES = "messages"
+"""The view that most reads have."""
 
 
 def _tags(text: str) -> tuple[str, ...] | None:
@@ -294,9 +296,18 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         "Bodies that a RocketMQ client compressed (zlib, lz4, zstd) are decompressed, up to 64 MiB each. `false`: "
         "bodies as they are stored.",
     ),
+    Option(
+        SOURCE,
+        "view",
+        choice(MESSAGES, "topics", "queues", "segments", "groups", "batches"),
+        MESSAGES,
+        "What to read instead of messages, as a frame: the topics with their settings, how far the queues reach, the "
+        "files of the log, how far consumer groups have read, or the batches that the journal knows. It takes no topics "
+        "and no positions. Batch reads only.",
+    ),
     *later(
         SOURCE,
-        *("readUpTo", "view"),
+        *("readUpTo",),
     ),
 )
 
@@ -335,6 +346,7 @@ class SourceOptions:
     bad_records: str
     verify_body_crc: bool
     decompress: bool
+    view: str
 
     def config(self) -> StoreConfig:
         """The settings with which the store is read."""
@@ -379,6 +391,9 @@ class SourceOptions:
             )
             if value is not None
         ]
+        if self.view != MESSAGES:
+            self._check_view(given)
+            return
         if not given:
             raise ConfigError(
                 "option subscribe (or topic): is missing. Give exactly one of subscribe, subscribePattern and assign, "
@@ -412,6 +427,15 @@ class SourceOptions:
                 key="startingOffsets",
             )
 
+    def _check_view(self, given: list[str]) -> None:
+        for asked in (self.starting, self.ending):
+            given += [asked.option] if asked is not None else []
+        given += [name for name, value in (("keys", self.keys), ("tags", self.tags)) if value is not None]
+        if given:
+            raise ConfigError(
+                f"option {given[0]}: is for messages, but this reads view={self.view}; leave it out", key=given[0]
+            )
+
     def check_stream(self) -> None:
         """Refuse options that a stream cannot have.
 
@@ -419,6 +443,12 @@ class SourceOptions:
         ------
         ConfigError
         """
+        if self.view != MESSAGES:
+            raise ConfigError(
+                f"option view: found {self.view}, but this is a stream; a stream reads messages",
+                key="view",
+                value=self.view,
+            )
         if self.filter_pushdown:
             raise ConfigError(
                 "option filterPushdown: is for batch reads, but this is a stream; leave it out",

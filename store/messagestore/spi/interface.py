@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -309,6 +309,17 @@ class StoreReader(Protocol):
             A broker holds the store, and keeps all consumer offsets itself.
         CorruptionError, ConfigError, OSError
             The file cannot be read or written, or the group is not allowed; the file is unchanged.
+        """
+        ...
+
+    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows that say what the store contains, and what could not be read, in words.
+
+        Parameters
+        ----------
+        name : str
+            "topics", "queues", "segments", "groups", or "batches" (the journal). Values are text, numbers, lists and
+            dicts; times are in milliseconds.
         """
         ...
 

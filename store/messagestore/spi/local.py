@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,6 +284,13 @@ class LocalReader:
     def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
         """Write how far a query has read, as the offsets of a consumer group, to `config/consumerOffset.json`."""
         publish_offsets(self._path, group, offsets, disk=self._disk)
+
+    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows that say what the store contains."""
+        from messagestore.spi.local_operator import rows_of  # what most readers never need
+
+        self._view.refresh()
+        return rows_of(self._view, name)
 
     def published_progress(self, group: str) -> Queues:
         """How far a consumer group has read, from `config/consumerOffset.json`."""

@@ -725,3 +725,50 @@ def apps_of(view: StoreView) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def rows_of(view: StoreView, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of `StoreReader.view`, and what could not be read, in words."""
+    if name == "topics":
+        return topics_of(view)
+    if name == "queues":
+        return offsets_of(view, sorted(topic for topic in view.topics() if topic != BATCH_TOPIC), None)
+    if name == "groups":
+        return groups_of(view)
+    return (_segments_of(view) if name == "segments" else _batches_of(view)), []
+
+
+def _segments_of(view: StoreView) -> list[dict[str, Any]]:
+    log = view.files.commit_log
+    log.load()
+    rows = []
+    for start in log.offsets:
+        head = log.head(start)
+        rows.append(
+            {
+                "file": log.path(start),
+                "firstPhysicalOffset": start,
+                "endPhysicalOffset": start + log.segment_size,
+                "firstStoreTimestamp": None if head is None else int(head["store_timestamp_ms"]),
+            }
+        )
+    return rows
+
+
+def _batches_of(view: StoreView) -> list[dict[str, Any]]:
+    journal = journal_of(view.files, view.max_offset(BATCH_TOPIC, 0))
+    return [
+        {
+            "app": app_id,
+            "version": entry.version,
+            "versionSource": entry.version_source,
+            "queryId": entry.query_id,
+            "rows": None if entry.row_count < 0 else entry.row_count,
+            "topics": None if entry.topics is None else list(entry.topics),
+            "physicalOffset": entry.physical_offset,
+            "endPhysicalOffset": entry.end,
+        }
+        for app_id in journal.app_ids()
+        for entry in sorted(journal.entries(app_id), key=lambda entry: entry.version)
+        if not entry.start
+    ]

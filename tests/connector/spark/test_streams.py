@@ -238,3 +238,12 @@ def test_filters_and_keys_of_a_batch_read(spark, root) -> None:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
     keyed = spark.read.format("messagestore").options(subscribe="flights", keys="k3 k5").load(root)
     assert keyed.count() == 40
+
+
+def test_views_are_frames(spark, root) -> None:
+    fill(root, 100)
+    queues = spark.read.format("messagestore").option("view", "queues").load(root)
+    assert queues.agg({"messages": "sum"}).first()[0] == 100
+    segments = spark.read.format("messagestore").option("view", "segments").load(root)
+    assert segments.where("firstStoreTimestamp > '2020-01-01'").count() == 1
+    assert spark.read.format("messagestore").option("view", "groups").load(root).count() == 0
