@@ -102,8 +102,8 @@ class MessageStoreDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns that a read without a schema has."""
         options = source_options(self.options)
-        if options.view != MESSAGES:
-            return VIEWS[options.view]
+        if options.contents != MESSAGES:
+            return VIEWS[options.contents]
         wanted = (("headers", options.include_headers), (ERROR, options.bad_records == "keep"))
         extra = [name for name, asked in wanted if asked]
         return core_schema(options.row_format, *extra)
@@ -112,7 +112,7 @@ class MessageStoreDataSource(DataSource):
         """The reader for `spark.read`."""
         options = source_options(self.options)
         options.check_batch()
-        if options.view != MESSAGES:
+        if options.contents != MESSAGES:
             return ViewReader(options, schema, self.stores)
         kind = FilteringReader if options.filter_pushdown else BatchReader
         return kind(options, Projection.of(schema, options.row_format), self.stores)

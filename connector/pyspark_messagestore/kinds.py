@@ -95,6 +95,8 @@ class Option:
     aliases : tuple of str
     shown : str
         How the documents show the default, if not as `default`.
+    attribute : str
+        The attribute of `SourceOptions` or `SinkOptions`, if it is not named as the option.
     """
 
     side: str
@@ -104,11 +106,12 @@ class Option:
     meaning: str = ""
     aliases: tuple[str, ...] = ()
     shown: str = ""
+    attribute: str = ""
 
     @property
     def field(self) -> str:
         """The attribute of `SourceOptions` or `SinkOptions`."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
+        return self.attribute or re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
 
 
 def later(side: str, *names: str) -> tuple[Option, ...]:

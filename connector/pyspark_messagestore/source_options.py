@@ -302,8 +302,9 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         choice(MESSAGES, "topics", "queues", "segments", "groups", "batches"),
         MESSAGES,
         "What to read instead of messages, as a frame: the topics with their settings, how far the queues reach, the "
-        "files of the log, how far consumer groups have read, or the batches that the journal knows. It takes no topics "
-        "and no positions. Batch reads only.",
+        "files of the log, how far consumer groups have read, or the batches that the journal knows. It takes no "
+        "topics and no positions. Batch reads only.",
+        attribute="contents",
     ),
     *later(
         SOURCE,
@@ -346,7 +347,7 @@ class SourceOptions:
     bad_records: str
     verify_body_crc: bool
     decompress: bool
-    view: str
+    contents: str
 
     def config(self) -> StoreConfig:
         """The settings with which the store is read."""
@@ -391,7 +392,7 @@ class SourceOptions:
             )
             if value is not None
         ]
-        if self.view != MESSAGES:
+        if self.contents != MESSAGES:
             self._check_view(given)
             return
         if not given:
@@ -433,7 +434,7 @@ class SourceOptions:
         given += [name for name, value in (("keys", self.keys), ("tags", self.tags)) if value is not None]
         if given:
             raise ConfigError(
-                f"option {given[0]}: is for messages, but this reads view={self.view}; leave it out", key=given[0]
+                f"option {given[0]}: is for messages, but this reads view={self.contents}; leave it out", key=given[0]
             )
 
     def check_stream(self) -> None:
@@ -443,11 +444,11 @@ class SourceOptions:
         ------
         ConfigError
         """
-        if self.view != MESSAGES:
+        if self.contents != MESSAGES:
             raise ConfigError(
-                f"option view: found {self.view}, but this is a stream; a stream reads messages",
+                f"option view: found {self.contents}, but this is a stream; a stream reads messages",
                 key="view",
-                value=self.view,
+                value=self.contents,
             )
         if self.filter_pushdown:
             raise ConfigError(

@@ -84,13 +84,13 @@ class ViewReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType, stores: Stores = LOCAL_STORES) -> None:
         self.options, self.stores = options, stores
-        known = {field.name: field.dataType.simpleString() for field in VIEWS[options.view].fields}
+        known = {field.name: field.dataType.simpleString() for field in VIEWS[options.contents].fields}
         for field in schema.fields:
             if known.get(field.name) != field.dataType.simpleString():
                 there = ", ".join(f"{name} {kind}" for name, kind in known.items())
                 raise ConfigError(
                     f"schema: column {field.name}: no such column of type {field.dataType.simpleString()}; the view "
-                    f"{options.view} has {there}",
+                    f"{options.contents} has {there}",
                     key="schema",
                 )
         self.arrow_schema = to_arrow_schema(schema, timezone="UTC")
@@ -99,15 +99,15 @@ class ViewReader(DataSourceReader):
         """One partition."""
         return [InputPartition(0)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, _partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of the view, as they are now."""
         store = self.stores.reader(self.options.path, self.options.config())
         try:
-            rows, faults = store.view(self.options.view)
+            rows, faults = store.view(self.options.contents)
         finally:
             store.close()
         for fault in faults:
-            _log.warning("%s: view %s: %s", self.options.path, self.options.view, fault)
+            _log.warning("%s: view %s: %s", self.options.path, self.options.contents, fault)
         if rows:
             yield pa.RecordBatch.from_pylist([self._plain(row) for row in rows], self.arrow_schema)
 

@@ -442,6 +442,22 @@ def test_tasks_read_by_what_the_driver_has_proven(stores: Stores, root: str) -> 
     assert stores.reader(root + "-2").proven([Range(*Q0, 0, 2)]) is None
 
 
+# ---- views
+
+
+def test_views_say_what_the_store_contains(root: str, reader: StoreReader) -> None:
+    """Rows of text and numbers, as they are now."""
+    reader.publish_progress("g", {Q0: 7})
+    add(root, 4, queues=4)
+    found = {name: reader.view(name) for name in ("topics", "queues", "segments", "groups", "batches")}
+    assert all(faults == [] for _, faults in found.values())
+    assert [(row["topic"], row["messages"]) for row in found["topics"][0]] == [("t", 64)]
+    assert [row["maxOffset"] for row in found["queues"][0]] == [31, 31, 1, 1]
+    assert found["segments"][0][0]["firstPhysicalOffset"] == 0
+    assert [row["committedOffset"] for row in found["groups"][0]][:1] == [7]
+    assert found["batches"][0] == []
+
+
 # ---- progress
 
 
