@@ -275,6 +275,7 @@ class Follower:
         if not faults:
             return
         if self.options.fail_on_data_loss:
+            self.checked = False  # whoever asks again gets the same answer
             raise StoreWentBackwardsError(
                 f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored or created again below "
                 f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted. Start a new query, "

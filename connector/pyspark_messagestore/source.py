@@ -258,7 +258,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _is_idle(self, start: dict[str, Any], current: Queues) -> bool:
         """Whether nothing has changed since there was nothing to do."""
-        if self._idle is None:
+        if self._idle is None or self.follower.restarted:  # a queue that was made again may be as long as before
             return False
         same_start, same_ends, before_s = self._idle
         return same_ends is current and same_start == start and time.monotonic() < before_s
