@@ -164,7 +164,13 @@ class ProcessStores:
         return LocalReader(path, config, proven)
 
     def writer(
-        self, path: str, config: StoreConfig, *, staging_ttl_s: float, ends_abruptly: bool = False
+        self,
+        path: str,
+        config: StoreConfig,
+        *,
+        staging_ttl_s: float,
+        staging_dir: str | None = None,
+        ends_abruptly: bool = False,
     ) -> LocalWriter:
         """Return a writer that uses the process's own disk and locks."""
         process = current()
@@ -172,6 +178,7 @@ class ProcessStores:
             path,
             config,
             staging_ttl_s=staging_ttl_s,
+            staging_dir=staging_dir,
             ends_abruptly=ends_abruptly,
             disk=process.disk,
             attached=process.store,
