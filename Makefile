@@ -12,6 +12,7 @@
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store, SQLite and RocksDB, in one run
+#   make docs-site   the documentation as a site, in dist/site
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
@@ -28,7 +29,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs clean
+.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -135,6 +136,11 @@ bench-peers: setup
 docs: setup
 	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.format.layout store/FORMAT.md
 	$(BIN)/python -m pyspark_messagestore.options connector/README.md
+
+docs-site: setup
+	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-input --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'dist/site/index.html'
 
 clean:
 	rm -rf .venv dist build store/messagestore/format/_kernel.abi3.so .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""The fenced blocks of README.md, and how a person runs them: each as it stands, in a folder of their own."""
+"""The fenced blocks of README.md and of the guides, and how a person runs them: each as it stands, in a folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+GUIDES = sorted((README.parent / "docs" / "guides").glob("*.md"))
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,10 +37,10 @@ class Block:
         return "pyspark" in self.text and self.language == "python"
 
 
-def blocks() -> list[Block]:
-    """All blocks, in README's order."""
+def blocks(document: Path = README) -> list[Block]:
+    """All blocks, in the document's order."""
     found: list[Block] = []
-    for language, text in _FENCE.findall(README.read_text(encoding="utf-8")):
+    for language, text in _FENCE.findall(document.read_text(encoding="utf-8")):
         if language == "text":
             found[-1] = Block(found[-1].language, found[-1].text, text)
         else:

@@ -1,0 +1,56 @@
+"""What the guides show runs as it stands, block by block in one folder, as a reader follows a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import readme_blocks
+from readme_blocks import GUIDES, README
+
+MKDOCS = README.parent / "mkdocs.yml"
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_the_blocks_of_a_page_run_in_their_order(tmp_path: Path, guide: Path) -> None:
+    """Blocks of `py` are parts of a program with Spark, and are compiled; blocks of `text` need a machine of their own."""
+    for language, text in re.findall(
+        r"^```(\w+)\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
+        assert language in ("python", "console", "py", "text"), language
+        if language in ("python", "console"):
+            readme_blocks.run(readme_blocks.Block(language, text, None), tmp_path)
+        elif language == "py":
+            compile(text, guide.name, "exec")
+
+
+def test_what_the_guide_to_exactly_once_shows(tmp_path: Path) -> None:
+    blocks = [b for b in readme_blocks.blocks(README.parent / "docs/guides/exactly-once.md") if b.language == "python"]
+    first, second = (readme_blocks.run(block, tmp_path) for block in blocks)
+    assert first.startswith("appended\nknown\nrefused: app 'gates-of-the-day': version 0 is in the store")
+    assert second == "{'line': 4} 4\n"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r"[\w/-]+\.md", MKDOCS.read_text(encoding="utf-8")))
+    pages = {str(path.relative_to(README.parent / "docs")) for path in (README.parent / "docs").rglob("*.md")}
+    assert named == pages
+
+
+def test_the_commands_of_the_guides_exist() -> None:
+    """A command in a block of `text` is not run, but its verb and options are real."""
+    from typer.main import get_command
+
+    from pyspark_messagestore.cli import app
+
+    verbs = get_command(app).commands  # type: ignore[attr-defined]
+    for guide in GUIDES:
+        for line in re.findall(r"^(?:\$ )?messagestore (.*)$", guide.read_text(encoding="utf-8"), re.MULTILINE):
+            words = [word for word in line.split() if not word.startswith("-")]
+            command = verbs[words[0]]
+            if hasattr(command, "commands"):
+                command = command.commands.get(words[1], command)
+            options = {option for each in command.params for option in each.opts}
+            assert {word for word in line.split() if word.startswith("--")} <= options, line
