@@ -78,7 +78,7 @@ def a_store_that_is_gone(spark, folder: Path) -> None:
     with MessageStore.open(source) as store:
         store.put_message(Message("flights", b"new"))
     Path(root).rename(root + "-away")
-    with pytest.raises(Exception, match="LostBatchesError: app 'app': found version 1, and no store at"):
+    with pytest.raises(Exception, match="LostBatchesError: app 'app': found version 1, but no store at"):
         run()
     assert not Path(root).exists()
     Path(root + "-away").rename(root)

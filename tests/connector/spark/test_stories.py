@@ -225,7 +225,7 @@ def test_a_store_that_is_gone_under_a_checkpoint(spark, root, tmp_path, copies) 
         if exists:
             Path(root).mkdir()
         with pytest.raises(
-            StreamingQueryException, match="LostBatchesError: app 'app': found version 3, and no store at"
+            StreamingQueryException, match="LostBatchesError: app 'app': found version 3, but no store at"
         ):
             copies(spark, root, source, checkpoint)
         assert Path(root).exists() is exists
