@@ -3,9 +3,14 @@
     make test ARGS="tests/property --hypothesis-profile=deep"
 
 Neither has a deadline: a test that is slow on a busy machine is not wrong.
+
+Ctrl-C has its usual effect in the processes that the tests start, also where a shell has started the tests in the
+background and let them ignore it.
 """
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -16,6 +21,9 @@ settings.register_profile(
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quick")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
