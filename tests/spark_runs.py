@@ -122,8 +122,8 @@ def in_order(root: str, topic: str) -> bool:
     return True
 
 
-def fill(root: str, count: int, topic: str = "flights", **config: object) -> None:
-    """A store with `count` messages, made without Spark."""
+def fill(root: str, count: int, topic: str = "flights", *, first: int = 0, **config: object) -> None:
+    """A store with `count` messages more, made without Spark; their bodies are numbers from `first` on."""
     import pyarrow as pa
 
     from messagestore import MessageColumns, MessageStore, StoreConfig
@@ -133,9 +133,9 @@ def fill(root: str, count: int, topic: str = "flights", **config: object) -> Non
         store.create_topic(topic, 4)
         batch = pa.record_batch(
             {
-                "body": [f"{i}" for i in range(count)],
-                "keys": [[f"k{i % 17}"] for i in range(count)],
-                "queue_id": pa.array([i % 4 for i in range(count)], pa.int32()),
+                "body": [f"{i}" for i in range(first, first + count)],
+                "keys": [[f"k{i % 17}"] for i in range(first, first + count)],
+                "queue_id": pa.array([i % 4 for i in range(first, first + count)], pa.int32()),
             }
         )
         store.append_batch(MessageColumns.from_arrow(batch, topic=topic))

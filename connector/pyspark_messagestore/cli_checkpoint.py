@@ -126,12 +126,11 @@ def _batch_cells(batch: Batch, before: Batch | None) -> list[list[object]]:
             rows.append([*head, source, "(another source)" if fields is not None else "(nothing read yet)", "-", "-"])
             continue
         earlier = before.offsets[source] if before is not None and source < len(before.offsets) else None
-        start = stream_offset(earlier)
+        start = offset.beginning or stream_offset(earlier)
         for topic in offset.topics:
             read = sum(end for (name, _), end in offset.queues.items() if name == topic)
             begun = 0 if start is None else sum(end for (name, _), end in start.queues.items() if name == topic)
-            known = batch.batch_id == 0 or start is not None
-            rows.append([*head, source, topic, f"{read:,}", f"{read - begun:,}" if known and start else "-"])
+            rows.append([*head, source, topic, f"{read:,}", "-" if start is None else f"{read - begun:,}"])
     return rows
 
 
@@ -202,8 +201,12 @@ def checkpoint_rewind(
             ("left out", f"{out.count_words(len(dropped), 'file')}"),
         ]
     )
-    if batch == 0:
-        out.line("No file says where batch 0 begins: it begins where startingOffsets says when the query starts.")
+    first = [stream_offset(fields) for each in found.batches if each.batch_id == batch == 0 for fields in each.offsets]
+    if any(offset is not None and offset.beginning is None for offset in first):
+        out.line(
+            "An earlier release planned batch 0 and did not keep where it begins: it begins where startingOffsets says "
+            "when the query starts."
+        )
     if to is None:
         out.line("Nothing was written. To make the copy, give --to FOLDER.")
         return

@@ -5,7 +5,13 @@ A stream offset is a dict that Spark keeps and compares as JSON text, so its for
     {"formatVersion": 1, "last": {"crc": .., "position": .., "size": .., "storeTimestamp": ..}, "physicalOffset": ..,
      "queues": {"flights": {"0": 1200, "1": 1190}}, "storeId": ".."}
 
-`storeTimestamp` is missing in offsets of earlier releases. These fields are there only if the query uses the options:
+`storeTimestamp` is missing in offsets of earlier releases. These fields are in the first offsets of a query only, and
+not in those of earlier releases:
+
+    "initial": true                       the query begins here
+    "begin": {"formatVersion": 1, ..}     in the end of the first micro-batch: the offset at which this batch begins
+
+These fields are there only if the query uses the options:
 
     "pattern": ".."                       subscribePattern
     "started": ".."                       the option that says where the query began, as one text
@@ -94,6 +100,10 @@ class StreamOffset:
         The option that says where the query began, as one text; empty if none was given.
     until : Until | None
         Where the query ends, if it ends.
+    initial : bool
+        A new query begins here.
+    begin : StreamOffset | None
+        In the end of the first micro-batch: where this batch begins.
     """
 
     store_id: str = ""
@@ -104,13 +114,27 @@ class StreamOffset:
     pattern: str | None = None
     started: str = ""
     until: Until | None = None
+    initial: bool = False
+    begin: StreamOffset | None = None
+
+    @property
+    def beginning(self) -> StreamOffset | None:
+        """Where the first micro-batch begins, if this is its end; None: it begins where the one before it ends.
+
+        The checkpoint does not have the beginning. As long as the first micro-batch is not done, Spark asks the source
+        for it again, and the answer may be another one by then.
+        """
+        return self if self.initial else self.begin
 
     def to_json(self) -> dict[str, Any]:
         """The form that Spark receives: always the same text for the same offset."""
-        fields: dict[str, Any] = {
-            "formatVersion": FORMAT_VERSION,
-            "last": None if self.last is None else _last_to_json(self.last),
-        }
+        fields: dict[str, Any] = {}
+        if self.begin is not None:
+            fields["begin"] = self.begin.to_json()
+        fields["formatVersion"] = FORMAT_VERSION
+        if self.initial:
+            fields["initial"] = True
+        fields["last"] = None if self.last is None else _last_to_json(self.last)
         if self.pattern is not None:
             fields["pattern"] = self.pattern
         fields["physicalOffset"] = self.physical_offset
@@ -140,7 +164,7 @@ class StreamOffset:
             version = fields["formatVersion"]
             if version != FORMAT_VERSION:
                 raise ValueError(f"format version {version}")
-            last, until = fields["last"], fields.get("until")
+            last, until, begin = fields["last"], fields.get("until"), fields.get("begin")
             return cls(
                 store_id=str(fields["storeId"]),
                 topics=tuple(sorted(fields["queues"])),
@@ -152,6 +176,8 @@ class StreamOffset:
                 until=None
                 if until is None
                 else Until(str(until["asked"]), int(until["nowMs"]), _queues_from_json(until["queues"])),
+                initial=bool(fields.get("initial", False)),
+                begin=None if begin is None else cls.from_json(begin),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(

@@ -173,21 +173,23 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- offsets
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 # Spark's name
-        """Where a new query begins."""
+        """Where a new query begins.
+
+        Spark asks several times before the first micro-batch is done, also after a restart, and the answers may differ.
+        Only the first one of a run counts: `latestOffset` puts it into the end of this micro-batch.
+        """
         follower, asked = self._opened(), self.options.starting
         begin = StreamOffset(
             topics=self.options.subscription.named,
             pattern=self.options.subscribe_pattern,
             started="" if asked is None else asked.text,
+            initial=True,
         )
         if follower is None:
             return begin.to_json()
         firsts = follower.starting(LATEST)
-        until = follower.until(follower.ends())
-        if until is not None and self.options.fail_on_data_loss:
-            follower.bound(until).check(firsts)
-        begin = replace(begin, until=until)
-        return follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts).to_json()
+        begin = replace(begin, until=follower.until(follower.ends()))
+        return replace(follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts), initial=True).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That there are limits at all. Spark has no limit that combines several, so `latestOffset` applies them."""
@@ -239,6 +241,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             }
         until = self._until(begin, current)
         if self._bound is not None:
+            if begin.initial and self.options.fail_on_data_loss:
+                self._bound.check(begin.queues)
             ends = self._bound.limited(ends)
         firsts = follower.firsts_of(follower.changed(begin, ends), begin, ends)
         reached = {**begin.queues, **{queue: max(ends[queue], first) for queue, first in firsts.items()}}
@@ -254,7 +258,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if all(begin.queues.get(queue, 0) == reached[queue] <= first for queue, first in firsts.items()):
             self._idle = (start, current, math.inf) if follower.checked else None
             return start
-        return follower.next_offset(replace(begin, until=until), firsts, reached).to_json()
+        found = follower.next_offset(replace(begin, until=until), firsts, reached)
+        if begin.initial:  # nothing else says where this micro-batch begins
+            found = replace(found, begin=replace(begin, initial=False, until=None))
+        return found.to_json()
 
     def _is_idle(self, start: dict[str, Any], current: Queues) -> bool:
         """Whether nothing has changed since there was nothing to do."""
@@ -319,9 +326,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- ranges
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The pieces of one micro-batch; each call returns the same rows."""
+        """The pieces of one micro-batch; each call returns the same rows.
+
+        The first micro-batch begins where its end says. For `start`, Spark has just called `initialOffset` once more.
+        """
         follower = self.follower
         begin, finish = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if begin.initial and finish.beginning is not None:
+            begin = finish.beginning
+        elif begin.initial:
+            self._tell(
+                f"{self.options.path}: an earlier release planned the first micro-batch of this query and did not keep "
+                f"where it begins. It begins where the options say now, so messages that came meanwhile may be left out"
+            )
         visible = follower.ends()
         self._check(begin)
         queues = [queue for queue in follower.changed(begin, finish.queues) if queue in finish.queues]

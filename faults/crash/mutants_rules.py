@@ -99,7 +99,22 @@ def without_replaces(real: Any) -> Any:
     return lambda batch, size=0: real(replace(batch, replaces=()), size)
 
 
+@contextlib.contextmanager
+def beginning_forgotten() -> Iterator[None]:
+    """The end of the first micro-batch does not keep where it begins, so Spark's newest answer counts."""
+    from pyspark_messagestore.offsets import StreamOffset
+
+    with mock.patch.object(StreamOffset, "beginning", None):
+        yield
+
+
 MUTANTS = (
+    Mutant(
+        "a stream forgets where its first batch begins",
+        beginning_forgotten,
+        "spark: first batch again",
+        histories("first_batch_again"),
+    ),
     Mutant(
         "destination topics are not compared",
         without(batch_rules, "_check_topics"),

@@ -16,7 +16,7 @@ def run(seconds: float, seed: int, quick: bool) -> dict[str, int]:
     Parameters
     ----------
     seconds : float
-        The approximate duration; never less than the quick profile: 2 000 histories and 14 cells.
+        The approximate duration; never less than the quick profile: 2 000 histories and 15 cells.
     seed : int
     quick : bool
         Run the quick profile, however long it takes.

@@ -27,6 +27,8 @@ BATCH = 1
 RUNS = 5
 TWO_DRIVERS = "two:drivers"
 TASK_PLACES = ("task", "staged")
+FIRST = "first"
+"""As `offsets`, in the first micro-batch of a query that begins at `latest`; all messages arrive after that."""
 
 
 def main() -> None:
@@ -70,17 +72,22 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
     root, checkpoint = str(folder / "store"), str(folder / "checkpoint")
     others = []
     if not folder.exists():
-        fill(root, ROWS)
+        fill(root, 0 if place == FIRST else ROWS)
         plan.with_suffix(".done").unlink(missing_ok=True)
         if cell == TWO_DRIVERS:
             others = [another_driver(folder, root, checkpoint)]
         else:
-            plan.write_text(f"{place} {os.getpid() if victim == 'driver' else victim} {BATCH}")
+            at = "offsets" if place == FIRST else place
+            plan.write_text(f"{at} {os.getpid() if victim == 'driver' else victim} {BATCH}")
     runs = 0
     while True:
         runs += 1
         try:
-            (job.copy_foreach if place == "foreach" else job.copy)(spark, root, checkpoint, "killing")
+            if place == "foreach":
+                job.copy_foreach(spark, root, checkpoint, "killing")
+            else:
+                starting = "latest" if place == FIRST else "earliest"
+                job.copy(spark, root, checkpoint, "killing", starting)
             if all(other.poll() is not None for other in others):
                 break
         except StreamingQueryException as error:
@@ -90,7 +97,7 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
                 raise
     assert not plan.exists(), f"{cell}: nobody came to this place"
     wait_for_zombie(plan)
-    check_copied(cell, root, ROWS)
+    check_copied(cell, root, killing.ARRIVING if place == FIRST else ROWS)
     return runs
 
 

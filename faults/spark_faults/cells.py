@@ -27,14 +27,14 @@ LOCAL, CLUSTER = "local[2,4]", "local-cluster[1,1,1024]"
 MATRIX: dict[str, list[str]] = {
     LOCAL: [f"{place}:self" for place in (*TASK_PLACES, *COMMIT_PLACES)]
     + [f"{place}:{victim}" for victim in ("jvm", "zombie") for place in (*DRIVER_PLACES, *TASK_PLACES, *COMMIT_PLACES)]
-    + ["foreach:driver", "two:drivers"],
+    + ["first:jvm", "foreach:driver", "two:drivers"],
     CLUSTER: [f"{place}:executor" for place in TASK_PLACES],
 }
 QUICK: dict[str, list[str]] = {
     LOCAL: [
         *("commit:self", "write-half:self", "data-synced:self", "head-written:self", "head-synced:self"),
         *("dispatch:self", "published:self", "returned:self", "offsets:jvm", "commits:jvm", "write-half:zombie"),
-        *("foreach:driver", "two:drivers"),
+        *("first:jvm", "foreach:driver", "two:drivers"),
     ],
     CLUSTER: ["staged-half:executor"],
 }

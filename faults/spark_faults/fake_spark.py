@@ -96,6 +96,11 @@ class Driver:
         Use `foreachBatch` and a batch write.
     attempts : int
         How often a task is tried.
+
+    Attributes
+    ----------
+    begins : dict of int to int | None
+        The ends of the input's queues when the query asked where it begins, until offsets/0 is written.
     """
 
     def __init__(
@@ -120,6 +125,7 @@ class Driver:
         self.messages: list[Any] = []
         self.writer: bytes = b""
         self.reader: Any = self._new_reader()
+        self.begins: dict[int, int] | None = None
         self.on_commit: Callable[[Attempt], None] = lambda _: None
 
     def _new_reader(self) -> Any:

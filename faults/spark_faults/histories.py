@@ -60,6 +60,7 @@ class History(World):
             (1, self.detach),
             (2, self.unmounted),
             (2, self.older_backup),
+            (2, self.first_batch_again),
             (2, self.second_topic),
             (2, self.taken_over),
         ]
@@ -141,6 +142,27 @@ class History(World):
             self.doom["commit"] = {"kill_at": self.rng.randrange(40), "half": self.rng.random() < 0.5}
         self.in_turns(running)
         self.doom.clear()
+
+    def first_batch_again(self) -> None:
+        """Start a query that begins where the input ends, while rows come; kill its drivers before commits/0 is written."""
+        self.new_query()
+        query = self.queries[-1]
+        query.source["startingOffsets"] = "latest"
+        for _ in range(self.rng.randint(1, 3)):
+            driver = self.driver(query)
+            stop = self.rng.choice(("offsets", "planned", "task", "commit", "returned"))
+            places = driver.batches()
+            place = self.step(query, driver, places)
+            if place == "started":
+                self.append()
+            while place not in (stop, "commits", "idle", "failed"):
+                place = self.step(query, driver, places)
+            self.tally["first batches killed"] += place == stop
+            driver.die()
+            self.append()
+            if place != stop:
+                return
+        self.run_to_end(query)
 
     def copied_checkpoint(self) -> None:
         """Copy the checkpoint and use both: sooner or later one of the two queries has to give up."""
@@ -281,7 +303,10 @@ class History(World):
 
     def run_out(self) -> None:
         """Run a query without faults until nothing is new."""
-        query = self.any_query()
+        self.run_to_end(self.any_query())
+
+    def run_to_end(self, query: Query) -> None:
+        """Run this query without faults until nothing is new."""
         driver = self.driver(query)
         self.drive(query, driver, driver.batches())
         driver.die()

@@ -154,10 +154,14 @@ class World:
             )
             query.sink.pop("onReplayMismatch", None)  # for this batch only
             self.tally["commits"] += 1
-        elif place == "started" and not self.finishing and self.rng.random() < 0.3:
-            self.append()
-        elif place == "offsets" and driver.checkpoint.last == 0:
-            query.not_before = self.input_ends()
+        elif place in ("started", "offsets"):
+            if place == "started":
+                driver.begins = self.input_ends()
+            elif driver.begins is not None:  # of all that Spark is told about the beginning, this is the first answer
+                query.not_before, driver.begins = driver.begins, None
+            first = place == "started" or driver.checkpoint.last == 0
+            if first and not self.finishing and self.rng.random() < 0.3:
+                self.append()
         elif place == "idle":
             driver.die()
         return place

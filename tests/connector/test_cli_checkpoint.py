@@ -203,6 +203,22 @@ def test_a_rewind_is_refused_where_the_state_lacks_that_version(tmp_path: Path, 
     run("checkpoint", "rewind", path, 3, "--to", tmp_path / "copy")
 
 
+def test_the_first_batch_keeps_its_beginning_when_it_is_rewound(tmp_path: Path) -> None:
+    """Its end says where it begins, so `show` counts its messages, and the copy needs no answer from the source."""
+    first = {**offset("s", 7, 5), "begin": offset("s", 4, 3)}
+    path = checkpoint(tmp_path / "ck", [[first], [offset("s", 9, 9)]])
+    assert lines(run("checkpoint", "show", path))[-2].split()[-3:] == ["t", "12", "5"]
+    text = run("checkpoint", "rewind", path, 0, "--to", tmp_path / "copy").output
+    assert "where batch 0 begins" not in text
+    assert "where it begins" not in text
+    (kept,) = read_checkpoint(str(tmp_path / "copy")).batches
+    assert kept.offsets == (first,)
+    older = checkpoint(tmp_path / "older", [[offset("s", 7, 5)], [offset("s", 9, 9)]])
+    text = " ".join(run("checkpoint", "rewind", older, 0).output.split())
+    assert "An earlier release planned batch 0 and did not keep where it begins" in text
+    assert "did not keep" not in run("checkpoint", "rewind", older, 1).output
+
+
 def test_a_partition_without_state_is_refused(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "ck", [[offset("s", number)] for number in range(3)])
     state(path, "zip", range(1, 4))

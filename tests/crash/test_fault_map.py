@@ -14,7 +14,7 @@ from crash import runner
 TESTS = Path(__file__).resolve().parent.parent
 FAULTS = TESTS.parent / "faults"
 MAP = FAULTS / "README.md"
-ROW_COUNTS = {"C": 22, "D": 23, "E": 22, "L": 18, "S": 24, "H": 18}
+ROW_COUNTS = {"C": 22, "D": 23, "E": 22, "L": 18, "S": 25, "H": 18}
 ATTACKS = TESTS.parent / "docs" / "commit-protocol.md"
 ATTACK_COUNT = 44
 ALSO = {

@@ -1,6 +1,6 @@
 """A streaming job in a process of its own: store -> Spark -> store, once through, on any kind of session.
 
-    python job.py MASTER ROOT CHECKPOINT [FORMAT]
+    python job.py MASTER ROOT CHECKPOINT [FORMAT [STARTING]]
 
 MASTER is `local[2]`, `local-cluster[2,1,1024]` or `remote` (Spark Connect). Prints what a test wants to know.
 """
@@ -29,9 +29,11 @@ def session(master: str) -> SparkSession:
     return builder.getOrCreate()
 
 
-def copy(spark: SparkSession, root: str, checkpoint: str, sink: str = "messagestore") -> None:
+def copy(
+    spark: SparkSession, root: str, checkpoint: str, sink: str = "messagestore", starting: str = "earliest"
+) -> None:
     """Topic `flights` to topic `copy`, 250 messages a micro-batch, then end."""
-    writer = flights(spark, root, sink).writeStream.format(sink).option("topic", "copy")
+    writer = flights(spark, root, sink, starting).writeStream.format(sink).option("topic", "copy")
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(root).awaitTermination()
 
 
@@ -51,12 +53,12 @@ def copy_foreach(spark: SparkSession, root: str, checkpoint: str, source: str) -
     writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
 
 
-def flights(spark: SparkSession, root: str, source: str) -> DataFrame:
+def flights(spark: SparkSession, root: str, source: str, starting: str = "earliest") -> DataFrame:
     """The topic as a stream."""
     return (
         spark.readStream.format(source)
         .option("subscribe", "flights")
-        .option("startingOffsets", "earliest")
+        .option("startingOffsets", starting)
         .option("maxOffsetsPerTrigger", 250)
         .load(root)
         .selectExpr("body", "keys", "tags", "properties")
@@ -64,7 +66,8 @@ def flights(spark: SparkSession, root: str, source: str) -> DataFrame:
 
 
 def main() -> None:
-    master, root, checkpoint, sink = [*sys.argv[1:], "messagestore"][:4]
+    (master, root, checkpoint), given = sys.argv[1:4], sys.argv[4:]
+    sink, starting = [*given, *("messagestore", "earliest")[len(given) :]]
     warnings.simplefilter("ignore")
     spark = session(master)
     if sink == "killing":
@@ -74,7 +77,7 @@ def main() -> None:
         plan = Path(os.environ[killing.PLAN])
         if plan.exists() and "JVM" in plan.read_text():
             plan.write_text(plan.read_text().replace("JVM", str(spark.sparkContext._gateway.proc.pid)))
-    copy(spark, root, checkpoint, sink)
+    copy(spark, root, checkpoint, sink, starting)
     print(json.dumps({"done": True}))
     spark.stop()
 

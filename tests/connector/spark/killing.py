@@ -24,9 +24,12 @@ from messagestore.spi.local import LocalStores, LocalWriter
 from messagestore.write.staging import StagingWriter
 from pyspark_messagestore import sink, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
+from pyspark_messagestore.positions import LATEST
+from spark_runs import fill
 
 PLAN = "MESSAGESTORE_KILL_PLAN"
 BATCH_ROWS = 250
+ARRIVING = 2 * BATCH_ROWS
 _ZOMBIE_SLEEP_S = 8.0
 
 
@@ -200,7 +203,18 @@ class KillingWriter(sink.StreamWriter):
 
 
 class KillingReader(source.StreamReader):
-    """Places: offsets (offsets/N is written), commits (commits/N is written)."""
+    """Places: offsets (offsets/N is written), commits (commits/N is written).
+
+    If the query begins at `latest`, `BATCH_ROWS` messages arrive after each answer to the question where that is, until
+    there are `ARRIVING`.
+    """
+
+    def initialOffset(self):  # noqa: N802
+        found = super().initialOffset()
+        count = sum(self.follower.ends().values())
+        if self.options.starting.wanted == LATEST and count < ARRIVING:
+            fill(self.options.path, BATCH_ROWS, first=count)
+        return found
 
     def partitions(self, start, end):
         at("offsets", batch_of(start))

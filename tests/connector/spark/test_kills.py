@@ -62,6 +62,26 @@ def test_a_killed_driver_starts_again(tmp_path, place: str):
 
 
 @pytest.mark.slow
+def test_messages_that_arrive_after_the_query_began_are_not_lost_when_its_first_batch_is_killed(tmp_path):
+    """The query begins at `latest`, and the topic is empty then. The driver is killed when offsets/0 is written and
+    commits/0 is not. Spark asks twice before the kill where the query begins, and again after it; messages arrive after
+    the first two answers, and all of them are copied."""
+    root, plan = str(tmp_path / "store"), tmp_path / "plan"
+    fill(root, 0)
+    plan.write_text("offsets JVM 1")
+    args = ("job.py", "local[2]", root, tmp_path / "checkpoint", "killing", "latest")
+    first = run_job(*args, cwd=tmp_path, MESSAGESTORE_KILL_PLAN=str(plan))
+    assert '"done"' not in first.stdout
+    assert not plan.exists(), first.stderr[-4000:]
+    assert (tmp_path / "checkpoint" / "offsets" / "0").exists()
+    assert not (tmp_path / "checkpoint" / "commits" / "0").exists()
+    second = run_job(*args, cwd=tmp_path, MESSAGESTORE_KILL_PLAN=str(plan))
+    assert '"done"' in second.stdout, second.stderr[-4000:]
+    assert sum(bodies(root, "flights").values()) == 500
+    assert bodies(root, "copy") == bodies(root, "flights")
+
+
+@pytest.mark.slow
 def test_a_killed_executor_is_replaced(tmp_path):
     """The executor's JVM dies with its workers in the middle of a task; another executor runs the task again."""
     root, plan = str(tmp_path / "store"), tmp_path / "plan"
