@@ -32,9 +32,20 @@ def session(master: str) -> SparkSession:
 def copy(
     spark: SparkSession, root: str, checkpoint: str, sink: str = "messagestore", starting: str = "earliest"
 ) -> None:
-    """Topic `flights` to topic `copy`, 250 messages a micro-batch, then end."""
+    """Topic `flights` to topic `copy`, 250 messages a micro-batch, then end.
+
+    With the trigger AvailableNow, a query that begins at `latest` would end there.
+    """
     writer = flights(spark, root, sink, starting).writeStream.format(sink).option("topic", "copy")
-    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start(root).awaitTermination()
+    writer = writer.option("checkpointLocation", checkpoint)
+    if starting == "earliest":
+        writer.trigger(availableNow=True).start(root).awaitTermination()
+        return
+    query = writer.start(root)
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
 
 
 def copy_foreach(spark: SparkSession, root: str, checkpoint: str, source: str) -> None:
