@@ -49,7 +49,7 @@ def _shown(
 def _compare(verdict: Verdict, name: str, shown: dict[int, int], notes: list[str]) -> None:
     """Check that places are consecutive, except for the reported gaps and the BLANK records at the ends of segments."""
     told = {int(end) - int(size): int(end) for size, end in
-            (re.search(r"^(\d+) bytes .* continuing at (\d+)$", note).groups() for note in notes)}  # type: ignore[union-attr] # fmt: skip
+            (re.search(r"^(\d+) bytes .* Continuing at (\d+)$", note).groups() for note in notes)}  # type: ignore[union-attr] # fmt: skip
     places = sorted(shown)
     if list(shown) != places:
         verdict.misread.append(f"{name}: out of order")
