@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from crash.kernels import planted as planted_in_kernel
 from crash.planting import Planted, patched
 from interop import broker_recipes
 from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
-from messagestore.format import record_scan
 from messagestore.log import walk
 from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery.survey import Surveyor
@@ -104,7 +104,7 @@ PLANTED: dict[str, tuple[str, Planted]] = {
     ),
     "records of long topics are none": (
         "V2",
-        patched(record_scan, "_MAGICS_AS_READ", lambda magics: (magics[0], magics[0])),
+        planted_in_kernel("frame.h", "magic != MAGIC_V1 && magic != MAGIC_V2", "magic != MAGIC_V1"),
     ),
     "the highest delay level is 17": (
         "delay above 18",

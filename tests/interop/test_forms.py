@@ -216,14 +216,14 @@ def test_batch_queues_are_refused_by_name(java: Driver, root: Path) -> None:
         )
         assert (put["ok"], put["count"]) == (True, 3)
         theirs.dispatched()
-        shown_empty_by_nobody(root, ["inner"], "BatchConsumeQueue")
+        shown_empty_by_nobody(root, ["inner"], "queue.type=BatchCQ")
         with MessageStore.open_read_only(root, SMALL) as store:
             check_messages(store, theirs)  # of the topics that can be read
             raw = store.look_message_by_offset(put["physicalOffset"])
             assert raw is not None
             assert (raw.sys_flag & 0xC0, raw.system_properties["INNER_NUM"]) == (0xC0, "3")
-    shown_empty_by_nobody(root, ["inner"], "BatchConsumeQueue")
-    no_writer(root, "BatchConsumeQueue")
+    shown_empty_by_nobody(root, ["inner"], "queue.type=BatchCQ")
+    no_writer(root, "batch queues")
 
 
 def test_light_queues_are_refused_by_name(java: Driver, root: Path) -> None:
