@@ -78,6 +78,11 @@ def begun(reader: StreamReader) -> Any:
     return again(reader.initialOffset())
 
 
+def planned_first(reader: StreamReader) -> Any:
+    """The end of a new query's first micro-batch. If nobody can say where the query begins, this is the error."""
+    return again(reader.latestOffset(begun(reader), ALL))
+
+
 def step(reader: StreamReader, start: Any, limit: ReadLimit | None = None) -> tuple[list[tuple[int, int]], Any]:
     """One micro-batch: its messages, and its end."""
     end = again(reader.latestOffset(start, limit or reader.getDefaultReadLimit()))

@@ -9,6 +9,7 @@ A stream offset is a dict that Spark keeps and compares as JSON text, so its for
 not in those of earlier releases:
 
     "initial": true                       the query begins here
+    "undecided": true                     nobody could say where. Spark does not keep such an offset
     "begin": {"formatVersion": 1, ..}     in the end of the first micro-batch: the offset at which this batch begins
 
 These fields are there only if the query uses the options:
@@ -102,6 +103,9 @@ class StreamOffset:
         Where the query ends, if it ends.
     initial : bool
         A new query begins here.
+    undecided : bool
+        The query begins here, but where the options say could not be found out. No end of a micro-batch is planned
+        from such an offset.
     begin : StreamOffset | None
         In the end of the first micro-batch: where this batch begins.
     """
@@ -115,6 +119,7 @@ class StreamOffset:
     started: str = ""
     until: Until | None = None
     initial: bool = False
+    undecided: bool = False
     begin: StreamOffset | None = None
 
     @property
@@ -142,6 +147,8 @@ class StreamOffset:
         if self.started:
             fields["started"] = self.started
         fields["storeId"] = self.store_id
+        if self.undecided:
+            fields["undecided"] = True
         if self.until is not None:
             until = self.until
             fields["until"] = {
@@ -177,6 +184,7 @@ class StreamOffset:
                 if until is None
                 else Until(str(until["asked"]), int(until["nowMs"]), _queues_from_json(until["queues"])),
                 initial=bool(fields.get("initial", False)),
+                undecided=bool(fields.get("undecided", False)),
                 begin=None if begin is None else cls.from_json(begin),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -21,7 +21,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from messagestore import NotAStoreError, StoreWentBackwardsError
+from messagestore import (
+    ConfigError,
+    NotAStoreError,
+    OffsetOutOfRangeError,
+    StoreWentBackwardsError,
+    UnknownTopicError,
+)
 from messagestore.spi import LOCAL_STORES, Queue, Queues, Range, Stores
 from pyspark_messagestore.bound import Bound
 from pyspark_messagestore.follower import Follower
@@ -176,20 +182,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins.
 
         Spark asks several times before the first micro-batch is done, also after a restart, and the answers may differ.
-        Only the first one of a run counts: `latestOffset` puts it into the end of this micro-batch.
+        Only the first one of a run counts: `latestOffset` puts it into the end of this micro-batch. So an error counts
+        only if the answer is needed, and `latestOffset` raises it then.
         """
-        follower, asked = self._opened(), self.options.starting
-        begin = StreamOffset(
+        try:
+            return self._begin().to_json()
+        except (ConfigError, OffsetOutOfRangeError, UnknownTopicError):
+            return replace(self._nowhere(), undecided=True).to_json()
+
+    def _nowhere(self) -> StreamOffset:
+        """The initial offset of a query whose store is not there yet."""
+        asked = self.options.starting
+        return StreamOffset(
             topics=self.options.subscription.named,
             pattern=self.options.subscribe_pattern,
             started="" if asked is None else asked.text,
             initial=True,
         )
+
+    def _begin(self) -> StreamOffset:
+        """Where a new query begins, as the options and the store say now."""
+        follower = self._opened()
         if follower is None:
-            return begin.to_json()
+            return self._nowhere()
         firsts = follower.starting(LATEST)
-        begin = replace(begin, until=follower.until(follower.ends()))
-        return replace(follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts), initial=True).to_json()
+        begin = replace(self._nowhere(), until=follower.until(follower.ends()))
+        return replace(follower.next_offset(begin, dict.fromkeys(firsts, 0), firsts), initial=True)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """That there are limits at all. Spark has no limit that combines several, so `latestOffset` applies them."""
@@ -221,6 +239,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """How far the next micro-batch reads; `start` itself if there is nothing new."""
+        if start.get("undecided"):
+            start = self._begin().to_json()
         if self._opened() is None:
             begin = StreamOffset.from_json(start)
             if not begin.store_id and not begin.queues:
@@ -339,6 +359,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{self.options.path}: an earlier release planned the first micro-batch of this query and did not keep "
                 f"where it begins. It begins where the options say now, so messages that came meanwhile may be left out"
             )
+            begin = self._begin() if begin.undecided else begin
         visible = follower.ends()
         self._check(begin)
         queues = [queue for queue in follower.changed(begin, finish.queues) if queue in finish.queues]

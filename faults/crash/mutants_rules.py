@@ -108,7 +108,22 @@ def beginning_forgotten() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def beginning_asked_for() -> Iterator[None]:
+    """A first micro-batch that is planned fails if nobody can say any more where the query would begin."""
+    from pyspark_messagestore.source import StreamReader
+
+    with mock.patch.object(StreamReader, "initialOffset", lambda reader: reader._begin().to_json()):
+        yield
+
+
 MUTANTS = (
+    Mutant(
+        "an error about where to begin stops a planned batch",
+        beginning_asked_for,
+        "spark: first batch again",
+        histories("first_batch_again"),
+    ),
     Mutant(
         "a stream forgets where its first batch begins",
         beginning_forgotten,

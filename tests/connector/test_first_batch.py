@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from messagestore import MessageStore, OffsetOutOfRangeError, StoreWentBackwardsError
+from messagestore import ConfigError, MessageStore, OffsetOutOfRangeError, StoreWentBackwardsError
 from messagestore.files.consumer_offsets import publish_offsets
-from stream_steps import ALL, SMALL, add, again, begun, finished, retain, rows, step, stream
+from stream_steps import ALL, SMALL, add, again, begun, finished, planned_first, retain, rows, step, stream
 
 NEW = [(queue, number) for queue in range(4) for number in (3, 4)]
 
@@ -98,6 +100,82 @@ def test_a_first_batch_without_messages_stays_without(root: str) -> None:
     found, last = finished(stream(root, **options), end)
     assert found == [NEW]
     assert replanned(root, last, **options) == NEW
+
+
+def unpublish(root: str) -> None:
+    (Path(root) / "config" / "consumerOffset.json").unlink()
+
+
+def add_a_queue(root: str) -> None:
+    with MessageStore.open(root, SMALL) as store:
+        store.alter_topic("t", write_queue_nums=5, read_queue_nums=5)
+    add(root, 5, queues=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "match"),
+    [
+        ({"startingOffsets": "committed", "consumerGroup": "g"}, unpublish, "consumer group g has not read queue 0"),
+        ({"startingOffsets": '{"t": {"0": 3, "1": 3, "2": 3, "3": 3}}'}, add_a_queue, "queue 4 of t is not listed"),
+        (
+            {"startingTimestamp": "-300ms", "startingOffsetsByTimestampStrategy": "error"},
+            lambda root: time.sleep(0.3),
+            "queue 0 of t has no message that was stored at",
+        ),
+        (
+            {"subscribePattern": "t.*", "startingOffsets": '{"t": {"*": -1}}'},
+            lambda root: add(root, 4, "t2"),
+            "topic t2",
+        ),
+    ],
+    ids=["the group is gone", "a queue is new", "the time has passed", "a topic is new"],
+)
+def test_a_batch_is_read_again_although_its_beginning_cannot_be_found_any_more(
+    root: str, options: dict[str, str], change: Callable[[str], None], match: str
+) -> None:
+    """The restart failed with an error about options that are for new queries, and kept failing.
+
+    A new query still gets the error.
+    """
+    publish_offsets(root, "g", {("t", queue): 3 for queue in range(4)})
+    if "startingTimestamp" in options:
+        time.sleep(0.3)
+        add(root, 4)
+    reader = stream(root, **options)
+    start = begun(reader)
+    add(root, 4)
+    end = again(reader.latestOffset(start, ALL))
+    taken = rows(reader, reader.partitions(start, end))
+    assert len(taken) == (8 if "startingTimestamp" in options else 4)
+    change(root)
+    assert replanned(root, end, **options) == taken
+    with pytest.raises(ConfigError, match=match):
+        planned_first(stream(root, **options))
+
+
+def test_a_beginning_that_is_found_at_the_second_try_counts(root: str) -> None:
+    """The answer that nobody could give is never kept: the end says where its batch begins, and so does an empty one."""
+    options = {"startingOffsets": "committed", "consumerGroup": "g"}
+    for count in (0, 8):
+        reader = stream(root, **options)
+        unknown = begun(reader)
+        assert unknown["undecided"]
+        assert unknown["queues"] == {"t": {}}
+        publish_offsets(root, "g", {("t", queue): 3 for queue in range(4)})
+        if count:
+            add(root, count)
+        end = again(reader.latestOffset(unknown, ALL))
+        assert "undecided" not in json.dumps(end)
+        assert end.get("begin", end)["queues"] == {"t": dict.fromkeys("0123", 3)}
+        assert replanned(root, end, **options) == (NEW if count else [])
+        unpublish(root)
+
+
+def test_an_end_of_an_earlier_release_still_needs_the_answer(root: str) -> None:
+    end = planned(root, startingOffsets="earliest")
+    del end["begin"]
+    with pytest.raises(ConfigError, match="consumer group g has not read queue 0 of t"):
+        replanned(root, end, startingOffsets="committed", consumerGroup="g")
 
 
 def test_queues_and_topics_that_appear_before_the_first_batch_are_read_from_their_first_message(root: str) -> None:

@@ -15,7 +15,7 @@ from messagestore import ConfigError, MessageStore, OffsetOutOfRangeError
 from messagestore.files.consumer_offsets import publish_offsets
 from pyspark_messagestore.options import source_options
 from pyspark_messagestore.positions import EARLIEST, EVERY_QUEUE, LATEST, Committed, Moment
-from stream_steps import ALL, SMALL, add, batch, begun, finished, retain, rows, step, stream
+from stream_steps import ALL, SMALL, add, batch, begun, finished, planned_first, retain, rows, step, stream
 
 READ = {"path": "/s", "subscribe": "t"}
 
@@ -147,7 +147,7 @@ def test_a_time_for_each_queue(root: str) -> None:
     asked = json.dumps({"t": {"0": time_of(root, 2), "3": iso(time_of(root, 4)), "*": "-1d"}})
     assert queues_of(begun(stream(root, startingOffsetsByTimestamp=asked))) == [2, 0, 0, 4]
     with pytest.raises(ConfigError, match="option startingOffsetsByTimestamp: queue 1 of t is not listed"):
-        begun(stream(root, startingOffsetsByTimestamp='{"t": {"0": 5}}'))
+        planned_first(stream(root, startingOffsetsByTimestamp='{"t": {"0": 5}}'))
 
 
 @pytest.mark.parametrize(("strategy", "first"), [("latest", 6), ("earliest", 0), ("error", None)])
@@ -158,7 +158,7 @@ def test_no_message_is_as_young(root: str, strategy: str, first: int | None) -> 
         assert queues_of(begun(stream(root, **given))) == [first] * 4
         return
     with pytest.raises(ConfigError, match="option startingTimestamp: queue 0 of t has no message that was stored at"):
-        begun(stream(root, **given))
+        planned_first(stream(root, **given))
 
 
 def test_a_time_below_what_retention_left(root: str) -> None:
@@ -176,12 +176,12 @@ def test_a_query_begins_where_its_group_has_read_to(root: str) -> None:
     assert queues_of(begun(stream(root, startingOffsets="committed:earliest", **given))) == [2, 3, 6, 0]
     assert queues_of(begun(stream(root, startingOffsets="committed:latest", **given))) == [2, 3, 6, 6]
     with pytest.raises(ConfigError, match=r"consumer group g has not read queue 3 of t\. Give committed:earliest or"):
-        begun(stream(root, startingOffsets="committed", **given))
+        planned_first(stream(root, startingOffsets="committed", **given))
     publish_offsets(root, "g", {("t", 3): 1})
     assert queues_of(begun(stream(root, startingOffsets="committed", **given))) == [2, 3, 6, 1]
     publish_offsets(root, "g", {("t", 3): 9})
     with pytest.raises(OffsetOutOfRangeError, match="t/3: offset 9 was requested"):
-        begun(stream(root, startingOffsets="committed", **given))
+        planned_first(stream(root, startingOffsets="committed", **given))
     assert queues_of(begun(stream(root, startingOffsets="committed", failOnDataLoss="false", **given))) == [2, 3, 6, 6]
 
 

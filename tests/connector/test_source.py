@@ -31,6 +31,7 @@ from messagestore import (
 from pyspark_messagestore.options import source_options
 from pyspark_messagestore.schema import Projection
 from pyspark_messagestore.source import BatchReader, StreamReader
+from stream_steps import planned_first
 
 SMALL = StoreConfig(mapped_file_size_commit_log=1 << 16, max_hash_slot_num=100, max_index_num=400)
 BODY = Projection.of(StructType().add("queueId", "integer").add("queueOffset", "long").add("body", "binary"))
@@ -180,9 +181,9 @@ def test_starting_offsets(root) -> None:
         ('{"u": {"*": -1}}', "topic"),
     ]:
         with pytest.raises(ConfigError, match=match):
-            stream(root, startingOffsets=wrong).initialOffset()
+            planned_first(stream(root, startingOffsets=wrong))
     with pytest.raises(OffsetOutOfRangeError, match="offset 99 was requested"):
-        stream(root, startingOffsets='{"t": {"*": 99}}').initialOffset()
+        planned_first(stream(root, startingOffsets='{"t": {"*": 99}}'))
     assert (
         stream(root, startingOffsets='{"t": {"*": 99}}', failOnDataLoss="false").initialOffset()["queues"]["t"]["0"]
         == 25
@@ -200,7 +201,7 @@ def test_several_topics(root) -> None:
 
 def test_a_missing_topic_lists_those_there_are(root) -> None:
     with pytest.raises(UnknownTopicError, match=r"topic 'x' is not in the store. Its topics are: t"):
-        stream(root, subscribe="x").initialOffset()
+        planned_first(stream(root, subscribe="x"))
     with pytest.raises(UnknownTopicError):
         BatchReader(source_options({"path": root, "subscribe": "x"}), BODY).partitions()
 
@@ -208,7 +209,7 @@ def test_a_missing_topic_lists_those_there_are(root) -> None:
 def test_no_store(tmp_path) -> None:
     """The source never makes one."""
     with pytest.raises(NotAStoreError, match="found no message store"):
-        stream(str(tmp_path / "nothing")).initialOffset()
+        planned_first(stream(str(tmp_path / "nothing")))
     assert not (tmp_path / "nothing").exists()
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from crash.imitate import Broker
 from messagestore import ConfigError, NotAStoreError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
 from pyspark_messagestore.options import source_options
-from stream_steps import ALL, SMALL, add, batch, begun, finished, retain, rows, step, stream
+from stream_steps import ALL, SMALL, add, batch, begun, finished, planned_first, retain, rows, step, stream
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_pattern_never_matches_retry_dead_letter_and_system_topics(root: str) 
 
 def test_a_pattern_without_a_match(root: str) -> None:
     with pytest.raises(UnknownTopicError, match="No topic matches this subscribePattern"):
-        stream(root, subscribePattern="gates").initialOffset()
+        planned_first(stream(root, subscribePattern="gates"))
     with pytest.raises(UnknownTopicError, match="gate-a, gate-b, other"):
         batch(root, subscribePattern="gates").partitions()
     waiting = stream(root, subscribePattern="late.*", onMissingTopic="wait")
@@ -156,9 +156,9 @@ def test_assigned_queues_and_no_others(root: str) -> None:
 
 def test_an_assigned_queue_that_does_not_exist(root: str) -> None:
     with pytest.raises(ConfigError, match=r"option assign: queue 4 of gate-a does not exist\. Its queues are \[0, 1"):
-        stream(root, assign='{"gate-a": [0, 4]}').initialOffset()
+        planned_first(stream(root, assign='{"gate-a": [0, 4]}'))
     with pytest.raises(UnknownTopicError, match=r"messagestore topic create \S+ gate-x"):
-        stream(root, assign='{"gate-x": [0]}').initialOffset()
+        planned_first(stream(root, assign='{"gate-x": [0]}'))
 
 
 def test_an_assigned_queue_without_messages_is_read_when_they_come(root: str) -> None:
@@ -204,7 +204,7 @@ def test_a_query_begins_before_its_store(tmp_path: Path, caplog: pytest.LogCaptu
     """It waits, says so once, and reads from the first message; a second run goes on."""
     root = str(tmp_path / "store")
     with pytest.raises(NotAStoreError):
-        stream(root).initialOffset()
+        planned_first(stream(root))
     reader = stream(root, onMissingTopic="wait")
     reader.prepareForTriggerAvailableNow()
     start = begun(reader)
@@ -229,12 +229,12 @@ def test_waiting_is_not_for_a_store_that_cannot_be_read(root: str) -> None:
     """Its queues are in RocksDB: this will not change by itself."""
     (Path(root) / "consumequeue" / "CURRENT").write_text("MANIFEST-000001")
     with pytest.raises(NotAStoreError, match="RocksDB"):
-        stream(root, subscribe="gate-a", onMissingTopic="wait").initialOffset()
+        planned_first(stream(root, subscribe="gate-a", onMissingTopic="wait"))
 
 
 def test_a_missing_topic_says_how_to_create_it(root: str) -> None:
     with pytest.raises(UnknownTopicError, match=f"Create it with `messagestore topic create {root} gatec`"):
-        stream(root, subscribe="gatec").initialOffset()
+        planned_first(stream(root, subscribe="gatec"))
 
 
 def test_a_limit_holds_over_topics_of_a_pattern(root: str) -> None:

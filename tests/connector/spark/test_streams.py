@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from messagestore import MessageStore
-from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.mapped_file import Disk
 from spark_runs import bodies, fill
+
+StreamingQueryException = pytest.importorskip("pyspark.errors").StreamingQueryException
 
 
 def read(spark, root: str, **options: str):
@@ -170,6 +172,31 @@ def test_limits_in_bytes_are_exact_and_the_query_ends(spark, root, tmp_path) -> 
     query.awaitTermination()
     assert len([p for p in query.recentProgress if p["numInputRows"]]) > 1
     assert bodies(root, "copy") == bodies(root, "flights")
+
+
+def test_a_first_batch_that_failed_is_read_after_its_group_has_gone(spark, root, tmp_path) -> None:
+    """The restart failed, because Spark asks once more where the query begins."""
+    fill(root, 40)
+    publish_offsets(root, "g", {("flights", queue_id): 2 for queue_id in range(4)})
+    found: list[int] = []
+
+    def fail(df, number) -> None:
+        raise RuntimeError("the first run fails")
+
+    for each in (fail, lambda df, number: found.append(df.count())):
+        query = (
+            read(spark, root, startingOffsets="committed", consumerGroup="g")
+            .writeStream.foreachBatch(each)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        if each is fail:
+            with pytest.raises(StreamingQueryException, match="the first run fails"):
+                query.awaitTermination()
+            Path(root, "config", "consumerOffset.json").unlink()
+    query.awaitTermination()
+    assert found == [32]
 
 
 def replay(spark, root: str, checkpoint: Path, **options: str):
