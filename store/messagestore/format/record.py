@@ -321,6 +321,12 @@ def store_timestamp_position(sys_flag: int) -> int:
     return _STORE_TIMESTAMP_POSITION + later
 
 
+def sys_flag_of(data: bytes | bytearray | memoryview) -> int:
+    """The SYSFLAG of a record, unchecked."""
+    sys_flag: int = _INT32.unpack_from(data, _SYS_FLAG_POSITION)[0]
+    return sys_flag
+
+
 def crc_digits(crc: int) -> bytes:
     """Ten decimal digits, the last one first (RocketMQ UtilAll / CommitLog.setCRC32)."""
     return str(crc & CRC_MASK).zfill(10)[::-1].encode()

@@ -174,6 +174,8 @@ class BatchPlan:
     request : BatchRequest
     replaces : tuple of str
         Query ids from which this batch takes its app over.
+    own : bool
+        The store made the records itself: their topics and queues are not checked.
     """
 
     def __init__(
@@ -184,6 +186,8 @@ class BatchPlan:
         source: ChunkSource,
         request: BatchRequest,
         replaces: tuple[str, ...] = (),
+        *,
+        own: bool = False,
     ) -> None:
         self.files = files
         self.log = files.commit_log
@@ -195,7 +199,8 @@ class BatchPlan:
         self.counts: dict[tuple[str, int], int] = {}
         for index in range(len(source)):
             self._take(source.read(index, with_data=False))
-        self._check_topics(request)
+        if not own:
+            self._check_topics(request)
         for key in self.counts:
             self.first_offsets[key] = next_offset(*key)
         self.batch = BatchRecord(

@@ -13,6 +13,7 @@ A batch comes as chunks of encoded records; the chunk limits the memory, and not
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +38,7 @@ from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
 
-__all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch"]
+__all__ = ["APPENDED", "KNOWN", "SKIPPED", "BatchRequest", "BatchResult", "Chunks", "append_batch", "append_own"]
 
 _WRITEBACK_SIZE = 1 << 20
 
@@ -92,13 +93,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
     StorePoisonedError
         A sync failed; the next opening of the store decides whether the batch is in the log.
     """
-    if request.flush_disk_type == ASYNC_FLUSH:
-        writer.start_flushing()
-    with writer.mutex:
-        writer.check_turn()
-        writer.check_usable()
-        writer.check_locks()
-        writer.finish()
+    with _ready(writer, request):
         decision = _check_journal(writer, source, request)
         known = decision.known
         if known is not None:
@@ -107,24 +102,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             return known
         end = writer.end.physical_offset
         plan = BatchPlan(writer.files, end, writer.numbers.next_offset, source, request, decision.replaces)
-        _check_space(writer, plan)
-        try:
-            head, timestamp_ms = _write(writer, plan, request)
-        except StorePoisonedError:
-            raise
-        except SyncFailedError as error:
-            raise writer.poison(f"{error}") from error
-        except Exception:
-            with writer.unbroken("a batch that failed could not be undone", failures=True):
-                writer.undo(plan.batch.end)
-                writer.write_state(in_flight=NOTHING_IN_FLIGHT)
-            raise
-        except BaseException as error:
-            writer.poison(f"an append was interrupted ({error!r})")
-            raise
-        with writer.unbroken("a batch could not be published", failures=True):
-            _commit(writer, plan, head, request)
-            _publish(writer, plan, timestamp_ms)
+        _append(writer, plan, request)
         return BatchResult(
             APPENDED,
             plan.batch.physical_offset,
@@ -132,6 +110,65 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             plan.row_count,
             plan.batch.end - plan.batch.physical_offset,
         )
+
+
+def append_own(writer: LogWriter, source: ChunkSource, flush_disk_type: str) -> list[Row]:
+    """Append records that the store itself makes, as one batch: all of them are in the log, or none is.
+
+    Their topics may be a broker's own. They are not checked, and must be in `config/topics.json` already.
+
+    Returns
+    -------
+    list of Row
+        Where each record is, in the order of `source`.
+
+    Raises
+    ------
+    StoreFullError, StorePoisonedError, StoreLockedError
+        As for `append_batch`.
+    """
+    request = BatchRequest(flush_disk_type=flush_disk_type)
+    with _ready(writer, request):
+        end = writer.end.physical_offset
+        plan = BatchPlan(writer.files, end, writer.numbers.next_offset, source, request, own=True)
+        timestamp_ms = _append(writer, plan, request)
+        return [row for rows in plan.rows(timestamp_ms, with_data=False) for row in rows.each()]
+
+
+@contextlib.contextmanager
+def _ready(writer: LogWriter, request: BatchRequest) -> Iterator[None]:
+    """Hold the writer for a batch: it may append, and nothing is pending."""
+    if request.flush_disk_type == ASYNC_FLUSH:
+        writer.start_flushing()
+    with writer.mutex:
+        writer.check_turn()
+        writer.check_usable()
+        writer.check_locks()
+        writer.finish()
+        yield
+
+
+def _append(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> int:
+    """Write a planned batch and publish it; returns its store time."""
+    _check_space(writer, plan)
+    try:
+        head, timestamp_ms = _write(writer, plan, request)
+    except StorePoisonedError:
+        raise
+    except SyncFailedError as error:
+        raise writer.poison(f"{error}") from error
+    except Exception:
+        with writer.unbroken("a batch that failed could not be undone", failures=True):
+            writer.undo(plan.batch.end)
+            writer.write_state(in_flight=NOTHING_IN_FLIGHT)
+        raise
+    except BaseException as error:
+        writer.poison(f"an append was interrupted ({error!r})")
+        raise
+    with writer.unbroken("a batch could not be published", failures=True):
+        _commit(writer, plan, head, request)
+        _publish(writer, plan, timestamp_ms)
+    return timestamp_ms
 
 
 @dataclass(frozen=True, slots=True)
