@@ -11,7 +11,7 @@
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
-#   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store, SQLite and RocksDB, in one run
+#   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store and other databases, in one run
 #   make docs-site   the documentation as a site, in dist/site
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 

@@ -87,7 +87,7 @@ def _facts(folder: Path, found: tools.Tools) -> dict[str, str]:
         "import json, sys; from pathlib import Path; from benchmarks import machine;"
         "print(json.dumps(machine.facts(Path(sys.argv[1]), tuple(sys.argv[2:]))))"
     )
-    packages = ["pyspark", "pyarrow", "numpy"] + ([] if "rocksdb" in found.missing else ["rocksdict"])
+    packages = ["pyspark", "pyarrow", "numpy", *(p for tool, p in tools.PACKAGES.items() if tool not in found.missing)]
     command = [found.python, "-c", program, str(folder), *packages]
     said = subprocess.run(command, cwd=machine.ROOT, check=True, capture_output=True, text=True).stdout
     facts: dict[str, str] = json.loads(said)

@@ -10,6 +10,7 @@ BODIES = (PADDED, RANDOM)
 
 SYNCED = "on the disk (synced)"
 CACHED = "in the page cache"
+MEMORY = "in the memory of the process"
 NOTHING = "nothing: the rows are dropped"
 
 
@@ -81,18 +82,29 @@ CONTESTANTS: tuple[Contestant, ...] = (
     ),
     _c("append", "sqlite", "SQLite, WAL, synchronous=FULL, 10,000 rows a transaction", SYNCED, _ATOMIC),
     _c("append", "rocksdb", "RocksDB, sync, 10,000 rows a write batch, no key index", SYNCED, _ATOMIC, "rocksdb"),
+    _c("append", "leveldb", "LevelDB, sync, 10,000 rows a write batch, no key index", SYNCED, _ATOMIC, "leveldb"),
+    _c("append", "kahadb", "ActiveMQ's KahaDB, 10,000 messages a transaction, no key index", SYNCED, _ATOMIC, "kahadb"),
+    _c("append", "memory", "Python's memory: a list for each queue, a dict of keys", MEMORY, "all is lost at the end"),
     _c("read", "ours_4", "**this project**, four columns", "-", "checksums checked", ours=True),
     _c("read", "ours_10", "**this project**, ten columns", "-", "checksums checked", ours=True),
     _c("read", "java", "RocketMQ, getMessage and decode", "-", "checksums checked", "rocketmq"),
     _c("read", "sqlite", "SQLite, one SELECT of all columns", "-", "no checksums"),
     _c("read", "rocksdb", "RocksDB, one scan of keys and values", "-", "checksums checked", "rocksdb"),
+    _c("read", "leveldb", "LevelDB, one scan of keys and values", "-", "checksums checked", "leveldb"),
+    _c("read", "kahadb", "ActiveMQ's KahaDB, recover and decode", "-", "no checksums", "kahadb"),
+    _c("read", "memory", "Python's memory, the objects that are there", "-", "no checksums"),
     _c("put", "ours_async", "**this project**, ASYNC_FLUSH, one thread", CACHED, _LOSES, ours=True),
     _c("put", "java_async", "RocketMQ, ASYNC_FLUSH, one thread", CACHED, _LOSES, "rocketmq"),
     _c("put", "rocksdb_async", "RocksDB, one thread", CACHED, _LOSES, "rocksdb"),
+    _c("put", "leveldb_async", "LevelDB, one thread", CACHED, _LOSES, "leveldb"),
+    _c("put", "kahadb_async", "ActiveMQ's KahaDB, journalDiskSyncStrategy=never, one thread", CACHED, _LOSES, "kahadb"),
+    _c("put", "memory_async", "Python's memory, one thread", MEMORY, "all is lost at the end"),
     _c("put", "ours_sync", "**this project**, SYNC_FLUSH, one thread", SYNCED, "kept", ours=True),
     _c("put", "java_sync", "RocketMQ, SYNC_FLUSH, one thread", SYNCED, "kept", "rocketmq"),
     _c("put", "sqlite_sync", "SQLite, WAL, synchronous=FULL, one thread", SYNCED, "kept"),
     _c("put", "rocksdb_sync", "RocksDB, sync, one thread", SYNCED, "kept", "rocksdb"),
+    _c("put", "leveldb_sync", "LevelDB, sync, one thread", SYNCED, "kept", "leveldb"),
+    _c("put", "kahadb_sync", "ActiveMQ's KahaDB, journalDiskSyncStrategy=always, one thread", SYNCED, "kept", "kahadb"),
     _c("put", "ours_sync_64", "**this project**, SYNC_FLUSH, 64 threads", SYNCED, "kept", ours=True),
     _c("put", "java_sync_64", "RocketMQ, SYNC_FLUSH, 64 threads", SYNCED, "kept", "rocketmq"),
     _c("floors", "memcpy", "copied within memory", "-", "-"),

@@ -1,16 +1,12 @@
 """The part of the race without Spark: `python -m benchmarks.peers.store_race PLAN FOUND`.
 
-Batches, reading, single puts, and the bytes alone. The Python stores run in this process, RocketMQ's in a JVM that runs
-as long as the race does.
+Batches, reading, single puts, and the bytes alone. The Python stores run in this process; RocketMQ's and ActiveMQ's
+have a JVM each, which runs as long as the race does.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -21,6 +17,8 @@ from typing import Any
 from benchmarks.measure import Floors, Taken, settle, timed
 from benchmarks.messages import QUEUE_COUNT, TAGS, TOPIC, sliced
 from benchmarks.peers.contestants import STORE_PARTS, of
+from benchmarks.peers.databases import GROUP, LevelDb, Memory, RocksDb, Row, Sqlite
+from benchmarks.peers.jvms import KahaDb, RocketMq
 from benchmarks.peers.plan import Found, Plan
 from benchmarks.peers.rows import table
 from benchmarks.store_read import FOUR, TEN
@@ -29,16 +27,7 @@ from messagestore.message_store import CHUNK_ROWS
 
 SIZE = 224
 """The approximate size of a record of these messages, in bytes."""
-GROUP = 10_000
 THREADS = 64
-_FLAGS = (
-    "-Xms1g",
-    "-Xmx3g",
-    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-opens=java.base/java.nio=ALL-UNNAMED",
-    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-)
-Measure = Callable[[], tuple[int, float, float]]
 
 
 class Ours:
@@ -115,167 +104,7 @@ def _by_threads(shares: list[list[Any]], put: Callable[[Any], Any]) -> Taken:
     return timed(run)[0]
 
 
-class Java:
-    """RocketMQ's store, in a JVM of its own (`StoreRace.java`)."""
-
-    def __init__(self, folder: Path, classpath: str, bodies: str) -> None:
-        folder.mkdir(parents=True)
-        self.folder, self.bodies, self.opened = folder, bodies, set[str]()
-        self.log = folder / "java.log"
-        source = str(Path(__file__).with_name("StoreRace.java"))
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                ["java", *_FLAGS, f"-Duser.home={folder}", "-cp", classpath, source],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=folder,
-                text=True,
-                env={**os.environ, "HOME": str(folder)},
-            )
-
-    def call(self, op: str, **arguments: Any) -> Taken:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
-        self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        answer = json.loads(line) if line else {"error": "the JVM ended"}
-        if "error" in answer:
-            raise RuntimeError(f"{answer['error']}; end of its log: {self.log.read_text(errors='replace')[-1500:]}")
-        return Taken(answer.get("wall_s", 0.0), answer.get("cpu_s", 0.0))
-
-    def store(self, name: str, flush: str) -> str:
-        if name not in self.opened:
-            self.call("open", store=name, root=str(self.folder / name), flush=flush)
-            self.opened.add(name)
-        return name
-
-    def append(self, name: str, flush: str, count: int, batch: int) -> Taken:
-        self.store(name, flush)
-        return self.call("append", store=name, count=count, batch=batch, bodies=self.bodies)
-
-    def read(self, count: int) -> Taken:
-        if "read" not in self.opened:
-            self.append("read", "ASYNC_FLUSH", count, GROUP)
-        return self.call("read", store="read", count=count)
-
-    def put(self, name: str, flush: str, count: int, threads: int) -> Taken:
-        self.store(name, flush)
-        return self.call("put", store=name, count=count, threads=threads, bodies=self.bodies)
-
-    def close(self) -> None:
-        try:
-            for name in self.opened:
-                self.call("close", store=name)
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait(60)
-        finally:
-            self.process.kill()
-            self.process.wait()
-
-
-class Sqlite:
-    """A table with an index on the key; WAL, synchronous=FULL."""
-
-    def __init__(self, folder: Path, rows: list[tuple[Any, ...]]) -> None:
-        folder.mkdir(parents=True)
-        self.rows, self.next = rows, 0
-        self.db = sqlite3.connect(folder / "messages.db", isolation_level=None)
-        self.db.execute("PRAGMA journal_mode=WAL")
-        self.db.execute("PRAGMA synchronous=FULL")
-        self.db.execute(
-            "CREATE TABLE message (id INTEGER PRIMARY KEY, queue_id INTEGER, body BLOB, message_key TEXT, tag TEXT)"
-        )
-        self.db.execute("CREATE INDEX by_key ON message (message_key)")
-
-    _PUT = "INSERT INTO message (queue_id, body, message_key, tag) VALUES (?, ?, ?, ?)"
-
-    def append(self) -> Taken:
-        def append() -> None:
-            for at in range(0, len(self.rows), GROUP):
-                self.db.execute("BEGIN")
-                self.db.executemany(self._PUT, self.rows[at : at + GROUP])
-                self.db.execute("COMMIT")
-
-        return timed(append)[0]
-
-    def read(self) -> Taken:
-        if not self.db.execute("SELECT 1 FROM message LIMIT 1").fetchone():
-            self.append()
-
-        def read() -> int:
-            query = "SELECT id, queue_id, body, message_key, tag FROM message ORDER BY id LIMIT ?"
-            return sum(1 for _ in self.db.execute(query, (len(self.rows),)))
-
-        taken, count = timed(read)
-        if count != len(self.rows):
-            raise AssertionError(f"read {count} rows of {len(self.rows)}")
-        return taken
-
-    def put(self, count: int) -> Taken:
-        rows = [self.rows[number % len(self.rows)] for number in range(count)]
-        return _by_threads([rows], lambda row: self.db.execute(self._PUT, row))
-
-    def close(self) -> None:
-        self.db.close()
-
-
-class RocksDb:
-    """Keys of queue and number, values of body, key and tag."""
-
-    def __init__(self, folder: Path, rows: list[tuple[Any, ...]]) -> None:
-        import rocksdict
-
-        options = rocksdict.Options(raw_mode=True)
-        options.create_if_missing(True)
-        self.rocksdict, self.rows, self.count = rocksdict, rows, 0
-        self.db = rocksdict.Rdict(str(folder), options)
-        self.sync, self.lazy = rocksdict.WriteOptions(), rocksdict.WriteOptions()
-        self.sync.sync = True
-
-    def _pairs(self, rows: list[tuple[Any, ...]]) -> list[tuple[bytes, bytes]]:
-        """The rows under numbers that have not been used."""
-        first, self.count = self.count, self.count + len(rows)
-        return [
-            (
-                queue_id.to_bytes(4, "big") + (first + number).to_bytes(8, "big"),
-                b"\0".join((body, key.encode(), tag.encode())),
-            )
-            for number, (queue_id, body, key, tag) in enumerate(rows)
-        ]
-
-    def append(self) -> Taken:
-        pairs = self._pairs(self.rows)
-
-        def append() -> None:
-            for at in range(0, len(pairs), GROUP):
-                batch = self.rocksdict.WriteBatch(raw_mode=True)
-                for name, value in pairs[at : at + GROUP]:
-                    batch.put(name, value)
-                self.db.write(batch, self.sync)
-
-        return timed(append)[0]
-
-    def read(self) -> Taken:
-        if not self.count:
-            self.append()
-        taken, count = timed(lambda: sum(1 for _ in self.db.items()))
-        if count != self.count:
-            raise AssertionError(f"read {count} pairs of {self.count}")
-        return taken
-
-    def put(self, count: int, *, sync: bool) -> Taken:
-        options = self.sync if sync else self.lazy
-        pairs = self._pairs([self.rows[number % len(self.rows)] for number in range(count)])
-        return _by_threads([pairs], lambda pair: self.db.put(*pair, write_opt=options))
-
-    def close(self) -> None:
-        self.db.close()
-
-
-def _rows(ours: Ours) -> list[tuple[Any, ...]]:
+def _rows(ours: Ours) -> list[Row]:
     """The batch as Python values."""
     columns = [ours.batch.column(name).to_pylist() for name in ("queue_id", "body", "keys", "tags")]
     return [(queue_id, body, keys[0], tag) for queue_id, body, keys, tag in zip(*columns, strict=True)]
@@ -288,6 +117,7 @@ def race(plan: Plan, bodies: str, found: Found) -> None:
     with ExitStack() as stack:
         ours = Ours(folder, plan, bodies)
         stack.callback(ours.close)
+        few = max(GROUP, plan.rows // 5)  # enough for a slow store
         rows = _rows(ours) if needed & {"append", "read", "put"} else []
         made: dict[str, Any] = {}
 
@@ -296,9 +126,12 @@ def race(plan: Plan, bodies: str, found: Found) -> None:
             if name not in made:
                 kind, _, use = name.partition("/")
                 makers: dict[str, Callable[[], Any]] = {
-                    "java": lambda: Java(folder / "java", plan.classpaths["rocketmq"], bodies),
+                    "java": lambda: RocketMq(folder / "java", plan.classpaths["rocketmq"], bodies),
+                    "kahadb": lambda: KahaDb(folder / "kahadb", plan.classpaths["kahadb"], bodies),
                     "sqlite": lambda: Sqlite(folder / f"sqlite-{use}", rows),
                     "rocksdb": lambda: RocksDb(folder / f"rocksdb-{use}", rows),
+                    "leveldb": lambda: LevelDb(folder / f"leveldb-{use}", rows),
+                    "memory": lambda: Memory(rows),
                 }
                 made[name] = makers[kind]()
                 stack.callback(made[name].close)
@@ -319,18 +152,29 @@ def race(plan: Plan, bodies: str, found: Found) -> None:
             ),
             "append/sqlite": (plan.rows, lambda: peer("sqlite/append").append()),
             "append/rocksdb": (plan.rows, lambda: peer("rocksdb/append").append()),
+            "append/leveldb": (plan.rows, lambda: peer("leveldb/append").append()),
+            "append/kahadb": (few, lambda: peer("kahadb").append("append", few)),
+            "append/memory": (plan.rows, lambda: peer("memory/append").append()),
             "read/ours_4": (plan.rows, lambda: ours.read(FOUR)),
             "read/ours_10": (plan.rows, lambda: ours.read(TEN)),
             "read/java": (plan.rows, lambda: peer("java").read(plan.rows)),
             "read/sqlite": (plan.rows, lambda: peer("sqlite/read").read()),
             "read/rocksdb": (plan.rows, lambda: peer("rocksdb/read").read()),
+            "read/leveldb": (plan.rows, lambda: peer("leveldb/read").read()),
+            "read/kahadb": (few, lambda: peer("kahadb").read(few)),
+            "read/memory": (plan.rows, lambda: peer("memory/read").read()),
             "put/ours_async": (lazy, lambda: ours.put("put-async", ASYNC_FLUSH, lazy, 1)),
             "put/java_async": (lazy, lambda: peer("java").put("pa", "ASYNC_FLUSH", lazy, 1)),
             "put/rocksdb_async": (lazy, lambda: peer("rocksdb/put").put(lazy, sync=False)),
+            "put/leveldb_async": (lazy, lambda: peer("leveldb/put").put(lazy, sync=False)),
+            "put/kahadb_async": (lazy, lambda: peer("kahadb").put("put-async", "never", lazy)),
+            "put/memory_async": (lazy, lambda: peer("memory/put").put(lazy)),
             "put/ours_sync": (synced, lambda: ours.put("put-sync", SYNC_FLUSH, synced, 1)),
             "put/java_sync": (synced, lambda: peer("java").put("ps", "SYNC_FLUSH", synced, 1)),
             "put/sqlite_sync": (synced, lambda: peer("sqlite/put").put(synced)),
             "put/rocksdb_sync": (synced, lambda: peer("rocksdb/put").put(synced, sync=True)),
+            "put/leveldb_sync": (synced, lambda: peer("leveldb/put").put(synced, sync=True)),
+            "put/kahadb_sync": (synced, lambda: peer("kahadb").put("put-sync", "always", synced)),
             "put/ours_sync_64": (many, lambda: ours.put("put-sync", SYNC_FLUSH, many, THREADS)),
             "put/java_sync_64": (many, lambda: peer("java").put("ps", "SYNC_FLUSH", many, THREADS)),
             **{

@@ -20,7 +20,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 HOME = Path(sys.prefix, "peers")
-TOOLS = ("spark", "kafka", "delta", "rocketmq", "rocksdb")
+TOOLS = ("spark", "kafka", "delta", "rocketmq", "kahadb", "rocksdb", "leveldb")
+PACKAGES = {"rocksdb": "rocksdict", "leveldb": "plyvel"}
 _PATIENCE_S = 900
 
 
@@ -37,7 +38,7 @@ class Tools:
     python : str
         The Python that runs the race.
     classpaths : dict
-        The jars of `kafka` (Spark's connector), `broker`, `delta` and `rocketmq`, joined by colons.
+        The jars of `kafka` (Spark's connector), `broker`, `delta`, `rocketmq` and `kahadb`, joined by colons.
     missing : dict
         Why a tool cannot be had, by its name in `TOOLS`.
     """
@@ -54,16 +55,18 @@ def prepare(*, offline: bool) -> Tools:
     """
     found = Tools(sys.executable)
     if offline:
-        found.missing |= dict.fromkeys(("kafka", "delta", "rocketmq"), "the race ran with --offline")
-        if importlib.util.find_spec("rocksdict") is None:
-            found.missing["rocksdb"] = "the race ran with --offline, and rocksdict is not installed"
+        found.missing |= dict.fromkeys(("kafka", "delta", "rocketmq", "kahadb"), "the race ran with --offline")
+        for tool, package in PACKAGES.items():
+            if importlib.util.find_spec(package) is None:
+                found.missing[tool] = f"the race ran with --offline, and {package} is not installed"
     else:
         try:
             found.python = _environment()
         except CannotHaveError as error:
-            found.missing |= dict.fromkeys(("kafka", "delta", "rocksdb"), str(error))
-        for tool, names in (("kafka", ("kafka", "broker")), ("delta", ("delta",)), ("rocketmq", ("rocketmq",))):
+            found.missing |= dict.fromkeys(("kafka", "delta", *PACKAGES), str(error))
+        for tool in ("kafka", "delta", "rocketmq", "kahadb"):
             if tool not in found.missing:
+                names = ("kafka", "broker") if tool == "kafka" else (tool,)
                 try:
                     found.classpaths |= {name: _CLASSPATHS[name]() for name in names}
                 except CannotHaveError as error:
@@ -145,6 +148,7 @@ _CLASSPATHS: dict[str, Callable[[], str]] = {
     "broker": lambda: classpath_of("broker"),
     "delta": lambda: classpath_of("spark-delta"),
     "rocketmq": _rocketmq,
+    "kahadb": lambda: classpath_of("kahadb"),
 }
 
 
@@ -179,7 +183,7 @@ def _last_line(text: str) -> str:
 def versions(found: Tools) -> dict[str, str]:
     """The versions of the contestants that take part."""
     wanted = {"kafka": ("spark-sql-kafka", "kafka-clients"), "broker": ("kafka_2",), "delta": ("delta-spark",)}
-    wanted["rocketmq"] = ("rocketmq-store",)
+    wanted |= {"rocketmq": ("rocketmq-store",), "kahadb": ("activemq-kahadb",)}
     names: dict[str, str] = {}
     for tool, starts in wanted.items():
         for jar in found.classpaths.get(tool, "").split(":"):

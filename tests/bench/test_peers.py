@@ -66,7 +66,7 @@ def test_a_race_without_network_has_our_stores_sqlite_and_the_floors(tmp_path: P
     complete(made, text, STORE_PARTS)
     out = set(made["left_out"])
     assert {"append/java_500", "append/java_10000", "read/java", "put/java_sync_64"} <= out
-    assert {each["name"] for each in made["figures"] if each["part"] == "append"} >= {"ours_sync", "sqlite"}
+    assert {each["name"] for each in made["figures"] if each["part"] == "append"} >= {"ours_sync", "sqlite", "memory"}
     assert not {name for name in out if "ours" in name or "sqlite" in name or name.startswith("floors")}
     assert "Parts that were not asked for: sink, source." in text
     assert made["machine"]["commit"] in text
