@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _START_S = 120
 _STOP_S = 60
@@ -94,6 +95,31 @@ def running(classpath: str, folder: Path) -> Iterator[Broker]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def create_topic(jvm: Any, servers: str, name: str) -> None:
+    """Create a topic with the broker's number of partitions, through a JVM with Kafka's client."""
+    empty = jvm.java.util.Optional.empty()
+    topics = jvm.java.util.Collections.singleton(jvm.org.apache.kafka.clients.admin.NewTopic(name, empty, empty))
+    with _admin(jvm, servers) as admin:
+        admin.createTopics(topics).all().get()
+
+
+def delete_topic(jvm: Any, servers: str, name: str) -> None:
+    """Delete a topic; the broker deletes its files a second later."""
+    with _admin(jvm, servers) as admin:
+        admin.deleteTopics(jvm.java.util.Collections.singleton(name)).all().get()
+
+
+@contextmanager
+def _admin(jvm: Any, servers: str) -> Iterator[Any]:
+    properties = jvm.java.util.Properties()
+    properties.put("bootstrap.servers", servers)
+    admin = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+    try:
+        yield admin
+    finally:
+        admin.close()
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -14,7 +14,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class SparkRace:
         self.broker: kafka_broker.Broker | None = None
         if "broker" in plan.classpaths and "kafka" not in plan.missing:
             self.broker = stack.enter_context(kafka_broker.running(plan.classpaths["broker"], self.folder / "kafka"))
-        self.spark = _session(plan)
+        self.spark = session(plan.folder, plan.classpaths)
         stack.callback(self.spark.stop)
         self.turns = 0
 
@@ -129,31 +129,15 @@ class SparkRace:
         assert self.broker is not None
         return {"kafka.bootstrap.servers": self.broker.servers, "topic": topic, "kafka.acks": "all"}
 
-    def _admin(self) -> Any:
-        assert self.broker is not None
-        jvm: Any = self.spark._jvm
-        properties = jvm.java.util.Properties()
-        properties.put("bootstrap.servers", self.broker.servers)
-        return jvm.org.apache.kafka.clients.admin.Admin.create(properties)
-
     def make_topic(self, name: str) -> None:
         """Create a topic with the broker's number of partitions."""
-        jvm: Any = self.spark._jvm
-        empty = jvm.java.util.Optional.empty()
-        topics = jvm.java.util.Collections.singleton(jvm.org.apache.kafka.clients.admin.NewTopic(name, empty, empty))
-        admin = self._admin()
-        try:
-            admin.createTopics(topics).all().get()
-        finally:
-            admin.close()
+        assert self.broker is not None
+        kafka_broker.create_topic(self.spark._jvm, self.broker.servers, name)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic; the broker deletes its files a second later."""
-        admin = self._admin()
-        try:
-            admin.deleteTopics(self.spark._jvm.java.util.Collections.singleton(name)).all().get()
-        finally:
-            admin.close()
+        """Delete a topic."""
+        assert self.broker is not None
+        kafka_broker.delete_topic(self.spark._jvm, self.broker.servers, name)
 
     # ---- turns
 
@@ -249,8 +233,8 @@ class SparkRace:
             time.sleep(_POLL_S)
 
 
-def _session(plan: Plan) -> Any:
-    """A session with the floors and the peers. It is started without PySpark's zip, as in the tests."""
+def session(folder: str, classpaths: Mapping[str, str], cores: int = 2) -> Any:
+    """A session with the floors and the peers that there are. It is started without PySpark's zip, as in the tests."""
     sys.path.append(str(ROOT / "tests"))
     import spark_home
     import spark_runs
@@ -271,11 +255,10 @@ def _session(plan: Plan) -> Any:
     jars = [
         jar
         for name in ("kafka", "delta")
-        if name not in plan.missing
-        for jar in plan.classpaths[name].split(":")
+        for jar in filter(None, classpaths.get(name, "").split(":"))
         if _artifact(Path(jar)) not in there
     ]
-    builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "2g")
+    builder = SparkSession.builder.master(f"local[{cores}]").config("spark.driver.memory", "2g")
     for name, value in {
         "spark.ui.enabled": "false",
         "spark.log.level": "OFF",  # each query that is stopped would be an error; one that fails says so itself
@@ -284,10 +267,10 @@ def _session(plan: Plan) -> Any:
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.streaming.numRecentProgressUpdates": "1000",
         "spark.driver.extraClassPath": ":".join(jars),
-        "spark.sql.warehouse.dir": str(Path(plan.folder) / "warehouse"),
+        "spark.sql.warehouse.dir": str(Path(folder) / "warehouse"),
     }.items():
         builder = builder.config(name, value)
-    if "delta" not in plan.missing:
+    if "delta" in classpaths:
         builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     spark = builder.getOrCreate()

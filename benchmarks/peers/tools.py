@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,27 +48,27 @@ class Tools:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def prepare(*, offline: bool) -> Tools:
-    """Find, or get, all tools. `offline`: use what is installed, and get nothing.
+def prepare(*, offline: bool, names: Sequence[str] = ("kafka", "delta", "rocketmq", "kahadb")) -> Tools:
+    """Find, or get, the tools. `offline`: use what is installed, and get nothing.
 
     A Python of its own is made because Delta Lake and Spark's Kafka connector fit one version of Spark only.
     """
     found = Tools(sys.executable)
     if offline:
-        found.missing |= dict.fromkeys(("kafka", "delta", "rocketmq", "kahadb"), "the race ran with --offline")
+        found.missing |= dict.fromkeys(names, "the race ran with --offline")
         for tool, package in PACKAGES.items():
             if importlib.util.find_spec(package) is None:
                 found.missing[tool] = f"the race ran with --offline, and {package} is not installed"
     else:
         try:
-            found.python = _environment()
+            found.python = spark_python()
         except CannotHaveError as error:
             found.missing |= dict.fromkeys(("kafka", "delta", *PACKAGES), str(error))
-        for tool in ("kafka", "delta", "rocketmq", "kahadb"):
+        for tool in names:
             if tool not in found.missing:
-                names = ("kafka", "broker") if tool == "kafka" else (tool,)
+                jars = (tool, "broker") if tool == "kafka" else (tool,)
                 try:
-                    found.classpaths |= {name: _CLASSPATHS[name]() for name in names}
+                    found.classpaths |= {name: _CLASSPATHS[name]() for name in jars}
                 except CannotHaveError as error:
                     found.missing[tool] = str(error)
     reason = _tests().why_not()
@@ -86,7 +86,7 @@ def _tests():  # noqa: ANN202 # a module
     return spark_runs
 
 
-def _environment() -> str:
+def spark_python() -> str:
     """The Python of the race: this project, and what `requirements.txt` names."""
     folder, asked = HOME / "venv", HERE / "requirements.txt"
     pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("pyspark==")]

@@ -29,6 +29,7 @@ from messagestore.spi import (
     queue_of_hash,
     valid_of,
 )
+from pyspark_messagestore.source_options import ROCKETMQ
 from pyspark_messagestore.unique_keys import UniqueKeys
 
 _TEXTUAL = ("string", "binary")
@@ -82,6 +83,9 @@ ASSIGNED = frozenset(
 """Columns of this source and of Kafka's that the store assigns itself. They are allowed and left out, so that a
 DataFrame that was read can be written back."""
 
+_KAFKAS = ("key", "value", "headers", "topic", "partition")
+"""The columns that Spark's sink for Kafka writes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
@@ -103,7 +107,9 @@ class Mapping:
     extra_names: tuple[str, ...] = ()
 
 
-def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str = "error") -> Mapping:
+def prepare(
+    columns: Iterable[tuple[str, str]], topic: str | None, unknown: str = "error", row_format: str = ROCKETMQ
+) -> Mapping:
     """Check the columns of a DataFrame.
 
     Parameters
@@ -114,6 +120,8 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str 
         The option `topic`.
     unknown : str
         The option `unknownColumns`: "error", "ignore" or "properties".
+    row_format : str
+        The option `rowFormat`: with "kafka", only Kafka's names are known.
 
     Raises
     ------
@@ -122,14 +130,15 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str 
     """
     found: dict[str, tuple[int, int]] = {}
     extras: dict[str, int] = {}
-    order = list(ACCEPTED)
+    order = list(ACCEPTED) if row_format == ROCKETMQ else list(_KAFKAS)
     for index, (name, kind) in enumerate(columns):
         if name.lower() in ASSIGNED:
             continue
-        if name.lower() not in ACCEPTED:
+        if name.lower() not in order:
             if unknown == "error":
+                known = _KNOWN if row_format == ROCKETMQ else f"{', '.join(_KAFKAS)} (rowFormat=kafka)"
                 raise ConfigError(
-                    f"column {name}: no such column; allowed are {_KNOWN}. Drop the column, put its value into the "
+                    f"column {name}: no such column; allowed are {known}. Drop the column, put its value into the "
                     f"body or the properties, or set unknownColumns to properties or ignore",
                     key=name,
                 )
@@ -144,9 +153,8 @@ def prepare(columns: Iterable[tuple[str, str]], topic: str | None, unknown: str 
         if stored not in found or rank < found[stored][0]:
             found[stored] = (rank, index)
     if "body" not in found:
-        raise ConfigError(
-            "column body (or value): found none. Give the bodies of the messages as binary or string", key="body"
-        )
+        name = "body (or value)" if row_format == ROCKETMQ else "value"
+        raise ConfigError(f"column {name}: found none. Give the bodies of the messages as binary or string", key="body")
     if "topic" not in found and topic is None:
         raise ConfigError("topic: found neither the option topic nor a column topic. Give one of them", key="topic")
     return Mapping(tuple(index for _, index in found.values()), tuple(found), tuple(extras.values()), tuple(extras))

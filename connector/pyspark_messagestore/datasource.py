@@ -159,4 +159,5 @@ class MessageStoreDataSource(DataSource):
 
     def _sink(self, options: SinkOptions, schema: StructType) -> Sink:
         columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
-        return Sink.plan(options, prepare(columns, options.topic, options.unknown_columns), self.stores)
+        mapping = prepare(columns, options.topic, options.unknown_columns, options.row_format)
+        return Sink.plan(options, mapping, self.stores)

@@ -25,7 +25,7 @@ from pyspark_messagestore.kinds import SINK, SOURCE, Kind, Option
 from pyspark_messagestore.kinds import TEXT as _TEXT
 from pyspark_messagestore.kinds import choice as _choice
 from pyspark_messagestore.kinds import whole as _whole
-from pyspark_messagestore.source_options import SOURCE_OPTIONS, SourceOptions
+from pyspark_messagestore.source_options import KAFKA, ROCKETMQ, SOURCE_OPTIONS, SourceOptions
 
 _DOING = {SOURCE: "reading", SINK: "writing"}
 
@@ -45,6 +45,8 @@ _SPARK_KEYS = frozenset(
 )
 """Keys that Spark itself adds to the options; only `path` has a meaning for the store."""
 _SPARK_PREFIXES = ("option.", "spark.", "__")
+_KAFKA_PREFIXES = ("kafka.", "kafkaconsumer.", "fetchoffset.", "groupidprefix")
+"""The options of Spark's connector for Kafka that concern the client of a Kafka broker."""
 
 
 # ---- kinds of values
@@ -251,6 +253,21 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SINK,
+        "rowFormat",
+        _choice(ROCKETMQ, KAFKA),
+        ROCKETMQ,
+        "`kafka`: only the columns that Spark's sink for Kafka writes are known: `key`, `value`, `headers`, `topic`, "
+        "`partition`. Without it, RocketMQ's names are known, too, and take precedence.",
+    ),
+    Option(
+        SINK,
+        "includeHeaders",
+        _BOOLEAN,
+        "false",
+        "Has no effect, as with Spark's sink for Kafka: a column `headers` is always written.",
+    ),
+    Option(
+        SINK,
         "uniqKey",
         _BOOLEAN,
         "false",
@@ -322,6 +339,8 @@ class SinkOptions:
     unknown_columns: str
     invalid_rows: str
     dead_letter_topic: str | None
+    row_format: str
+    include_headers: bool
     uniq_key: bool
     store_host: tuple[str, int] | None
     staging_dir: str | None
@@ -483,10 +502,11 @@ def _misplaced(side: str, key: str) -> ConfigError:
 
 
 def _unknown(key: str, names: list[str]) -> ConfigError:
-    if key.lower().startswith("kafka."):
+    if key.lower().startswith(_KAFKA_PREFIXES):
         return ConfigError(
-            f"option {key}: is for a Kafka broker, but a message store is a folder; leave out all kafka.* options, and "
-            f'give the path, as in .load("/data/store") or .start("/data/store")',
+            f"option {key}: is for a Kafka broker, but a message store is a folder; leave out all kafka.* options, "
+            f"and kafkaConsumer.*, fetchOffset.* and groupIdPrefix with them. "
+            f'Give the path, as in .load("/data/store") or .start("/data/store")',
             key=key,
             value=None,
         )

@@ -38,6 +38,25 @@ def test_both_families_of_names() -> None:
     assert both.body.to_pylist() == ["rocket"]
 
 
+def test_the_columns_of_kafkas_sink() -> None:
+    """With rowFormat=kafka, RocketMQ's names have no meaning, so none of them can take Kafka's place."""
+    kafka = [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+    ]
+    mapping = prepare(kafka, "t", row_format="kafka")
+    assert (mapping.names, mapping.indices) == (("keys", "body", "queueId"), (0, 1, 2))
+    rocket = [("body", "string"), ("value", "string"), ("queueId", "int")]
+    assert prepare(rocket, "t", "ignore", "kafka").indices == (1,)
+    with pytest.raises(ConfigError, match=r"column body: no such column; allowed are key, value, .*rowFormat=kafka"):
+        prepare(rocket, "t", row_format="kafka")
+    with pytest.raises(ConfigError, match="column value: found none"):
+        prepare([("body", "string")], "t", "ignore", "kafka")
+
+
 def test_what_was_read_can_be_written_back() -> None:
     """The source's columns are all accepted; those the store assigns itself are left out."""
     columns = [

@@ -68,6 +68,13 @@ OPTIONS: dict[str, tuple[Callable[[Any], None], dict[str, str | None], str]] = {
     "a limit of nothing": (reading, {"maxOffsetsPerTrigger": "0"}, "allowed is a whole number from 1 to"),
     "a number in short form": (reading, {"maxOffsetsPerTrigger": "1e6"}, "allowed is a whole number from 1 to"),
     "a group with a blank": (reading, {"consumerGroup": "a b"}, "allowed is a consumer group: letters, digits"),
+    "an option of Kafka's consumer": (
+        reading,
+        {"kafkaConsumer.pollTimeoutMs": "1"},
+        "option kafkaConsumer.pollTimeoutMs: is for a Kafka broker",
+    ),
+    "a group of Kafka's": (reading, {"groupIdPrefix": "x"}, "option groupIdPrefix: is for a Kafka broker"),
+    "a row format that is none": (writing, {"rowFormat": "avro"}, "found 'avro'; allowed is rocketmq or kafka"),
     "an option of Kafka": (reading, {"kafka.bootstrap.servers": "x"}, "leave out all kafka.* options"),
     "an illegal topic to write": (writing, {"topic": "a/b"}, "allowed is a topic: letters, digits, and %|-_ , at most"),
     "a topic that a broker acts on": (writing, {"topic": "rmq_sys_wheel_timer"}, "Choose another topic"),
