@@ -56,12 +56,14 @@ ACCEPTED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "shardingkey": ("shardingKey", _TEXTUAL, "string"),
     "borntimestamp": ("bornTimestamp", _TIMES, "timestamp, or bigint of ms"),
     "flag": ("flag", _WHOLE, "int"),
+    "delaytimelevel": ("delayTimeLevel", _WHOLE, "int"),
 }
 """For each name of a column in lower case: the store's name, the types that it may have as Spark writes them, and these
 types in words. If two columns are given for one field, RocketMQ's name, which comes first, takes precedence."""
 
 _KNOWN = (
-    "body (value), topic, tags, keys (key), properties (headers), queueId (partition), shardingKey, bornTimestamp, flag"
+    "body (value), topic, tags, keys (key), properties (headers), queueId (partition), shardingKey, bornTimestamp, "
+    "flag, delayTimeLevel"
 )
 
 ASSIGNED = frozenset(
@@ -231,7 +233,7 @@ class Mapper:
         """An error for each row of a batch that cannot be stored, by the row in the batch."""
         columns = self.columns(batch)
         errors: dict[int, MessageIllegalError] = {}
-        for name in ("queueId", "flag"):
+        for name in ("queueId", "flag", "delayTimeLevel"):
             if name in columns and pa.types.is_int64(columns[name].type):
                 columns[name] = _narrowed(columns[name], name, first_row, errors)
         texts = self._texts(columns)

@@ -21,7 +21,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -30,19 +30,21 @@ import pyarrow as pa
 from messagestore.errors import MessageIllegalError, OffsetOutOfRangeError, StoreClosedError, StorePoisonedError
 from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
-from messagestore.format import arguments, javahash, record, record_columns
+from messagestore.format import arguments, javahash, record, record_columns, rerouting
 from messagestore.format.arrow_bytes import list_array
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
+    MAX_GROUP_TOPIC_SIZE,
     AppendMessageStatus,
     GetMessageResult,
     Message,
     MessageExt,
     PutMessageResult,
     PutMessageStatus,
+    check_delay_level,
     check_queue_id,
     check_readable_queue,
     check_topic,
@@ -50,7 +52,7 @@ from messagestore.format.message import (
 from messagestore.format.properties import check_keys, check_properties, check_tags
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
-from messagestore.format.rows import Row, Rows
+from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.view import StoreView
@@ -124,8 +126,8 @@ class MessageBatch:
         """Make a batch from messages that all name the same topic and the same queue.
 
         As in RocketMQ, some fields belong to the batch and not to each message: `born_host`, `sys_flag`,
-        `reconsume_times`, `wait_store_msg_ok` and `prepared_transaction_offset` must have their default values. A batch
-        therefore cannot be part of a transaction.
+        `reconsume_times`, `wait_store_msg_ok`, `prepared_transaction_offset` and `delay_time_level` must have their
+        default values. A batch therefore cannot be part of a transaction, or be delayed.
 
         Parameters
         ----------
@@ -174,7 +176,9 @@ def _in_doubt(error: StorePoisonedError, physical_offset: int) -> StorePoisonedE
     return doubt
 
 
-_OF_THE_BATCH = ("born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset")
+_OF_THE_BATCH = (
+    "born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset", "delay_time_level"
+)  # fmt: skip
 _NEW = Message("new", b"")
 
 
@@ -904,13 +908,14 @@ class MessageStore(ReadOnlyStore):
         ----------
         message : Message
             If its `queue_id` is None, the hash of the first key chooses the queue; messages without keys go to the
-            queues in turn. A topic that does not exist is created with 8 queues.
+            queues in turn. A topic that does not exist is created with 8 queues. With a `delay_time_level`, the message
+            waits in SCHEDULE_TOPIC_XXXX until it is due.
 
         Returns
         -------
         PutMessageResult
-            Where the message is. The status `FLUSH_DISK_TIMEOUT` means: it is stored, but its sync takes longer than
-            `syncFlushTimeout` milliseconds.
+            Where the message is (a delayed one: where it waits). The status `FLUSH_DISK_TIMEOUT` means: it is stored,
+            but its sync takes longer than `syncFlushTimeout` milliseconds.
 
         Raises
         ------
@@ -938,22 +943,35 @@ class MessageStore(ReadOnlyStore):
         topic = check_topic(message.topic)
         known = writer.files.topics.get(topic)
         queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
+        level = min(check_delay_level(message.delay_time_level), len(config.delays_ms))
+        waiting: list[tuple[str, str]] = []
+        if level:
+            waiting = rerouting.waiting_properties(level, topic, queue_id)
+            if record.is_half(message.sys_flag):
+                waiting = waiting[:1]  # as in RocketMQ: a transaction that is not committed goes where it came for
+            else:
+                message, queue_id = replace(message, topic=SCHEDULE_TOPIC), level - 1
         data = record.encode_message(
             message,
             queue_id=queue_id,
             store_host=writer.files.store_host,
             limits=config,
             property_crc=config.enabled_append_prop_crc,
+            extra_properties=waiting,
         )
-        self._check_fits(len(data))
+        self._check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
         if known is None:
             self.create_topic(topic)  # only now: a message that is refused must not create a topic
+        topic = message.topic
+        tags_code = javahash.tags_code(message.tags) if message.tags else 0
+        if topic == SCHEDULE_TOPIC:
+            tags_code = config.delays_ms[queue_id]
         rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
         put = writer.append(
             data,
             topic,
             queue_id,
-            javahash.tags_code(message.tags) if message.tags else 0,
+            tags_code,
             [] if rolled_back else [javahash.index_hash(topic, key) for key in message.keys],
             property_crc=config.enabled_append_prop_crc,
             flush_disk_type=config.flush_disk_type,
@@ -1000,6 +1018,11 @@ class MessageStore(ReadOnlyStore):
         arguments.instance("batch", batch, MessageBatch)
         if not batch.columns.row_count:
             raise MessageIllegalError("batch: found no message; give at least one", field="batch")
+        levels = batch.columns.delay_time_level
+        if levels is not None and levels.any():  # as in RocketMQ
+            raise MessageIllegalError(
+                "batch: found a delay level; allowed is none. Use append_batch", field="delay_time_level"
+            )
         chunk = record_columns.encode(
             batch.columns, limits=config, store_host=writer.files.store_host, born_host=self._born_host()
         )

@@ -133,6 +133,7 @@ class AttachedStore:
             if self.writer is not None:
                 files = self.writer.files
                 files.config = with_fixed(config, files.config)
+                files.commit_log.delays_ms = files.config.delays_ms
 
     # ---- taking turns
 

@@ -110,7 +110,7 @@ def test_a_stream_of_a_tag_goes_past_the_others(root: str) -> None:
 
 def test_a_delayed_message_is_found_by_its_tag(root: str) -> None:
     """Its unit has the time of its delivery in place of a hash."""
-    from messagestore.format.message import SCHEDULE_TOPIC
+    from messagestore.format.rows import SCHEDULE_TOPIC
 
     broker = Broker(Path(root), SMALL)
     broker.put(SCHEDULE_TOPIC, b"x", 0)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from messagestore import ConfigError, Message, MessageIllegalError, MessageStore, StoreConfig
+from messagestore import BatchConflictError, ConfigError, Message, MessageIllegalError, MessageStore, StoreConfig
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import sink_options
 from pyspark_messagestore.sink import Sink, StreamWriter
@@ -260,3 +260,38 @@ def test_segments_are_allocated_at_once(root, context) -> None:
     write(root, context, pa.record_batch({"body": ["a"]}), topic="t", preallocate="true")
     segment = Path(root) / "commitlog" / ("0" * 20)
     assert segment.stat().st_blocks * 512 >= segment.stat().st_size == 65_536
+
+
+def test_a_column_of_delay_levels(root: str, context) -> None:
+    """Rows with a level wait in SCHEDULE_TOPIC_XXXX, once, however often the batch comes."""
+    batch = pa.record_batch(
+        {
+            "body": pa.array([b"now", b"later", b"soon", b"null"]),
+            "queueId": pa.array([0, 1, 0, 1], pa.int32()),
+            "delayTimeLevel": pa.array([0, 3, 1, None], pa.int32()),
+        }
+    )
+    writer = write(root, context, batch, topic="t")
+    writer.commit(staged(writer.sink, context, 0, batch), 0)
+    assert [message.body for message in messages(root)] == [b"now", b"null"]
+    waiting = {message.body: message for message in messages(root, "SCHEDULE_TOPIC_XXXX")}
+    assert {body: message.queue_id for body, message in waiting.items()} == {b"later": 2, b"soon": 0}
+    assert waiting[b"later"].system_properties["REAL_QID"] == "1"
+    other = batch.set_column(2, "delayTimeLevel", pa.array([0, 3, 2, None], pa.int32()))
+    with pytest.raises(BatchConflictError):
+        writer.commit(staged(writer.sink, context, 0, other), 0)
+
+
+def test_delay_levels_that_are_none_are_dead_letters(root: str, context) -> None:
+    batch = pa.record_batch(
+        {
+            "body": pa.array([b"good", b"below", b"wide"]),
+            "delayTimeLevel": pa.array([2, -1, 1 << 40], pa.int64()),
+        }
+    )
+    write(root, context, batch, topic="t", **DEAD)
+    assert [message.body for message in messages(root, "SCHEDULE_TOPIC_XXXX")] == [b"good"]
+    dead = messages(root, "dead")
+    assert [message.body for message in dead] == [b"below", b"wide"]
+    with pytest.raises(MessageIllegalError, match=r"row 1: delay level: found -1"):
+        write(root, context, batch.slice(0, 2), 1, topic="t")

@@ -24,7 +24,7 @@ from interop import broker_recipes
 from interop.broker_recipes import Recipe
 from interop.broker_stores import Kitchen, try_one
 from interop.java_store import COUNTS, Driver
-from messagestore.log import walk
+from messagestore.format import record_rows
 from messagestore.log.dispatch import QueueRuns
 from messagestore.recovery.survey import Surveyor
 
@@ -108,7 +108,7 @@ PLANTED: dict[str, tuple[str, Planted]] = {
     ),
     "the highest delay level is 17": (
         "delay above 18",
-        patched(walk, "_DELAY_LEVELS_S", lambda levels: levels[:17]),
+        patched(record_rows, "delay_of", lambda real: lambda level, delays_ms: real(level, delays_ms[:17])),
     ),
 }
 """Bug -> a feature of the stores that show it, and the bug."""

@@ -25,6 +25,7 @@ from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
 from messagestore.files.mapped_file_queue import MAX_OFFSET, MappedFileQueue
 from messagestore.files.written import WrittenFiles
 from messagestore.format import record, record_scan
+from messagestore.format.config import ROCKETMQS_LEVELS, delays_of
 from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
 
 READ_SIZE = 16 * 1024 * 1024
@@ -67,6 +68,11 @@ class CommitLog(MappedFileQueue):
         The folder in which new segments are created.
     preallocate : bool
         Reserve the disk blocks of a segment when it is created.
+
+    Attributes
+    ----------
+    delays_ms : tuple of int
+        How long messages of each delay level wait, for those who read units out of the records.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class CommitLog(MappedFileQueue):
     ) -> None:
         super().__init__(directory, segment_size, pool, staging)
         self.preallocate = preallocate
+        self.delays_ms = delays_of(ROCKETMQS_LEVELS)
         self.written = WrittenFiles(self.disk, pool, hold=True)
 
     @property

@@ -32,6 +32,10 @@ _listed: set[str] = set()
 """Brokers' files whose foreign settings this process has already listed in the log."""
 T = TypeVar("T")
 
+MAX_DELAY_LEVELS = 1000
+MAX_DELAY_MS = 36_500 * 86_400_000
+"""The longest delay of a level: a hundred years."""
+_LEVEL = re.compile(r"(\d{1,12})([smhd])", re.ASCII)
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -49,6 +53,22 @@ def duration_s(key: str, value: object) -> float:
             f"{key}: found {value!r}; allowed is a duration such as 500ms, 30s, 2m, 1h", key=key, value=value
         )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+@lru_cache(16)
+def delays_of(levels: str) -> tuple[int, ...]:
+    """The delays that a `messageDelayLevel` names, in milliseconds; none if it is not legal.
+
+    Source: RocketMQ broker/schedule/ScheduleMessageService.java (parseDelayLevel).
+    """
+    parts = [_LEVEL.fullmatch(part) for part in levels.split(" ")]
+    if len(parts) > MAX_DELAY_LEVELS or None in parts:
+        return ()
+    delays = [round(int(part[1]) * 1000 * _UNITS_S[part[2]]) for part in parts if part is not None]
+    return () if max(delays) > MAX_DELAY_MS else tuple(delays)
+
+
+ROCKETMQS_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
 def _no_setting(default: T) -> T:
@@ -91,6 +111,11 @@ class StoreConfig:
         True: recovery checks the CRC-32 of each body that it passes.
     auto_message_version_on_topic_len : bool
         True: a topic with more than 127 bytes is written in RocketMQ's second record format.
+    message_delay_level : str
+        How long a delayed message waits at each level, from level 1 on: whole numbers with s, m, h or d, separated by
+        single blanks. It must be the same for all who use the store, as in RocketMQ.
+    flush_delay_offset_interval : int
+        Delivering delayed messages: how often `config/delayOffset.json` is written.
     broker_ip1, listen_port : str, int
         The store's address, which is written into each record and is part of the message ids.
     preallocate : bool
@@ -143,6 +168,8 @@ class StoreConfig:
     enabled_append_prop_crc: bool = False
     check_crc_on_recover: bool = True
     auto_message_version_on_topic_len: bool = True
+    message_delay_level: str = ROCKETMQS_LEVELS
+    flush_delay_offset_interval: int = 10_000
     broker_ip1: str = "127.0.0.1"
     listen_port: int = 10911
     preallocate: bool = False
@@ -177,6 +204,12 @@ class StoreConfig:
         self._check_range("flush_interval_commit_log", 1, 3_600_000)
         self._check_range("flush_commit_log_least_pages", 0, 1_000_000)
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)
+        self._check_range("flush_delay_offset_interval", 1, 3_600_000)
+        if not delays_of(self.message_delay_level):
+            self._refuse(
+                "message_delay_level",
+                f"1 to {MAX_DELAY_LEVELS} times such as 1s, 5m, 2h or 1d, separated by single blanks",
+            )
         self._check_range("listen_port", 0, 65535)
         self._check_range("journal_retention", 1, 1_000_000)
         self._check_range("proven_tail_size", 0, 1 << 40)
@@ -201,6 +234,11 @@ class StoreConfig:
     def _refuse(self, name: str, allowed: str) -> None:
         key, value = java_key(name), getattr(self, name)
         raise ConfigError(f"{key}: found {value!r}; allowed is {allowed}", key=key, value=value)
+
+    @property
+    def delays_ms(self) -> tuple[int, ...]:
+        """How long a delayed message waits, in milliseconds; level 1 comes first."""
+        return delays_of(self.message_delay_level)
 
     @property
     def clean_interval_s(self) -> float:

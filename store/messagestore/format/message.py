@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from messagestore.errors import ConfigError, MessageIllegalError
 from messagestore.format import arguments
+from messagestore.format.rows import SCHEDULE_TOPIC
 
 BATCH_TOPIC = "rmq_sys_spark_sink"
 """The topic of BATCH records. Users cannot put messages to it."""
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 LMQ_PREFIX = "%LMQ%"
 """Names of light queues begin with this. Their units point to records of other topics (a broker's enableLmq)."""
 MAX_TOPIC_SIZE = 127
@@ -122,6 +122,10 @@ class Message:
         False: with SYNC_FLUSH, the put returns before the sync (RocketMQ's property WAIT).
     prepared_transaction_offset : int
         For a COMMIT or ROLLBACK: the physical offset of the message that was prepared.
+    delay_time_level : int
+        0: the message is not delayed. From 1 on: it waits in SCHEDULE_TOPIC_XXXX for as long as this level of
+        `messageDelayLevel` says (1: 1 s, 18: 2 h by default; a level above the last one counts as the last one). A
+        broker, or `MessageStore.deliver_delayed`, then delivers it to its topic and queue.
 
     Examples
     --------
@@ -144,6 +148,7 @@ class Message:
     reconsume_times: int = 0
     wait_store_msg_ok: bool = True
     prepared_transaction_offset: int = 0
+    delay_time_level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,3 +445,20 @@ def check_queue_id(
         text = f"queue id: found {queue_id!r}; allowed is 0 to {most}{place}"
         raise MessageIllegalError(text, field="queue_id", row=row)
     return queue_id
+
+
+def check_delay_level(level: object, row: int | None = None) -> int:
+    """Return the delay level if it is an int of 32 bits that is 0 or more.
+
+    Raises
+    ------
+    MessageIllegalError
+        It is not.
+    """
+    if not isinstance(level, int) or isinstance(level, bool) or not 0 <= level < 1 << 31:
+        text = (
+            f"delay level: found {level!r}; allowed is 0 for a message that is not delayed, or a level of "
+            "messageDelayLevel from 1 on (a level above the last one counts as the last one)"
+        )
+        raise MessageIllegalError(text, field="delay_time_level", row=row)
+    return level

@@ -28,10 +28,13 @@ from messagestore.format.arrow_bytes import (
 )
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import MAX_PROPERTIES_SIZE, MAX_V1_TOPIC_LENGTH, PROPERTY_CRC_SIZE
-from messagestore.format.message import MAX_QUEUE_ID, check_queue_id, check_topic
+from messagestore.format.message import MAX_QUEUE_ID, check_delay_level, check_queue_id, check_topic
 from messagestore.format.message_columns import ColumnTexts, Entries
 from messagestore.format.properties import (
+    DELAY,
     KEYS,
+    REAL_QID,
+    REAL_TOPIC,
     RESERVED_PROPERTIES,
     TAGS,
     UNIQUE_KEY,
@@ -41,6 +44,8 @@ from messagestore.format.properties import (
 )
 from messagestore.format.record import too_large
 
+_WAITING_SIZE = len(f"{DELAY}=1000;{REAL_TOPIC}=;{REAL_QID}={MAX_QUEUE_ID};")
+"""The most that the properties of a delayed message have besides its topic while it waits."""
 Fault = tuple[NDArray[np.int64], Callable[[int, int], MessageIllegalError]]
 """The rows that one check refuses, in ascending order, and a function that makes the error of one of them.
 
@@ -86,6 +91,7 @@ def _faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
     yield from _topic_faults(texts, limits)
     yield from _queue_faults(texts)
     yield from _flag_faults(texts)
+    yield from _delay_faults(texts)
     yield from _key_faults(texts)
     yield from _text_faults(texts.tags, check_tags)
     if texts.unique_key is not None:
@@ -158,6 +164,13 @@ def _flag_faults(texts: ColumnTexts) -> Iterator[Fault]:
                 f"flag: found {flags[row]}; allowed is an int of 32 bits", field="flag", row=number
             ),
         )
+
+
+def _delay_faults(texts: ColumnTexts) -> Iterator[Fault]:
+    levels = texts.columns.delay_time_level
+    below = np.flatnonzero(levels < 0) if levels is not None else np.empty(0, np.int64)
+    if levels is not None and len(below):
+        yield below, _raised(lambda row, number: check_delay_level(int(levels[row]), number))
 
 
 def _queue_faults(texts: ColumnTexts) -> Iterator[Fault]:
@@ -243,6 +256,10 @@ def _size_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
         each = lengths_of(texts.entries.values) + 2
         each += np.append(names, 0)[codes]  # the last size is for nulls
         sizes += _sums(each, texts.entries.counts)
+    levels = texts.columns.delay_time_level
+    if levels is not None and levels.any():
+        topics = np.append([len(name.encode("utf-8", "replace")) for name in texts.topic_names], 0)
+        sizes += np.where(levels > 0, topics[texts.topic_codes] + _WAITING_SIZE, 0)
     bad = np.flatnonzero(sizes > MAX_PROPERTIES_SIZE)
     if len(bad):
         yield bad, lambda row, number: too_large("properties", int(sizes[row]), MAX_PROPERTIES_SIZE, number)

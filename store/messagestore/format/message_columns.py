@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from messagestore.errors import MessageIllegalError
 from messagestore.format import arguments, javahash
 from messagestore.format.arrow_bytes import (
+    array_of,
     as_binary,
     codes_of,
     is_textual,
@@ -40,6 +41,7 @@ _NAMES = {
     "unique_key": ("unique_key", "uniqueKey"),
     "born_timestamp": ("born_timestamp_ms", "bornTimestamp", "born_timestamp"),
     "flag": ("flag",),
+    "delay_time_level": ("delay_time_level", "delayTimeLevel"),
 }
 """Field of MessageColumns -> the names that its column may have; if two are present, the first one counts."""
 NO_QUEUE = -1
@@ -69,10 +71,13 @@ class MessageColumns:
     flag : int32[n] | None
     born_timestamp_ms : int64[n] | None
         When the messages were made, in milliseconds since 1970. None: the time of encoding.
+    delay_time_level : int32[n] | None
+        The delay level of each message (`StoreConfig.message_delay_level`); 0: it is not delayed.
     given : mapping of str to pa.Array[n]
-        The user's own columns, with their nulls: "topic", "queue_id", "flag", "born_timestamp" (int64, ms). The digest
-        by which a batch is recognised covers these. Without an entry it covers `topic` if that is an array, and `flag`
-        if it is given, but never a queue that the store chose or a time that it filled in.
+        The user's own columns, with their nulls: "topic", "queue_id", "flag", "born_timestamp" (int64, ms),
+        "delay_time_level". The digest by which a batch is recognised covers these. Without an entry it covers `topic`
+        if that is an array, and `flag` and `delay_time_level` if they are given, but never a queue that the store chose
+        or a time that it filled in.
 
     Raises
     ------
@@ -99,6 +104,7 @@ class MessageColumns:
     born_timestamp_ms: NDArray[np.int64] | None = None
     sharding_key: pa.Array | None = None
     unique_key: pa.Array | None = None
+    delay_time_level: NDArray[np.int32] | None = None
     given: Mapping[str, pa.Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,6 +127,12 @@ class MessageColumns:
         taken["given"] = {name: values[rows] for name, values in self.given.items()}
         return MessageColumns(**taken)
 
+    def of_rows(self, mask: NDArray[np.bool_]) -> MessageColumns:
+        """Some of the rows: bool[n]. The values are copied."""
+        taken = {each.name: _of_rows(getattr(self, each.name), mask) for each in fields(self)}
+        taken["given"] = {name: _of_rows(values, mask) for name, values in self.given.items()}
+        return MessageColumns(**taken)
+
     @classmethod
     def from_arrow(
         cls,
@@ -136,8 +148,8 @@ class MessageColumns:
         ----------
         batch : pa.RecordBatch | pa.Table
             Columns body (or value), topic, tags, keys (or key), properties, queueId (or partition), shardingKey,
-            uniqueKey, bornTimestamp, flag; or the same names in snake_case. `body` is required. The chunks of a table
-            are combined.
+            uniqueKey, bornTimestamp, flag, delayTimeLevel; or the same names in snake_case. `body` is required. The
+            chunks of a table are combined.
         topic, queue_id : str | None, int | None
             One value for all rows; it takes precedence over a column.
         default_born_timestamp_ms : int | None
@@ -164,7 +176,7 @@ class MessageColumns:
         if queue_id is not None:
             check_queue_id(queue_id)
         given: dict[str, pa.Array] = {}
-        for name in ("flag", "queue_id", "born_timestamp"):
+        for name in ("flag", "queue_id", "born_timestamp", "delay_time_level"):
             if name in found:
                 given[name] = _integers(found[name], name)
         flags, queues, times = given.get("flag"), given.get("queue_id"), given.get("born_timestamp")
@@ -183,8 +195,15 @@ class MessageColumns:
             born_timestamp_ms=np.full(batch.num_rows, now, np.int64) if times is None else numpy_of(times, null=now),
             sharding_key=_texts(found["sharding_key"], "sharding_key") if "sharding_key" in found else None,
             unique_key=_texts(found["unique_key"], "unique_key") if "unique_key" in found else None,
+            delay_time_level=numpy_of(given["delay_time_level"], null=0) if "delay_time_level" in given else None,
             given=given,
         )
+
+
+def _of_rows(values: Any, mask: NDArray[np.bool_]) -> Any:
+    if values is None or isinstance(values, str | Mapping):
+        return values
+    return values.filter(array_of(mask)) if isinstance(values, pa.Array) else values[mask]
 
 
 def _find(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> dict[str, pa.Array]:

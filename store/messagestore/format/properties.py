@@ -24,6 +24,9 @@ KEYS = "KEYS"
 TAGS = "TAGS"
 UNIQUE_KEY = "UNIQ_KEY"
 WAIT = "WAIT"
+DELAY = "DELAY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QID = "REAL_QID"
 SHARDING_KEY = "__SHARDINGKEY"
 PROPERTY_CRC = "__CRC32#"
 
@@ -39,6 +42,9 @@ _RESERVED_NAMES = """
 """
 RESERVED_PROPERTIES: frozenset[str] = frozenset(_RESERVED_NAMES.split())
 """The names that have a meaning for RocketMQ. Properties with any other name are the user's own."""
+
+TIMERS = frozenset(name for name in RESERVED_PROPERTIES if name.startswith("TIMER_"))
+"""The properties of RocketMQ's timer messages, which a broker keeps in a timer wheel (`rmq_sys_wheel_timer`)."""
 
 _SEPARATORS = ("\x01", "\x02")
 
@@ -107,7 +113,17 @@ def check_properties(properties: Mapping[str, str], row: int | None = None) -> N
 
 def reserved_fault(name: str) -> str:
     """The error text for a user's property that has one of RocketMQ's names."""
-    instead = {KEYS: "Use `keys`", TAGS: "Use `tags`", SHARDING_KEY: "Use the sharding key column"}
+    instead = {
+        KEYS: "Use `keys`",
+        TAGS: "Use `tags`",
+        SHARDING_KEY: "Use the sharding key column",
+        DELAY: "Use `delay_time_level` (column delayTimeLevel)",
+    }
+    if name in TIMERS:
+        return (
+            f"property {name!r}: RocketMQ uses this name for timer messages, which this store does not support. "
+            "Delayed messages wait for one of the times in messageDelayLevel: use `delay_time_level` (column delayTimeLevel)"
+        )
     return f"property {name!r}: RocketMQ uses this name itself. {instead.get(name, 'Choose another name')}"
 
 

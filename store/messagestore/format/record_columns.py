@@ -6,15 +6,19 @@ and `row_hashes` tells whether a batch that is sent again has the same rows (row
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
+from messagestore.format import record_encode, rerouting
+from messagestore.format.config import StoreConfig
 from messagestore.format.layout import DIGEST_NAME
-from messagestore.format.message_columns import NO_QUEUE, MessageColumns
+from messagestore.format.message_checks import first_fault
+from messagestore.format.message_columns import NO_QUEUE, ColumnTexts, MessageColumns
 from messagestore.format.record_decode import BLOCK_ROWS, COLUMNS, Expected, decode
-from messagestore.format.record_encode import encode, stamp
+from messagestore.format.record_encode import stamp
 from messagestore.format.row_digest import row_hashes
 from messagestore.format.rows import Rows
 
@@ -36,6 +40,41 @@ __all__ = [
 
 BLOCK_SIZE = 256 * 1024
 """About so many bytes are stamped at once: they stay in the CPU's cache while they are checksummed and written."""
+
+
+def encode(
+    columns: MessageColumns | ColumnTexts,
+    *,
+    limits: StoreConfig,
+    store_host: bytes,
+    born_host: bytes,
+    first_row: int = 0,
+) -> Rows:
+    """Encode the records of a batch as `record_encode.encode` does, and send delayed messages to the queues in which
+    they wait.
+
+    Raises
+    ------
+    MessageIllegalError
+        The first row that cannot be stored.
+    """
+    texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
+    columns = texts.columns
+    if columns.delay_time_level is None or not columns.delay_time_level.any():
+        return record_encode.encode(
+            texts, limits=limits, store_host=store_host, born_host=born_host, first_row=first_row
+        )
+    fault = first_fault(texts, limits, first_row)
+    if fault is not None:
+        raise fault
+    delays_ms = limits.delays_ms
+    levels = np.minimum(columns.delay_time_level, len(delays_ms))  # as in RocketMQ
+    parts = []
+    for level in np.unique(levels).tolist():
+        some = columns.of_rows(levels == level)
+        rows = record_encode.encode(some, limits=limits, store_host=store_host, born_host=born_host)
+        parts.append(rerouting.delayed(rows, level, delays_ms) if level else rows)
+    return functools.reduce(Rows.joined, parts)
 
 
 def stamped(rows: Rows) -> Iterator[memoryview]:

@@ -21,7 +21,7 @@ from messagestore.format.arrow_bytes import numpy_of, valid_of
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
 from messagestore.format.properties import KEY_SEPARATOR
 
-TOPIC, KEYS, TAGS, PROPERTIES, FLAG, SHARDING_KEY, QUEUE_ID, BORN_TIMESTAMP = range(1, 9)
+TOPIC, KEYS, TAGS, PROPERTIES, FLAG, SHARDING_KEY, QUEUE_ID, BORN_TIMESTAMP, DELAY_TIME_LEVEL = range(1, 10)
 """The numbers of the fields, in the order they are mixed."""
 
 Field = tuple[int, NDArray[np.int32], NDArray[np.bool_]]
@@ -49,6 +49,11 @@ def digest_fields(texts: ColumnTexts) -> list[Field]:
         fields.append((QUEUE_ID, *_numbers(given["queue_id"])))
     if "born_timestamp" in given:
         fields.append((BORN_TIMESTAMP, *_numbers(given["born_timestamp"])))
+    if "delay_time_level" in given:
+        fields.append((DELAY_TIME_LEVEL, *_numbers(given["delay_time_level"])))
+    elif columns.delay_time_level is not None:
+        levels = columns.delay_time_level.astype(np.int32)
+        fields.append((DELAY_TIME_LEVEL, levels, np.ones(len(levels), np.bool_)))
     return fields
 
 

@@ -27,6 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NO_DATA: NDArray[np.uint8] = np.empty(0, np.uint8)
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""The topic in which delayed messages wait. The tags code of its units is the time at which a message is due."""
 
 
 class Stored(Protocol):
@@ -86,6 +88,7 @@ class Rows:
     sizes : int32[n]
         Bytes of each record.
     tags_codes : int64[n]
+        In `SCHEDULE_TOPIC`, the time at which a message is due; until `at`, how long it waits.
     store_timestamps_ms : int64[n]
         0 until `at`.
     key_hashes, key_counts : int32[k], int32[n]
@@ -103,6 +106,8 @@ class Rows:
         Whether each record of `data` ends in `__CRC32#`.
     row_hash_sum : int
         Sum of the hashes of all rows that were encoded together, mod 2**64 (row_digest.py).
+    real_queues : tuple of (str, int)
+        Where the delayed rows go when they are due: each topic, with its highest queue id.
     """
 
     run_topics: list[str]
@@ -121,6 +126,7 @@ class Rows:
     store_timestamp_position: int = 0
     property_crc: bool = False
     row_hash_sum: int = 0
+    real_queues: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def unplaced(cls, starts: NDArray[np.int64], **columns: Any) -> Rows:
@@ -241,10 +247,42 @@ class Rows:
 
         The bytes in `data` say so only when they are stamped.
         """
+        times = np.full(self.row_count, store_timestamp_ms, np.int64)
         return replace(
             self,
             physical_offsets=self.physical_offsets + (physical_offset - self.physical_offset),
-            store_timestamps_ms=np.full(self.row_count, store_timestamp_ms, np.int64),
+            store_timestamps_ms=times,
+            tags_codes=self._due(times),
+        )
+
+    def _due(self, store_timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tags codes with other store times: delayed messages are due so much earlier or later."""
+        if SCHEDULE_TOPIC not in self.run_topics:
+            return self.tags_codes
+        codes = self.tags_codes.copy()
+        for topic, _, start, stop in self.runs():
+            if topic == SCHEDULE_TOPIC:
+                codes[start:stop] += store_timestamps_ms[start:stop] - self.store_timestamps_ms[start:stop]
+        return codes
+
+    def joined(self, other: Rows) -> Rows:
+        """These rows and other rows that were encoded with them, back to back, none of which has a place yet."""
+        both = np.concatenate
+        return replace(
+            self,
+            run_topics=self.run_topics + other.run_topics,
+            run_queue_ids=both([self.run_queue_ids, other.run_queue_ids]),
+            run_counts=both([self.run_counts, other.run_counts]),
+            queue_offsets=both([self.queue_offsets, other.queue_offsets]),
+            physical_offsets=both([self.physical_offsets, other.physical_offsets + self.end]),
+            sizes=both([self.sizes, other.sizes]),
+            tags_codes=both([self.tags_codes, other.tags_codes]),
+            store_timestamps_ms=both([self.store_timestamps_ms, other.store_timestamps_ms]),
+            key_hashes=both([self.key_hashes, other.key_hashes]),
+            key_counts=both([self.key_counts, other.key_counts]),
+            data=both([self.data, other.data]),
+            row_hash_sum=(self.row_hash_sum + other.row_hash_sum) % (1 << 64),
+            real_queues=self.real_queues + other.real_queues,
         )
 
     def slice(self, start: int, stop: int) -> Rows:

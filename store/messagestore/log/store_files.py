@@ -278,6 +278,7 @@ class StoreFiles:
         self.commit_log = CommitLog(
             paths.commit_log, segment_size, self.log_pool, paths.spark, preallocate=config.preallocate
         )
+        self.commit_log.delays_ms = config.delays_ms
         self.index: IndexService | None = None
         if config.message_index_enable:
             self.index = IndexService(

@@ -20,26 +20,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
 from messagestore.files.commit_log import READ_SIZE, CommitLog
-from messagestore.format import javahash, record, record_decode, record_scan
-from messagestore.format.arrow_bytes import array_of, lengths_of, list_array, numpy_of, valid_of
+from messagestore.format import record_rows, record_scan
 from messagestore.format.batch_record import BatchRecord, parse
+from messagestore.format.config import ROCKETMQS_LEVELS, delays_of
 from messagestore.format.layout import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, MessageExt
+from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.record_scan import ScanEnd
-from messagestore.format.rows import Row, Rows
-
-_FEW = 32  # below 45, where both ways take equally long
-_DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-"""RocketMQ's messageDelayLevel, levels 1 to 18."""
+from messagestore.format.rows import Rows
 
 _FIRST_READ_SIZE = 8 * 1024
 _BATCH_TOPIC = np.frombuffer(BATCH_TOPIC.encode(), np.uint8)
@@ -66,6 +61,8 @@ class Run:
         Where each record begins in `data`; at least one.
     heads : structured[n]
         The heads of the records, in native byte order.
+    delays_ms : tuple of int
+        How long messages of each delay level wait.
     batch : BatchRecord | None
         In a walk that looks for batches: the contents of the one BATCH record that this run consists of.
     """
@@ -74,6 +71,7 @@ class Run:
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]
     heads: NDArray[np.void]
+    delays_ms: tuple[int, ...] = delays_of(ROCKETMQS_LEVELS)
     batch: BatchRecord | None = None
 
     @property
@@ -161,7 +159,7 @@ class Walk:
                 data, start, file_bytes_left=left, verify_body_crc=self.depth is Depth.CHECKSUMS
             )
             if len(starts):
-                yield from self._given(Run(start, data, starts, heads))
+                yield from self._given(Run(start, data, starts, heads, log.delays_ms))
                 if self._jump is not None:
                     self.position, self._jump, size = self._jump, None, least
                     continue
@@ -246,7 +244,7 @@ def _without_unit(run: Run) -> NDArray[np.bool_]:
 
 def rows_of(run: Run) -> Rows:
     """Return the rows of a run of records."""
-    rows = _few(run) if len(run.starts) <= _FEW else _many(run)
+    rows = record_rows.rows_of(run.data, run.starts, run.heads, run.physical_offset, run.delays_ms)
     without = _without_unit(run)
     if not without.any():  # only logs with half messages pay for what follows
         return rows
@@ -258,76 +256,3 @@ def rows_of(run: Run) -> Rows:
         key_counts=np.where(indexed, rows.key_counts, 0).astype(np.int32),
         has_unit=~without,
     )
-
-
-def _few(run: Run) -> Rows:
-    """Read records one by one, which for a few dozen takes a fraction of what the many steps of `_many` cost."""
-    found = []
-    for start in run.starts.tolist():
-        m = record.decode_message(run.data.data, start, verify=False)
-        keys = m.keys if m.unique_key is None else (m.unique_key, *m.keys)
-        hashes = [javahash.index_hash(m.topic, key) for key in keys]
-        place = (m.queue_offset, run.physical_offset + start, m.size)
-        found.append(Row(m.topic, m.queue_id, *place, _tags_code(m), m.store_timestamp_ms, hashes))
-    return Rows.of(found)
-
-
-def _many(run: Run) -> Rows:
-    starts, heads = run.starts, run.heads
-    columns = record_decode.decode(
-        run.data,
-        starts,
-        heads["total_size"].astype(np.int32),
-        ("topic", "tags", "keys", "unique_key"),
-        verify_body_crc=False,
-    )
-    topics = columns.column("topic").dictionary_encode()
-    codes = numpy_of(topics.indices).astype(np.int64)
-    queue_ids = heads["queue_id"].astype(np.int64)
-    changes = np.flatnonzero((np.diff(codes) != 0) | (np.diff(queue_ids) != 0)) + 1
-    run_starts = np.concatenate([[0], changes]) if len(starts) else np.empty(0, np.int64)
-    names = topics.dictionary.to_pylist()
-    key_hashes, key_counts = _key_hashes(topics, columns.column("keys"), columns.column("unique_key"))
-    tags_codes = javahash.java_hashes(columns.column("tags")).astype(np.int64)
-    if SCHEDULE_TOPIC in names:
-        for row in np.flatnonzero(codes == names.index(SCHEDULE_TOPIC)).tolist():  # only a broker's own topic
-            tags_codes[row] = _tags_code(record.decode_message(run.data.data, int(starts[row]), verify=False))
-    return Rows(
-        run_topics=[names[codes[i]] for i in run_starts],
-        run_queue_ids=queue_ids[run_starts].astype(np.int32),
-        run_counts=np.diff(np.append(run_starts, len(starts))).astype(np.int32),
-        queue_offsets=heads["queue_offset"].astype(np.int64),
-        physical_offsets=run.physical_offset + starts,
-        sizes=heads["total_size"].astype(np.int32),
-        tags_codes=tags_codes,
-        store_timestamps_ms=heads["store_timestamp_ms"].astype(np.int64),
-        key_hashes=key_hashes,
-        key_counts=key_counts,
-    )
-
-
-def _tags_code(message: MessageExt) -> int:
-    """Return the tags code of a message's unit: the hash of its tags, or the due time of a delayed message."""
-    if message.topic == SCHEDULE_TOPIC:
-        level = message.system_properties.get("DELAY", "0")
-        number = int(level) if level.isascii() and level.isdigit() else 0
-        if number > 0:
-            highest = len(_DELAY_LEVELS_S)  # RocketMQ treats a level above the highest as the highest
-            return message.store_timestamp_ms + 1000 * _DELAY_LEVELS_S[min(number, highest) - 1]
-    return javahash.tags_code(message.tags or "")
-
-
-def _key_hashes(
-    topics: pa.DictionaryArray, keys: pa.ListArray, unique_keys: pa.StringArray
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return the index hashes of each record: UNIQ_KEY first, then the parts of KEYS."""
-    n = len(topics)
-    unique = valid_of(unique_keys)
-    counts = lengths_of(keys).astype(np.int32)
-    rows = np.concatenate([np.flatnonzero(unique), np.repeat(np.arange(n), counts)])
-    order = np.argsort(rows, kind="stable")  # unique keys were put first, so they stay first within their row
-    texts = pa.concat_arrays([unique_keys.filter(array_of(unique)), keys.flatten().cast(pa.string())])
-    prefixes = javahash.java_hashes(list_array([t + "#" for t in topics.dictionary.to_pylist()], pa.string()))
-    codes = numpy_of(topics.indices)
-    before = prefixes[codes[rows]] if n else np.empty(0, np.int32)
-    return javahash.index_hashes_behind(before, texts)[order], (counts + unique).astype(np.int32)

@@ -46,7 +46,8 @@ from messagestore.format import record, record_columns
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
-from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX, SCHEDULE_TOPIC
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.refusals import check_readable_topic, refuse_to_read

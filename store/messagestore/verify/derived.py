@@ -20,8 +20,8 @@ from messagestore.errors import StoreError
 from messagestore.files import index_check
 from messagestore.files.consume_queue import CONSUME_QUEUE_FOLDER, ConsumeQueue, list_queues, units_of
 from messagestore.format.layout import UNIT
-from messagestore.format.message import BATCH_TOPIC, SCHEDULE_TOPIC, stored_topic_fault
-from messagestore.format.rows import Rows
+from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
+from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.log.store_files import StoreFiles
 from messagestore.verify.report import Finding, VerifyReport
 
@@ -97,6 +97,7 @@ class QueueCheck:
         self.gap = 0
         self.seen: dict[tuple[str, int], _Seen] = {}
         self._left_out: dict[str, bool] = {}
+        self._told_levels = False
         self._unreadable: set[tuple[str, int]] = set()
         self._has_ext = files.disk.exists(os.path.join(files.paths.root, _QUEUE_EXT_FOLDER))
         self.names = files.queue_names()
@@ -228,8 +229,15 @@ class QueueCheck:
         same = np.zeros(len(units), np.bool_)
         wanted = units[: len(found)]
         equal = (found["physical_offset"] == wanted["physical_offset"]) & (found["size"] == wanted["size"])
-        if topic != SCHEDULE_TOPIC and not self._has_ext:  # in that topic it is a time, or a place in another file
-            equal &= found["tags_code"] == wanted["tags_code"]
+        if not self._has_ext:  # with the extension, it is a place in another file
+            other = equal & (found["tags_code"] != wanted["tags_code"])
+            equal &= ~other
+            if topic == SCHEDULE_TOPIC and other.any() and not self._told_levels:
+                self._told_levels = True
+                self.report.note(
+                    f"{SCHEDULE_TOPIC}: delayed messages are due at other times than messageDelayLevel says. If the "
+                    "store's users have another messageDelayLevel, verify with that one (storeConfig)"
+                )
         same[: len(found)] = equal
         return found, same
 

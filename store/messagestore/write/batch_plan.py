@@ -23,6 +23,7 @@ from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
+from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.log.refusals import check_simple_topic
 from messagestore.log.store_files import StoreFiles
 
@@ -197,6 +198,8 @@ class BatchPlan:
         self.chunk_sizes: list[_ChunkSize] = []
         self.first_offsets: dict[tuple[str, int], int] = {}
         self.counts: dict[tuple[str, int], int] = {}
+        self.real_queues: dict[str, int] = {}
+        """Where the delayed rows go when they are due: each topic, with its highest queue id."""
         for index in range(len(source)):
             self._take(source.read(index, with_data=False))
         if not own:
@@ -226,15 +229,18 @@ class BatchPlan:
     def _take(self, chunk: Rows) -> None:
         for topic, queue_id, start, stop in chunk.runs():
             self.counts[(topic, queue_id)] = self.counts.get((topic, queue_id), 0) + stop - start
+        for topic, queue_id in chunk.real_queues:
+            self.real_queues[topic] = max(self.real_queues.get(topic, 0), queue_id)
         self.row_count += chunk.row_count
         self.digest = (self.digest + chunk.row_hash_sum) % (1 << 64)
         self.chunk_sizes.append(_ChunkSize(chunk.end, chunk.row_count))
 
     def _check_topics(self, request: BatchRequest) -> None:
         topics = self.files.topics
-        most: dict[str, int] = {}
+        most = dict(self.real_queues)
         for topic, queue_id in self.counts:
-            most[topic] = max(most.get(topic, 0), queue_id)
+            if topic != SCHEDULE_TOPIC:  # only the encoder sends messages there
+                most[topic] = max(most.get(topic, 0), queue_id)
         missing = []
         for topic, queue_id in most.items():
             check_topic(topic)

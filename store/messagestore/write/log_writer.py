@@ -32,7 +32,7 @@ from messagestore.files.written import FileReplaced
 from messagestore.format import record, record_columns
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
-from messagestore.format.rows import NO_DATA, Row, Rows
+from messagestore.format.rows import NO_DATA, SCHEDULE_TOPIC, Row, Rows
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.dispatch import FEW_COUNT, Dispatcher
 from messagestore.log.store_files import StoreFiles
@@ -180,6 +180,8 @@ class LogWriter(Standing):
     ) -> Row:
         """Append one encoded record, which is not dispatched, synced or visible yet.
 
+        In `SCHEDULE_TOPIC`, `tags_code` says how long the message waits.
+
         `half` says that the record is PREPARED or ROLLBACK: it gets queue offset 0 and no unit, and its queue does not
         advance.
 
@@ -203,6 +205,8 @@ class LogWriter(Standing):
                 property_crc=property_crc,
             )
             self.write_or_undo(physical_offset, data)
+            if topic == SCHEDULE_TOPIC:
+                tags_code += now
             row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
             self.pending.append(row)
             if not half:

@@ -26,7 +26,7 @@ from messagestore.format import record
 from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
 from messagestore.format.rows import Rows
 
-FORMAT = "messagestore-staging-1"
+FORMAT = "messagestore-staging-2"
 _BUFFER_SIZE = 64 * 1024
 _READ_SIZE = 256 * 1024
 """It stays in the CPU's cache while its CRC is computed."""
@@ -47,6 +47,8 @@ SCHEMA = pa.schema(
         pa.field("store_timestamp_position", pa.int32(), nullable=False),
         pa.field("property_crc", pa.bool_(), nullable=False),
         pa.field("row_hash_sum", pa.uint64(), nullable=False),
+        pa.field("real_topics", pa.list_(pa.string()), nullable=False),
+        pa.field("real_queue_ids", pa.list_(pa.int32()), nullable=False),
     ],
     metadata={"format": FORMAT},
 )
@@ -145,6 +147,8 @@ class StagingWriter:
             list_array([chunk.property_crc], pa.bool_()),
         ]
         arrays += [list_array([chunk.row_hash_sum], pa.uint64())]
+        arrays += [_list_of([topic for topic, _ in chunk.real_queues])]
+        arrays += [_one_list(np.array([queue_id for _, queue_id in chunk.real_queues], np.int32), pa.int32())]
         self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
         self._row_count += chunk.row_count
 
@@ -337,6 +341,9 @@ def _rows_of(row: pa.RecordBatch) -> Rows:
         key_counts=_values(row, "key_counts"),
         row_hash_sum=row.column("row_hash_sum")[0].as_py(),
         property_crc=row.column("property_crc")[0].as_py(),
+        real_queues=tuple(
+            zip(row.column("real_topics")[0].as_py(), _values(row, "real_queue_ids").tolist(), strict=True)
+        ),
     )
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from messagestore.errors import MessageIllegalError
 from messagestore.format.message import (
     BATCH_TOPIC,
-    SCHEDULE_TOPIC,
     AppendMessageStatus,
     Message,
     MessageExt,
@@ -21,6 +20,7 @@ from messagestore.format.message import (
     check_topic,
     topic_fault,
 )
+from messagestore.format.rows import SCHEDULE_TOPIC
 
 ALLOWED = "%|abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 

@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 import reference
 import strategies
 from messagestore import BatchRequest, Message, MessageStore, StoreConfig
-from messagestore.format import record, record_scan
+from messagestore.format import record, record_rows, record_scan
 from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
-from messagestore.format.message import SCHEDULE_TOPIC
-from messagestore.format.rows import Rows
-from messagestore.log import walk
+from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.log.walk import Run, Walk, rows_of
 from messagestore.write import log_writer, transaction
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
@@ -220,7 +218,7 @@ def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int,
     data = np.frombuffer(b"".join(records), np.uint8)
     starts = np.cumsum([0, *map(len, records[:-1])])
     run = Run(4096, data, starts, record_scan.heads(data, starts))
-    few, many = rows_of(run), walk._many(run)
+    few, many = (way(run.data, starts, run.heads, 4096, run.delays_ms) for way in (record_rows._few, record_rows._many))
     for name in (field.name for field in fields(Rows)):
         value, other = getattr(few, name), getattr(many, name)
         assert np.array_equal(value, other), name

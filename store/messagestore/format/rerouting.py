@@ -1,0 +1,170 @@
+"""Records that go to another topic and queue than they came for: delayed messages, which wait, and then are due.
+
+    put:      flights/3  ->  SCHEDULE_TOPIC_XXXX/2, with DELAY, REAL_TOPIC and REAL_QID behind the other properties
+    deliver:  SCHEDULE_TOPIC_XXXX/2  ->  flights/3; the properties stay, as in RocketMQ
+
+The bytes of head, body and properties are kept; only the topic, the queue and what depends on the place change. Many
+records are rewritten at once.
+
+Source: RocketMQ broker/util/HookUtils.java (transformDelayLevelMessage), broker/schedule/ScheduleMessageService.java.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from messagestore.format import record_scan
+from messagestore.format.arrow_bytes import array_of, lengths_of, list_array
+from messagestore.format.layout import PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
+from messagestore.format.properties import DELAY, REAL_QID, REAL_TOPIC, encode_properties
+from messagestore.format.record import PROPERTY_CRC_BLANK, topic_bytes
+from messagestore.format.record_rows import rows_of
+from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.format.rows import SCHEDULE_TOPIC, Rows
+
+
+def waiting_properties(level: int, topic: str, queue_id: int) -> list[tuple[str, str]]:
+    """The properties that a message gets while it waits."""
+    return [(DELAY, str(level)), (REAL_TOPIC, topic), (REAL_QID, str(queue_id))]
+
+
+def delayed(rows: Rows, level: int, delays_ms: tuple[int, ...]) -> Rows:
+    """Encoded rows without a place, as they wait at a delay level."""
+    starts = rows.starts
+    runs = list(rows.runs())
+    more = [encode_properties(waiting_properties(level, run.topic, run.queue_id)) for run in runs]
+    of_rows = np.repeat(np.arange(len(runs)), rows.run_counts)
+    data, begins = readdressed(
+        rows.data,
+        starts[:-1],
+        [SCHEDULE_TOPIC],
+        np.zeros(rows.row_count, np.int64),
+        np.full(rows.row_count, level - 1, np.int32),
+        more=list_array(more, pa.large_binary()).take(array_of(of_rows)),
+        property_crc=rows.property_crc,
+    )
+    real: dict[str, int] = {}
+    for run in runs:
+        real[run.topic] = max(real.get(run.topic, 0), run.queue_id)
+    return replace(unplaced(data, begins, delays_ms, rows), real_queues=tuple(real.items()))
+
+
+def unplaced(data: NDArray[np.uint8], starts: NDArray[np.int64], delays_ms: tuple[int, ...], like: Rows) -> Rows:
+    """Rows without a place of records that lie back to back; the last start is the end of the data."""
+    begins = starts[:-1]
+    found = rows_of(data, begins, record_scan.heads(data, begins), 0, delays_ms)
+    nothing = np.zeros(len(begins), np.int64)
+    return replace(
+        found,
+        data=data,
+        queue_offsets=nothing,
+        store_timestamps_ms=nothing,
+        store_timestamp_position=like.store_timestamp_position,
+        property_crc=like.property_crc,
+        row_hash_sum=like.row_hash_sum,
+    )
+
+
+def readdressed(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    topics: Sequence[str],
+    topic_codes: NDArray[np.int64],
+    queue_ids: NDArray[np.int32],
+    *,
+    property_crc: bool,
+    more: pa.Array | None = None,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The bytes of records with other topics and queues, and without a place.
+
+    Parameters
+    ----------
+    data : uint8[m]
+    starts : int64[n]
+        Where each record begins, in ascending order. The records were checked.
+    topics : sequence of str
+    topic_codes, queue_ids : int64[n], int32[n]
+        The new topic of each record, by its index in `topics`, and its new queue.
+    property_crc : bool
+        Whether each record ends in an empty `__CRC32#`, to be stamped; one that it had goes in any case.
+    more : pa.Array[n] | None
+        large_binary: what comes behind the properties of each record.
+
+    Returns
+    -------
+    data : uint8[k]
+        The records, back to back; writable.
+    starts : int64[n + 1]
+        Where each begins, and where the last one ends.
+    """
+    n = len(starts)
+    heads = record_scan.heads(data, starts)
+    count, parts = record_scan.parts(data, starts, heads)
+    if count < n:
+        raise AssertionError(f"record {count} of {n} was checked, and its lengths do not add up")
+    ends = parts.ends - np.where(_has_crc(data, parts.property_starts, parts.ends), PROPERTY_CRC_SIZE, 0)
+    packed = [topic_bytes(topic, True) for topic in topics]  # they were accepted when the messages were put
+    behind = [] if more is None else [more]
+    if property_crc:
+        behind.append(list_array([PROPERTY_CRC_BLANK], pa.large_binary()).take(array_of(np.zeros(n, np.int64))))
+    added = np.zeros(n, np.int64)
+    for column in behind:
+        added += lengths_of(column)
+    lengths = (ends - parts.property_starts + added).astype(">i2")
+    slices = _slices(data, starts, parts.body_ends, parts.property_starts, ends)
+    joined = pc.binary_join_element_wise(
+        slices.take(array_of(np.arange(0, 4 * n, 4))),
+        list_array([topic for _, topic in packed], pa.large_binary()).take(array_of(topic_codes)),
+        _fixed(lengths.view(np.uint8), PROPERTIES_LENGTH_SIZE),
+        slices.take(array_of(np.arange(2, 4 * n, 4))),
+        *behind,
+        pa.scalar(b"", pa.large_binary()),
+    )
+    begins = np.frombuffer(joined.buffers()[1], np.int64, n + 1, 8 * joined.offset)
+    found = np.frombuffer(joined.buffers()[2], np.uint8)[begins[0] : begins[-1]].copy()
+    begins = begins - begins[0]
+    magics = np.array([magic for magic, _ in packed], np.int32)
+    for name, values in (
+        ("total_size", np.diff(begins)),
+        ("magic", magics[topic_codes]),
+        ("queue_id", queue_ids),
+        ("queue_offset", np.zeros(n, np.int64)),
+        ("physical_offset", np.zeros(n, np.int64)),
+    ):
+        put_numbers(found, begins[:-1] + RECORD_HEAD.offset(name), values, 8 if name.endswith("_offset") else 4)
+    return found, begins
+
+
+def put_numbers(data: NDArray[np.uint8], positions: NDArray[np.int64], values: NDArray[Any], width: int) -> None:
+    """Write a big-endian number of 4 or 8 bytes at each position."""
+    data[positions[:, None] + np.arange(width)] = values.astype(f">i{width}").view(np.uint8).reshape(-1, width)
+
+
+def _has_crc(data: NDArray[np.uint8], property_starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which records end in `__CRC32#`."""
+    at = ends - PROPERTY_CRC_SIZE
+    begin = np.frombuffer(PROPERTY_CRC_BEGIN, np.uint8)
+    found = data[np.maximum(at, 0)[:, None] + np.arange(len(begin))] == begin
+    has: NDArray[np.bool_] = found.all(axis=1) & (at >= property_starts)
+    return has
+
+
+def _slices(data: NDArray[np.uint8], *positions: NDArray[np.int64]) -> pa.Array:
+    """Parts of the data, as large_binary without a copy: from each position of a record to its next one, and so on to
+    the next record.
+    """
+    offsets = np.append(np.stack(positions, axis=1).reshape(-1), len(data))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def _fixed(data: NDArray[np.uint8], width: int) -> pa.Array:
+    offsets = np.arange(0, len(data) + 1, width, dtype=np.int64)
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
