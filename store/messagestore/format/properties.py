@@ -122,7 +122,8 @@ def reserved_fault(name: str) -> str:
     if name in TIMERS:
         return (
             f"property {name!r}: RocketMQ uses this name for timer messages, which this store does not support. "
-            "Delayed messages wait for one of the times in messageDelayLevel: use `delay_time_level` (column delayTimeLevel)"
+            "Delayed messages wait for one of the times in messageDelayLevel: use `delay_time_level` (column "
+            "delayTimeLevel)"
         )
     return f"property {name!r}: RocketMQ uses this name itself. {instead.get(name, 'Choose another name')}"
 
