@@ -301,10 +301,37 @@ def _cut(value: Any, chance: random.Random) -> Any:
     return value[: chance.randrange(len(value) + 1)].copy()
 
 
+def abuse_index(lib: kernel.Kernel, chance: random.Random) -> None:
+    n, slot_count = chance.choice((0, 1, 2, 40)), chance.choice((1, 7, 1013, 1014, 1015, 5000))
+    hashes = _numbers(chance, n, 2**31 - 1, np.int32)
+    pages = (slot_count - 1 + 10) // 1024 + 1
+    bases = np.arange(pages) * 1024 - 10
+    slots = np.array([_number(chance, 50) % 2**32 for _ in range(slot_count)], np.uint64).astype(">u4")
+    for _ in range(chance.choice((0, 0, 1, 2))):
+        match chance.randrange(5):
+            case 0:
+                bases[:1] = _number(chance, slot_count)
+            case 1:
+                slots = slots[: chance.randrange(len(slots) + 1)].copy()
+            case 2:
+                slot_count = _number(chance, slot_count)
+            case 3:
+                pages = max(0, pages + chance.choice((1, -1)))
+            case _:
+                bases = bases[:-1].copy()
+    lib.index_pages(hashes, slot_count, np.zeros(pages, np.bool_))
+    first = chance.choice((0, n // 2, _number(chance, n)))
+    entries = np.empty(20 * max(0, n - n // 2 + chance.choice((0, 0, 1, -1))), np.uint8)
+    places, times = _numbers(chance, n, 2**40), _numbers(chance, chance.choice((n, 1)), 2**40)
+    number, begin_ms = chance.choice((1, 5, 45, _number(chance, 2**31))), _number(chance, 2**40)
+    lib.index_put(hashes, first, places, times, slot_count, number, begin_ms, bases, slots, entries)
+
+
 ABUSES: tuple[Callable[[kernel.Kernel, random.Random], None], ...] = (
     abuse_ranges,
     abuse_stamp,
     abuse_encode,
+    abuse_index,
     abuse_notes,
     differences_in_reading,
 )

@@ -25,6 +25,18 @@ _ALL = (
         abuses,
     ),
     Mutant(
+        "the kernel believes where a page of slots is",
+        planted("index.c", "return place < put->slots_there ? place : -1;", "return place;"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "the kernel writes entries for keys that are not there",
+        planted("index.c", "first < 0 || count > n || first > n - count", "first < 0"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
         "BODYCRC does not cover the last byte",
         planted("encode.c", "crc32_update(0, r.body.at, (size_t)r.body.size)", "crc32_update(0, r.body.at, (size_t)r.body.size - !!r.body.size)"),
         "both codecs compared",

@@ -80,6 +80,7 @@ WORKLOADS = {
         tuple(("big_put", 100 + i, 1300) for i in range(6)), SEGMENTS_ASYNC, base="small segments"
     ),
     "batches": Workload((batch(1, 12), batch(2, 12))),
+    "a large batch": Workload((commit(1, 230), batch(2, 5))),
     "async batches": Workload((batch(1, 8, ASYNC_FLUSH), batch(2, 8, ASYNC_FLUSH), batch(3, 8, ASYNC_FLUSH))),
     "async, then sync": Workload((batch(1, 10, ASYNC_FLUSH), batch(2, 10), batch(3, 10, ASYNC_FLUSH))),
     "async roll-over": Workload(

@@ -24,7 +24,7 @@
 #error "the kernel is written for little-endian machines; the package works without it"
 #endif
 
-#define KERNEL_VERSION 3
+#define KERNEL_VERSION 4
 
 /* ---- numbers in buffers; no address needs to be aligned */
 
@@ -93,5 +93,10 @@ PyObject *kernel_fill_map(PyObject *module, PyObject *arguments);
 PyObject *kernel_fill_numbers(PyObject *module, PyObject *arguments);
 PyObject *kernel_scan(PyObject *module, PyObject *arguments);
 PyObject *kernel_heads(PyObject *module, PyObject *arguments);
+
+/* ---- entries of an index file (index.c) */
+
+PyObject *kernel_index_pages(PyObject *module, PyObject *arguments);
+PyObject *kernel_index_put(PyObject *module, PyObject *arguments);
 
 #endif

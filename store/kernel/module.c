@@ -58,6 +58,11 @@ static PyMethodDef methods[] = {
     {"scan", kernel_scan, METH_VARARGS,
      "scan(data, usable, physical_offset, verify, starts): the chain of records from the first byte on."},
     {"heads", kernel_heads, METH_VARARGS, "heads(data, starts, out): the heads of records, in native byte order."},
+    {"index_pages", kernel_index_pages, METH_VARARGS,
+     "index_pages(key_hashes, slot_count, touched): which pages of slots hold the slots of keys."},
+    {"index_put", kernel_index_put, METH_VARARGS,
+     "index_put(key_hashes, first, physical_offsets, timestamps_ms, slot_count, first_number, begin_ms, bases, slots,"
+     " entries): entries of an index file, and the slots that lead to them."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -373,9 +373,9 @@ def pack_units(units: Units) -> bytes:
     Raises
     ------
     ValueError
-        The array is not one of `UNIT_DTYPE`, or a unit belongs to no record.
+        The array is not one of `UNIT_DTYPE` or `UNIT.dtype`, or a unit belongs to no record.
     """
-    if units.dtype != UNIT_DTYPE or units.ndim != 1:
+    if units.dtype not in (UNIT_DTYPE, UNIT.dtype) or units.ndim != 1:
         raise ValueError(f"units: found {units.dtype} of {units.ndim} dimensions; allowed is one of UNIT_DTYPE")
     there = _there(units, None)
     if not there.all():
@@ -474,9 +474,9 @@ def _is_queue_id(name: str) -> bool:
     return plain and str(int(name)) == name and int(name) <= int(_INT32.max)
 
 
-def units_of(rows: Rows) -> Units:
-    """Return the ConsumeQueue unit of each row."""
-    units: Units = np.empty(rows.row_count, UNIT_DTYPE)
+def units_of(rows: Rows, dtype: np.dtype[Any] = UNIT_DTYPE) -> Units:
+    """Return the ConsumeQueue unit of each row, in memory or, with `UNIT.dtype`, as in a file."""
+    units: Units = np.empty(rows.row_count, dtype)
     units["physical_offset"] = rows.physical_offsets
     units["size"] = rows.sizes
     units["tags_code"] = rows.tags_codes

@@ -25,13 +25,16 @@ from messagestore.errors import CorruptionError
 from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
 from messagestore.files.mapped_file import Disk, File, FilePool, new_file
 from messagestore.files.written import WrittenFiles
+from messagestore.format import kernel
 from messagestore.format.javahash import index_hash
 from messagestore.format.rows import Row, Rows
 
 _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
 """The number of keys put at once. More keys are put in turns, which bounds the memory."""
-_FEW_COUNT = 32
+_PUT_COUNT_WITHOUT_KERNEL = 10_000
+_FEW_COUNT = 200
+"""Up to this many keys are put in a loop, which touches their slots only; more of them touch pages of slots."""
 _MOST_BACK_MS = 3_600_000
 """Entries count seconds from the beginning of their file; a time further below the beginning goes into a new file."""
 
@@ -165,10 +168,10 @@ class IndexService:
         offsets, times = physical_offsets, timestamps
         if len(key_hashes) != len(key_counts) or (key_counts != 1).any():  # not exactly one key each
             offsets, times = np.repeat(physical_offsets, key_counts), np.repeat(timestamps, key_counts)
-        done = 0
+        done, most = 0, _PUT_COUNT if kernel.lib is not None else _PUT_COUNT_WITHOUT_KERNEL
         while done < len(offsets):
             header = self._make_room()
-            end = done + min(_PUT_COUNT, len(offsets) - done, self.max_entry_count - header.entry_count)
+            end = done + min(most, len(offsets) - done, self.max_entry_count - header.entry_count)
             begin_ms = header.begin_timestamp_ms if header.entry_count > 1 else int(times[done])
             back = np.flatnonzero(times[done:end] < begin_ms - _MOST_BACK_MS)
             if len(back) and not back[0]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.files.index_file import IndexService
-from messagestore.files.index_table import IndexTable, SlotRuns
+from messagestore.files.index_table import IndexTable, SlotPages, page_of
 from messagestore.files.written import WrittenFiles
 from messagestore.format.layout import INDEX_ENTRY
 
@@ -178,9 +178,9 @@ def _repair_slots(table: IndexTable, count: int, written: WrittenFiles) -> int:
     slots = np.concatenate(stale)
     if len(slots):
         numbers = _newest(table, slots, np.concatenate(stale_heads), count)
-        runs = SlotRuns(table.disk, written.writable(table.path), slots)
-        runs.read()
-        runs.write(numbers)
+        pages = SlotPages(table.disk, written.writable(table.path), table.slot_count, np.unique(page_of(slots)))
+        pages.slots[pages.places(slots)] = numbers
+        pages.write()
         used_count += int(np.count_nonzero(numbers))
     return used_count
 

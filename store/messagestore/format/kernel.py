@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
-VERSION = 3
+VERSION = 4
 """The version of the functions that this code calls. A kernel of another version is not used."""
 VARIABLE = "MESSAGESTORE_KERNEL"
 OFF = "off"
@@ -154,6 +154,30 @@ class Kernel(Protocol):
 
     def heads(self, data: Buffer, starts: Buffer, out: Buffer, /) -> None:
         """The heads of n records: int64[n], HEAD_DTYPE[n]."""
+
+    def index_pages(self, key_hashes: Buffer, slot_count: int, touched: Buffer, /) -> None:
+        """Set the flag of each page that holds the slot of a key: int32[n], bool[pages]."""
+
+    def index_put(
+        self,
+        key_hashes: Buffer,
+        first: int,
+        physical_offsets: Buffer,
+        timestamps_ms: Buffer,
+        slot_count: int,
+        first_number: int,
+        begin_ms: int,
+        bases: Buffer,
+        slots: Buffer,
+        entries: Buffer,
+        /,
+    ) -> int:
+        """Write the entries of keys `first` and following, as many as `entries` has room for, and change their slots.
+
+        The keys of one put are int32[n], int64[n], int64[1 or n]; the first of them gets `first_number`. They are put
+        in turns, each key once, in their order. `bases` (int64[pages]) says where in `slots` the first slot of each
+        page is. It returns how many slots had no entry before.
+        """
 
 
 def load(path: str | Path) -> Kernel:

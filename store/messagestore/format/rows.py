@@ -201,6 +201,12 @@ class Rows:
         """Where each record begins in `data`, and where the last one ends: int64[n+1]."""
         return np.append(self.physical_offsets, self.end) - self.physical_offset
 
+    @property
+    def one_time_ms(self) -> int | None:
+        """The store time that `at` gave all rows, or that of a single one; None if each may have its own."""
+        times = self.store_timestamps_ms
+        return int(times[0]) if len(times) == 1 or (len(times) and not times.strides[0]) else None
+
     def runs(self) -> Iterator[Run]:
         """The runs, in the order of the log."""
         start = 0
@@ -247,7 +253,7 @@ class Rows:
 
         The bytes in `data` say so only when they are stamped.
         """
-        times = np.full(self.row_count, store_timestamp_ms, np.int64)
+        times = np.broadcast_to(np.int64(store_timestamp_ms), self.row_count)
         return replace(
             self,
             physical_offsets=self.physical_offsets + (physical_offset - self.physical_offset),

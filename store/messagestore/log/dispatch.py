@@ -31,6 +31,7 @@ import os
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,11 +94,13 @@ class Dispatcher:
 
     def dispatch_queues(self, rows: Rows, keys: Container[tuple[str, int]] | None = None) -> None:
         """Append the units of some or all queues; runs of one queue are written together."""
-        units = units_of(rows)
+        units = units_of(rows, UNIT.dtype)
         for (topic, queue_id), numbers in rows.by_queue().items():
             if keys is not None and (topic, queue_id) not in keys:
                 continue
-            for first, part in _runs(rows.queue_offsets[numbers], units[numbers]):
+            begin, end = int(numbers[0]), int(numbers[-1]) + 1
+            chosen = slice(begin, end) if end - begin == len(numbers) else numbers  # neighbours are not copied
+            for first, part in _runs(rows.queue_offsets[chosen], units[chosen]):
                 self._append(topic, queue_id, first, pack_units(part))
 
     def dispatch_few(self, rows: Sequence[Row]) -> None:
@@ -138,8 +141,14 @@ class Dispatcher:
         index = self.files.index
         if index is None or not pieces:
             return
-        columns = [(one.physical_offsets, one.store_timestamps_ms, one.key_hashes, one.key_counts) for one in pieces]
-        index.put(*(columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))))
+        times = {one.one_time_ms for one in pieces}
+        one_time_ms = times.pop() if len(times) == 1 else None
+        index.put(
+            _joined([one.physical_offsets for one in pieces]),
+            _joined([one.store_timestamps_ms for one in pieces]) if one_time_ms is None else one_time_ms,
+            _joined([one.key_hashes for one in pieces]),
+            _joined([one.key_counts for one in pieces]),
+        )
 
     def check_files(self, *, often: bool = False) -> None:
         """Check that every queue and index file that was written is still the file at its path.
@@ -245,6 +254,10 @@ class Dispatcher:
                     self._put_index([rows])
         finally:
             self.files.ends = ends
+
+
+def _joined(columns: list[NDArray[Any]]) -> NDArray[Any]:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
 
 def _runs(queue_offsets: NDArray[np.int64], units: Units) -> Iterator[tuple[int, Units]]:

@@ -26,6 +26,7 @@ from messagestore.files.consume_queue import (
 )
 from messagestore.files.mapped_file import Disk, File, FilePool
 from messagestore.files.written import FileReplaced
+from messagestore.format.layout import UNIT
 
 FILLER = (0, 0x7FFFFFFF, 0)
 ZERO = (0, 0, 0)
@@ -284,7 +285,7 @@ def test_an_idle_queue_costs_one_read(tmp_path: Path):
         (3, units_of((0, 10, 0), (-1, 10, 0))),
         (3, units_of((0, -5, 0))),
         (6, some_units(6, 1)),
-        (3, some_units(3, 1).astype(UNIT_DTYPE.newbyteorder(">"))),
+        (3, np.ones(1, np.int64)),
         (3, np.zeros((1, 1), UNIT_DTYPE)),
     ],
 )
@@ -296,6 +297,11 @@ def test_what_would_break_the_prefix_is_refused(tmp_path: Path, queue_offset: in
     with pytest.raises(ValueError, match="allowed"):
         queue.append(queue_offset, pack_units(units))
     assert image(queue) == before
+
+
+def test_units_are_packed_from_memory_and_from_the_order_of_the_file():
+    units = some_units(3, 4)
+    assert pack_units(units.astype(UNIT.dtype)) == pack_units(units)
 
 
 def test_the_largest_offsets_fit(tmp_path: Path):

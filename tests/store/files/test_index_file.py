@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +16,26 @@ from hypothesis import strategies as st
 
 from java_index import JavaIndex, Record
 from messagestore.errors import CorruptionError, StoreFullError
-from messagestore.files import index_rewind, index_table
+from messagestore.files import index_file, index_rewind, index_table
 from messagestore.files.index_file import IndexService
-from messagestore.files.index_table import ENTRY_DTYPE, IndexHeader
+from messagestore.files.index_table import ENTRY_DTYPE, IndexHeader, slot_position
 from messagestore.files.mapped_file import Disk, File, FilePool
 from messagestore.files.written import FileReplaced
+from messagestore.format import kernel
 from messagestore.format.javahash import index_hash
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER
 from small import ClockDisk
 
 NOW_MS = 1_795_170_401_381
 FOREVER = (0, 2**62)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _both_ways() -> Iterator[None]:
+    """Puts of these tests have a few dozen keys: the smaller ones go through the loop, the larger through the kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("messagestore.files.index_file._FEW_COUNT", 20)
+        yield
 
 
 class QuickDisk(Disk):
@@ -277,14 +286,37 @@ def test_entries_come_before_the_header_and_slots_last(tmp_path: Path):
     """What a slot points to is there, and counted: a broker that took over from a killed writer kept a file whose slots
     led to entries the header did not count, and lost the keys behind them. A small put touches little."""
     disk = WatchedDisk()
-    index = make(tmp_path, 100_000, 1000, disk)
+    index = make(tmp_path, 400_000, 1000, disk)
+    entries_at, page = slot_position(400_000), 4096
     for count in (10, 40):
-        put(index, [Record(count * 1000 + i, NOW_MS, [i * 2000]) for i in range(count)])
-        entries_at = index.files[0].entries_position
-        writes = disk.writes[-count - 2 :]
-        assert writes[0][0] >= entries_at
-        assert writes[1] == (0, 40)
-        assert all(40 <= position < entries_at and size == 4 for position, size in writes[2:])
+        put(index, [Record(count * 1000 + i, NOW_MS, [i * 8192]) for i in range(count)])
+        few = count <= index_file._FEW_COUNT or kernel.lib is None
+        slots = {i * 8192 % 400_000 for i in range(count)}
+        places = [slot_position(slot) for slot in slots] if few else {slot_position(s) // page for s in slots}
+        entries, header, *rest = disk.writes[-len(places) - 2 :]
+        assert entries == (entries_at + 20 * (1 if count == 10 else 11), 20 * count)
+        assert header == (0, 40)
+        if few:
+            assert sorted(rest) == sorted((place, 4) for place in places)
+        else:
+            assert all(at >= 40 and at + size <= entries_at and size <= page for at, size in rest)
+            assert {at // page for at, _ in rest} == places
+
+
+def test_a_slot_that_leads_to_an_entry_of_the_next_put_is_empty(tmp_path: Path):
+    """Nothing may lead there before the put; the keys get the entries that Java gives them."""
+    index = make(tmp_path, 10, 1000)
+    before, after = [Record(0, NOW_MS, [3])], [Record(9 + i, NOW_MS, [i % 7]) for i in range(40)]
+    put(index, before)
+    with Disk().open(index.files[0].path, writable=True) as file:
+        for slot, number in enumerate([5, 41, 42, 1, 17, -1, 2**31 - 1, 39, 11, 0]):
+            os.pwrite(file.fileno(), number.to_bytes(4, "big", signed=True), slot_position(slot))
+    index = make(tmp_path, 10, 1000)
+    put(index, after)
+    slots = [slice(slot_position(slot), slot_position(slot + 1)) for slot in range(7)]
+    [found], [expected] = images(tmp_path), java(before + after, 10, 1000).images()
+    assert [found[slot] for slot in slots] == [expected[slot] for slot in slots]
+    assert found[slot_position(10) :] == expected[slot_position(10) :]
 
 
 @pytest.mark.parametrize(
