@@ -166,4 +166,6 @@ class Cursor:
                     self._find_topics()
             except FileNotFoundError:
                 pass  # retention, or the deletion of a topic, removed a file while it was being read: look again
-            time.sleep(max(_POLL_S, 2 * (time.monotonic() - begin_s)))
+            looked_s = time.monotonic() - begin_s
+            self.store.await_change(_POLL_S)
+            time.sleep(min(_POLL_S, looked_s))  # half of the time belongs to others, whatever a look costs

@@ -17,9 +17,10 @@ The classes check their arguments and pass the work on: appending is in `write`,
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -27,7 +28,13 @@ from typing import Self
 
 import pyarrow as pa
 
-from messagestore.errors import MessageIllegalError, OffsetOutOfRangeError, StoreClosedError, StorePoisonedError
+from messagestore.errors import (
+    MessageIllegalError,
+    OffsetOutOfRangeError,
+    StoreClosedError,
+    StorePoisonedError,
+    StoreWentBackwardsError,
+)
 from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, javahash, record, record_columns, rerouting
@@ -55,6 +62,7 @@ from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
+from messagestore.read.log_follower import Listener, LogFollower, follow_messages
 from messagestore.read.view import StoreView
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
@@ -589,6 +597,124 @@ class ReadOnlyStore:
             )
         yield from self.view.read(topic, queue_id, start, high if end is None else min(end, high), columns)
 
+    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout: float | None = None) -> bool:
+        """Wait until a queue has a message at `queue_offset`.
+
+        A message that another process of this project puts ends the wait at once; while a broker writes the store, the
+        queue is looked at every few milliseconds.
+
+        Parameters
+        ----------
+        topic : str
+            It need not exist yet.
+        queue_id : int
+        queue_offset : int
+        timeout : float | None
+            The longest wait in seconds; None: no limit.
+
+        Returns
+        -------
+        bool
+            True if the message is there; False after `timeout`. A message that retention has deleted since then counts
+            as there.
+
+        Raises
+        ------
+        MessageIllegalError
+            The topic cannot be the name of a folder, or the queue id is below 0.
+        ConfigError
+            A number is not what is allowed.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.put_message(Message("boarding", b"UA1545", queue_id=0))
+        ...     print(store.wait("boarding", 0, 0), store.wait("boarding", 0, 1, timeout=0.01))
+        True False
+        """
+        check_readable_queue(topic, queue_id)
+        queue_offset = arguments.whole_number("queue_offset", queue_offset)
+        timeout_s = math.inf if timeout is None else arguments.seconds("timeout", timeout)
+        self.view.await_change(0)
+        return self._wait(topic, queue_id, queue_offset, timeout_s) > queue_offset
+
+    def _wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float, least: int = 0) -> int:
+        """The queue's end, as soon as it is above `queue_offset` or below `least`, and at the latest in `timeout_s`."""
+        end_s = time.monotonic() + timeout_s
+        while least <= (end := self.max_offset(topic, queue_id)) <= queue_offset:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self.view.await_change(left_s)
+        return end
+
+    def follow(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        columns: Sequence[str] = ("queue_offset", "body"),
+        timeout: float | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read a queue as `read` does, and then the messages that arrive.
+
+        Parameters
+        ----------
+        topic : str
+            It need not exist yet.
+        queue_id : int
+        start : int
+            The queue offset of the first message.
+        columns : sequence of str
+            The columns to decode, as in `get_batch`.
+        timeout : float | None
+            End when no message has arrived for this many seconds; None: never end.
+
+        Yields
+        ------
+        pa.RecordBatch
+            What is there when it is asked for: one message, or up to 16 384.
+
+        Raises
+        ------
+        OffsetOutOfRangeError, StoreWentBackwardsError, CorruptionError, ConfigError
+            As in `read`.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     for gate in (b"A1", b"A2"):
+        ...         _ = store.put_message(Message("doors", gate, queue_id=0))
+        ...     for batch in store.follow("doors", 0, start=0, timeout=0.01):
+        ...         print(batch["body"].to_pylist())
+        [b'A1', b'A2']
+        """
+        check_readable_queue(topic, queue_id)
+        start = arguments.whole_number("start", start)
+        timeout_s = math.inf if timeout is None else arguments.seconds("timeout", timeout)
+        return self._follow(topic, queue_id, start, arguments.names("columns", columns, COLUMNS), timeout_s)
+
+    def _follow(
+        self, topic: str, queue_id: int, start: int, columns: Sequence[str], timeout_s: float
+    ) -> Iterator[pa.RecordBatch]:
+        position = start
+        self.view.await_change(0)
+        while True:
+            for batch in self._read(topic, queue_id, position, None, columns):
+                position += batch.num_rows
+                yield batch
+            reached = position if position > start else 0  # the first message may be one that is still to come
+            end = self._wait(topic, queue_id, position, timeout_s, least=reached)
+            if end < reached:
+                raise StoreWentBackwardsError(
+                    f"{topic}/{queue_id}: messages up to {position} were there, and now the queue ends at {end}. It "
+                    f"was deleted, or the store was restored"
+                )
+            if end <= position:
+                return
+
     def close(self) -> None:
         """Close all files. A second call does nothing."""
         if self._view is not None:
@@ -651,6 +777,7 @@ class MessageStore(ReadOnlyStore):
             "a session (MessageStore.open)", accept_loss=accept_loss
         )
         self._turns: dict[str, int] = {}
+        self._followers: list[LogFollower] = []
         self._closed = False
         self.report: RecoveryReport | None = self._attached.report
         super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
@@ -1057,6 +1184,78 @@ class MessageStore(ReadOnlyStore):
             queue_id=queue_id,
         )
 
+    def add_arriving_listener(self, listener: Listener) -> LogFollower:
+        """Call a function for each message that arrives from now on, in the order of the log.
+
+        A thread of its own calls it, after the message is visible. So it can neither delay nor fail a put: while it is
+        slow it falls behind, and what it raises is logged. `close` waits until it has got everything, but not for
+        longer than 30 seconds.
+
+        Parameters
+        ----------
+        listener : callable
+            Called with topic, queue id, queue offset, tags code, store time in milliseconds, and a dict of all
+            properties, those of RocketMQ (KEYS, TAGS) included. RocketMQ's listeners get the offset after the message
+            instead of the message's own. Half messages and rollbacks are in no queue, so it is not called for them.
+
+        Returns
+        -------
+        LogFollower
+            Its `close` removes the listener.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.add_arriving_listener(lambda *arrived: print(*arrived[:3], arrived[5]))
+        ...     _ = store.put_message(Message("landings", b"UA1545", queue_id=0, tags="UA"))
+        landings 0 0 {'TAGS': 'UA'}
+        """
+        arguments.function("listener", listener)
+        return self._followed(lambda *place: follow_messages(*place, listener=listener))
+
+    def add_dispatcher(
+        self,
+        dispatch: Callable[[pa.RecordBatch], None],
+        columns: Sequence[str] = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp_ms"),
+    ) -> LogFollower:
+        """Hand every record that is appended from now on to a function, as Arrow batches in the order of the log.
+
+        It comes after queue and index (RocketMQ: CommitLogDispatcher), in a thread of its own, as a listener does.
+
+        Parameters
+        ----------
+        dispatch : callable
+            Called with one batch after the other. It gets all records, those without a unit included: half messages,
+            rollbacks (`sys_flag` says so) and the store's own.
+        columns : sequence of str
+            The columns to decode, as in `get_batch`.
+
+        Returns
+        -------
+        LogFollower
+            Its `close` removes the dispatcher; its `position` says how far the log was handed over.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.add_dispatcher(lambda batch: print(batch.to_pylist()), columns=["topic", "body"])
+        ...     _ = store.put_message(Message("takeoffs", b"UA1545", queue_id=0))
+        [{'topic': 'takeoffs', 'body': b'UA1545'}]
+        """
+        arguments.function("dispatch", dispatch)
+        names = arguments.names("columns", columns, COLUMNS)
+        return self._followed(lambda *place: LogFollower(*place, columns=names, dispatch=dispatch))
+
+    def _followed(self, follow: Callable[[str, StoreConfig, Disk, int], LogFollower]) -> LogFollower:
+        self.writer.check_usable()
+        self.view.refresh()
+        attached = self._attached
+        follower = follow(attached.paths.root, attached.config, attached.disk, self.view.known_end or 0)
+        self._followers.append(follower)
+        return follower
+
     def start_batches(self, app_id: str, version: int) -> BatchResult:
         """Let an app continue with a version, although the versions below it are not in this store.
 
@@ -1295,6 +1494,12 @@ class MessageStore(ReadOnlyStore):
         if writer is None:
             return
         self._attached.close_session(writer)
+        followers, self._followers = self._followers, []
+        for follower in followers:
+            if writer.health is Health.SOUND:
+                follower.finish(writer.end.physical_offset)
+            else:
+                follower.close()
         if writer.health is Health.POISONED:
             writer.check_usable()
 

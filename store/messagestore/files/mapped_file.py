@@ -36,6 +36,7 @@ from messagestore.errors import (
     StorePermissionError,
     SyncFailedError,
 )
+from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.store_root import Place, is_owners_link, no_access
 
 SMALL_FILE_SIZE = 64 * 1024
@@ -297,6 +298,10 @@ class Disk:
             return os.stat(path, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             return time.time()
+
+    def watch(self, path: str | Path) -> FolderWatch:
+        """Watch a folder for changes; raises `OSError` if it is missing or cannot be watched."""
+        return FolderWatch(str(path))
 
     def exists(self, path: str | Path) -> bool:
         """Whether the name exists (a dangling link does)."""

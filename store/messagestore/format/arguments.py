@@ -4,6 +4,7 @@ Each error names the argument, the value that was found, and what is allowed. Th
 that the rest of the store expects: numpy's integers become an int, and a bool is no number.
 """
 
+import math
 import operator
 import os
 from collections.abc import Collection, Sequence
@@ -29,6 +30,23 @@ def whole_number(name: str, value: object, least: int | None = None, most: int |
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         bounds = "" if least is None else f", {least} or more" if most is None else f" from {least} to {most}"
         raise refused(name, value, f"a whole number{bounds}")
+    return number
+
+
+def seconds(name: str, value: object) -> float:
+    """Return a time in seconds, 0 or more.
+
+    Raises
+    ------
+    ConfigError
+        It is no number, or below 0.
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number >= 0:
+        raise refused(name, value, "a number of seconds, 0 or more")
     return number
 
 
@@ -94,6 +112,17 @@ def instance(name: str, value: object, kind: type[T] | tuple[type[T], ...]) -> T
         found = f"{name}: found {type(value).__name__}; allowed is {' or '.join(each.__name__ for each in kinds)}"
         raise ConfigError(found, key=name, value=value)
     return value
+
+
+def function(name: str, value: object) -> None:
+    """Check that a value can be called.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not callable(value):
+        raise refused(name, value, "a function")
 
 
 def names(name: str, value: object, allowed: Collection[str]) -> tuple[str, ...]:

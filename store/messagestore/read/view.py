@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +43,7 @@ from messagestore.errors import (
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.commit_log import GAP
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
+from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.mapped_file import Disk, File
 from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
@@ -56,6 +60,7 @@ from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
 from messagestore.read.proven_tail import ProvenTail, find_proven_tail, tell
 
+_log = logging.getLogger(__name__)
 _TRIES = 2
 _HEALING_TRIES = 5
 """How often a read is repeated because files that it needs were deleted meanwhile."""
@@ -66,6 +71,11 @@ _EXTENSION_ADDRESS = -(1 << 31) - 1
 """A tags code at or below this is no hash: it points to the extension file of a broker's ConsumeQueue."""
 _MOST_GAPS = 4
 """How many times the requested bytes may be read in order to read the records of a sparse queue together."""
+
+_LOOK_S = 0.1
+"""The longest wait for a change of `state`: a broker that takes the store over does not change it."""
+_POLL_S = 0.004
+"""How often to look where nothing tells of changes: a broker writes through memory mappings."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -153,6 +163,8 @@ class StoreView:
         self._end_checked = False
         self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
         self._closed_end: int | None = None
+        self._watch: FolderWatch | None = None
+        self._watch_at_s = 0.0
         self.own = False
         """Whether no broker ever wrote the store, according to the last `refresh`: then each record has the number of
         its unit.
@@ -272,6 +284,9 @@ class StoreView:
     def _begin_anew(self) -> None:
         """Forget everything that is known about the files."""
         self.generation += 1
+        if self._watch is not None:
+            self._watch.close()
+            self._watch, self._watch_at_s = None, 0.0
         self._drop_files()
         self.files.commit_log.load()
         self._ends.clear()
@@ -432,6 +447,31 @@ class StoreView:
             return None
         state = files.state_file.read()
         return os.stat(files.paths.root).st_mtime_ns, -1 if state is None else state.counter
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until the store may have changed, but not longer than a tenth of a second, nor than `timeout_s`.
+
+        Call this once with 0 before looking at the store for the first time: a change after that ends the next wait.
+
+        Changes of `spark/state`, by which a writer of ours shows what it has written, end the wait at once. Where a
+        broker writes, or folders cannot be watched, the wait takes a few milliseconds.
+        """
+        watch = self._state_watch()
+        if watch is not None and self.known_end is not None:
+            watch.wait(min(timeout_s, _LOOK_S))
+        elif timeout_s > 0:
+            time.sleep(min(timeout_s, _POLL_S))
+
+    def _state_watch(self) -> FolderWatch | None:
+        """The watch of the folder `spark`; None if it cannot be watched, or does not exist yet."""
+        if self._watch is None and time.monotonic() >= self._watch_at_s:
+            files = self.files
+            self._watch_at_s = time.monotonic() + 1.0
+            try:
+                self._watch = files.disk.watch(os.path.dirname(files.paths.state))
+            except OSError as error:
+                _log.debug("%s: looking again and again instead of being told of changes (%s)", files.paths.root, error)
+        return self._watch
 
     # ---- queues
 
@@ -869,5 +909,8 @@ class StoreView:
         for held in (*self._folders.values(), self._identity_file):
             if held is not None:
                 held.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._watch, self._watch_at_s = None, math.inf
         self._folders.clear()
         self._identity_file = None

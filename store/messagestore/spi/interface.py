@@ -228,6 +228,13 @@ class StoreReader(Protocol):
         """
         ...
 
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until the store may have changed, for at most `timeout_s` seconds and perhaps for less.
+
+        A change after one call ends the next one, so a caller that looks at the store between two calls misses nothing.
+        """
+        ...
+
     def begins(self, queues: Iterable[Queue]) -> Queues:
         """The number of each queue's first message whose record is in the log (the queue's end if there is none)."""
         ...

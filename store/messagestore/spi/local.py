@@ -198,6 +198,10 @@ class LocalReader:
 
     # ---- single messages
 
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until the store may have changed."""
+        self._view.await_change(timeout_s)
+
     def begins(self, queues: Iterable[Queue]) -> Queues:
         """The number of the first message of each queue that is still in the log."""
         return {queue: self._view.min_offset(*queue) for queue in queues}

@@ -197,6 +197,19 @@ def test_ends_grow_and_stay_the_same_object(root: str, reader: StoreReader) -> N
     assert reader.ends(["t"]).queues == after.queues
 
 
+def test_a_change_ends_a_wait(root: str, reader: StoreReader) -> None:
+    """Also one that came before the wait, after the last call; without a change, a wait ends in time."""
+    reader.await_change(0)
+    before = reader.ends(["t"]).queues[Q0]
+    reader.await_change(0.01)
+    assert reader.ends(["t"]).queues[Q0] == before
+    add(root, 2)
+    begin_s = time.monotonic()
+    while reader.ends(["t"]).queues[Q0] == before:
+        reader.await_change(60.0)
+    assert time.monotonic() - begin_s < 30
+
+
 def test_ends_of_the_topics_that_match_a_pattern(root: str, reader: StoreReader) -> None:
     """Whole names, as topics come and go; never those of a broker or of a group's retries."""
     assert reader.ends([], "t|u.*").queues == {Q0: 30, Q1: 30}
