@@ -166,6 +166,16 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             puts = [body for body in puts if body not in promise.accepted]  # a second try: only those that failed
             promise.maybe_puts += puts
             put_side_by_side(store, puts, topic, threads, promise, config)
+        case ("futures", int(number), int(count), str(topic), int(queue_id)):
+            texts = [put_text(number + i) for i in range(count)]
+            promise.maybe_puts += texts
+            futures = [store.put_message_async(put_message(number + i, topic, queue_id)) for i in range(count)]
+            assert all(future.result().is_ok for future in futures)
+            puts = texts
+        case ("oneway", int(number), int(count), str(topic), int(queue_id)):
+            promise.maybe_puts += [put_text(number + i) for i in range(count)]
+            for i in range(count):
+                store.put_message_oneway(put_message(number + i, topic, queue_id))
         case ("topic", str(topic), int(queue_count)):
             store.create_topic(topic, queue_count)
         case ("clean",):

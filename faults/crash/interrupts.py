@@ -7,6 +7,7 @@ stored twice, and no batch is stored in part.
     session         a session: puts, batches of both flush modes, close
     async session   the same in ASYNC_FLUSH, without a thread that publishes
     group           puts beside three threads that put too, and wait for the same syncs
+    promised        puts in flight beside those of three threads
     turns           commits in turn with another process, which has committed the same batch before
     puts, batches   parts of a session, for tests that must be short
 """
@@ -162,8 +163,13 @@ def async_session(root: Path, disk: Disk, promise: Promise, interrupter: Interru
         session(root, disk, promise, interrupter, ASYNC)
 
 
-def group(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) -> None:
-    """Interrupt a thread that puts beside three others: each of them is acknowledged in time, or gets an error."""
+def group(
+    root: Path, disk: Disk, promise: Promise, interrupter: Interrupter, *, step: str = "puts", in_flight: bool = False
+) -> None:
+    """Interrupt a thread that puts beside three others: each of them is acknowledged in time, or gets an error.
+
+    With `in_flight`, the others wait for Futures.
+    """
     late: list[str] = []
     config = SMALL.replace(sync_flush_timeout=_LONG_MS)
     store = MessageStore.open(root, config, disk=disk)
@@ -173,7 +179,14 @@ def group(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) ->
             body, begun_s = f"put/{number}/", time.monotonic()
             promise.maybe_puts.append(body)
             try:
-                acknowledged = store.put_message(Message("single", body.encode(), queue_id=0)).is_ok
+                message = Message("single", body.encode(), queue_id=0)
+                if in_flight:
+                    acknowledged = store.put_message_async(message).result(_LONG_MS / 2000).is_ok
+                else:
+                    acknowledged = store.put_message(message).is_ok
+            except TimeoutError:  # an OSError, too
+                late.append(body)
+                return
             except (StoreError, OSError):
                 return  # the interrupt has stopped the writer
             if not acknowledged or time.monotonic() - begun_s > _LONG_MS / 2000:
@@ -187,7 +200,7 @@ def group(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) ->
         thread.start()
     for attempt in range(_TRIES):
         with interrupter.armed(), contextlib.suppress(*ERRORS, StoreError, OSError):
-            do_step(store, ("puts", 20 + _OTHER_PUTS * attempt, 4, "single", 1), promise, config)
+            do_step(store, (step, 20 + _OTHER_PUTS * attempt, 4, "single", 1), promise, config)
             break
     for thread in threads:
         thread.join(_LONG_MS / 1000)
@@ -230,13 +243,14 @@ def turns(root: Path, disk: Disk, promise: Promise, interrupter: Interrupter) ->
         q.die()
 
 
-LONG = ("session", "async session", "group", "turns")
+LONG = ("session", "async session", "group", "promised", "turns")
 STORIES: dict[str, Callable[[Path, Disk, Promise, Interrupter], None]] = {
     "puts": partial(session, steps=_PUTS),
     "batches": partial(session, steps=_BATCHES),
     "session": session,
     "async session": async_session,
     "group": group,
+    "promised": partial(group, step="futures", in_flight=True),
     "turns": turns,
 }
 

@@ -15,6 +15,7 @@ import signal
 import struct
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from crash import checker, hostile
@@ -31,7 +32,7 @@ from crash.harness import (
     scratch_folder,
 )
 from crash.judge import Verdict, note_content, note_faults, read_queue
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, StoreConfig, StoreError
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, PutMessageResult, StoreConfig, StoreError
 from messagestore.write.transaction import KNOWN
 
 QUICK_COUNT = 500
@@ -137,6 +138,9 @@ def _write_for_ever(
         apps, counts = ((2, 3), (1, 7, 20)) if first >= hostile.FROM else ((0, 1), (1, 7, 40, 130))
         with MessageStore.open(root, config) as store:
             for number in range(first, first + 1000):
+                if chance.random() < 0.2:
+                    _put_without_waiting(store, pipe, number)
+                    continue
                 if chance.random() < 0.5:
                     os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
                     store.put_message(put_message(number, "single", number % 3))
@@ -150,6 +154,17 @@ def _write_for_ever(
                 following[_APPS[app]] += 1
         status = 0
     os._exit(status)
+
+
+def _put_without_waiting(store: MessageStore, pipe: int, number: int) -> None:
+    """Put a message whose Future reports it as done when it completes, while the process goes on."""
+
+    def done(future: Future[PutMessageResult]) -> None:
+        if future.result().is_ok:
+            os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
+
+    os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
+    store.put_message_async(put_message(number, "single", number % 3)).add_done_callback(done)
 
 
 def _request(app: str, version: int, config: StoreConfig) -> BatchRequest:

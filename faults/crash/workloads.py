@@ -75,6 +75,9 @@ WORKLOADS = {
     "puts with CRC": Workload((put(10), ("puts", 20, 3, "new", 1), put(11, 1)), WITH_CRC),
     "puts side by side": Workload((("puts", 10, 5, "single", 0), ("puts", 20, 3, "new", 1))),
     "group commit": Workload((("group", 10, 6, "single", 2), ("group", 20, 6, "new", 3))),
+    "puts in flight": Workload(
+        (("futures", 10, 5, "single", 0), ("oneway", 20, 3, "new", 1), put(11), ("futures", 30, 4, "new", 1))
+    ),
     "async puts": Workload((put(10), put(11, 1), put(12), ("puts", 20, 4, "new", 1), put(13)), ASYNC),
     "async puts over segments": Workload(
         tuple(("big_put", 100 + i, 1300) for i in range(6)), SEGMENTS_ASYNC, base="small segments"

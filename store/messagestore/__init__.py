@@ -14,6 +14,7 @@ b'EWR to IAH'
 """
 
 from messagestore.errors import (
+    AppendMessageStatus,
     BatchConflictError,
     ChecksumError,
     ConfigError,
@@ -24,6 +25,7 @@ from messagestore.errors import (
     NotAStoreError,
     NotRecoveredError,
     OffsetOutOfRangeError,
+    PutMessageStatus,
     QueryConflictError,
     StoreClosedError,
     StoreError,
@@ -38,13 +40,11 @@ from messagestore.errors import (
 )
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
 from messagestore.format.message import (
-    AppendMessageStatus,
     GetMessageResult,
     GetMessageStatus,
     Message,
     MessageExt,
     PutMessageResult,
-    PutMessageStatus,
 )
 from messagestore.format.record_columns import MessageColumns
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore

@@ -9,15 +9,89 @@ Every exception of the store is a `StoreError`. Its second base class is the bui
 
 Every message says what was found, what is allowed, and what to do next. An `OSError` that the operating system raises
 passes through unchanged, with a note that names the file.
+
+An error of a put, whether it is raised or is in a Future, has RocketMQ's statuses as `put_status` and `append_status`,
+also if the operating system raised it:
+
+| The error | When | `put_status` | `append_status` |
+|---|---|---|---|
+| `MessageIllegalError` | the body, the record or the batch is too large | `MESSAGE_ILLEGAL` | `MESSAGE_SIZE_EXCEEDED` |
+| `MessageIllegalError` | the properties are too large | `MESSAGE_ILLEGAL` | `PROPERTIES_SIZE_EXCEEDED` |
+| `MessageIllegalError` | anything else about the message is wrong | `MESSAGE_ILLEGAL` | none |
+| `ConfigError` | an argument has the wrong type | `MESSAGE_ILLEGAL` | none |
+| `StoreFullError`, `OSError` | the next segment could not be created | `CREATE_MAPPED_FILE_FAILED` | none |
+| `StoreFullError` | the queues have no room for earlier puts | `SERVICE_NOT_AVAILABLE` | none |
+| `StoreFullError`, `OSError` | another write failed, and was undone | `UNKNOWN_ERROR` | `UNKNOWN_ERROR` |
+| `StorePoisonedError` | a sync had failed before | `SERVICE_NOT_AVAILABLE` | none |
+| `StorePoisonedError` | its sync failed; `physical_offset` is its record's place | `UNKNOWN_ERROR` | `PUT_OK` |
+| `StoreClosedError` | the store was closed before, or by a fork | `SERVICE_NOT_AVAILABLE` | none |
+| `StoreClosedError` | the store was closed before the sync of this put | `UNKNOWN_ERROR` | `PUT_OK` |
+| `StoreLockedError` | a broker was started on the store | `SERVICE_NOT_AVAILABLE` | none |
+| `CorruptionError` | the queue is damaged and cannot be rebuilt | `UNKNOWN_ERROR` | none |
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 
 
+class AppendMessageStatus(enum.Enum):
+    """The outcome of an append to the CommitLog (RocketMQ's AppendMessageStatus).
+
+    A result of this store has `PUT_OK`. Errors have the others, except `END_OF_FILE` and `ROCKSDB_ERROR`, which do not
+    occur: a put continues in the next segment, and there is no RocksDB.
+    """
+
+    PUT_OK = "PUT_OK"
+    END_OF_FILE = "END_OF_FILE"
+    MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    UNKNOWN_ERROR = "UNKNOWN_ERROR"
+    ROCKSDB_ERROR = "ROCKSDB_ERROR"
+
+
+class PutMessageStatus(enum.Enum):
+    """The outcome of a put (RocketMQ's PutMessageStatus).
+
+    A result of this store has `PUT_OK`, when the message is stored as durably as `flushDiskType` says, or
+    `FLUSH_DISK_TIMEOUT`, when it is stored but the sync that the put waits for takes longer than `syncFlushTimeout`.
+    An error has one of the statuses in the table of `messagestore.errors`. The others do not occur, because the store
+    has no slave, no controller, no light queues of its own and no timer wheel. `OS_PAGE_CACHE_BUSY` does not occur,
+    either: a put waits for the lock while another append holds it, however long that takes.
+    """
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    CREATE_MAPPED_FILE_FAILED = "CREATE_MAPPED_FILE_FAILED"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    OS_PAGE_CACHE_BUSY = "OS_PAGE_CACHE_BUSY"
+    UNKNOWN_ERROR = "UNKNOWN_ERROR"
+    IN_SYNC_REPLICAS_NOT_ENOUGH = "IN_SYNC_REPLICAS_NOT_ENOUGH"
+    PUT_TO_REMOTE_BROKER_FAIL = "PUT_TO_REMOTE_BROKER_FAIL"
+    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
+    WHEEL_TIMER_FLOW_CONTROL = "WHEEL_TIMER_FLOW_CONTROL"
+    WHEEL_TIMER_MSG_ILLEGAL = "WHEEL_TIMER_MSG_ILLEGAL"
+    WHEEL_TIMER_NOT_ENABLE = "WHEEL_TIMER_NOT_ENABLE"
+
+
 class StoreError(Exception):
-    """The base class of all exceptions of the store. It is never raised itself."""
+    """The base class of all exceptions of the store. It is never raised itself.
+
+    Attributes
+    ----------
+    put_status : PutMessageStatus
+        Of an error of a put: what RocketMQ's store returns for it.
+    append_status : AppendMessageStatus | None
+        Of an error of a put: the status of RocketMQ's append; None if nothing was to be appended.
+    """
+
+    put_status: PutMessageStatus = PutMessageStatus.UNKNOWN_ERROR
+    append_status: AppendMessageStatus | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # By default Python calls the class with the message alone, which fails for our keyword arguments: an exception
@@ -33,6 +107,11 @@ def _restored(kind: type[StoreError], args: tuple[object, ...], errno: int | Non
     return error
 
 
+def note_statuses(error: Exception, put_status: PutMessageStatus, append_status: AppendMessageStatus | None) -> None:
+    """Give an error of a put RocketMQ's statuses, also if the operating system raised it."""
+    error.put_status, error.append_status = put_status, append_status  # type: ignore[attr-defined]
+
+
 # ---- the caller must act
 
 
@@ -46,6 +125,8 @@ class ConfigError(StoreError, ValueError):
     value : object
         The value that was given.
     """
+
+    put_status = PutMessageStatus.MESSAGE_ILLEGAL
 
     def __init__(self, message: str, *, key: str, value: object = None) -> None:
         super().__init__(message)
@@ -78,6 +159,8 @@ class MessageIllegalError(StoreError, ValueError):
     topic | topic: found 'no blanks, please'; allowed are the characters % | a-z A-Z 0-9 _ -
     """
 
+    put_status = PutMessageStatus.MESSAGE_ILLEGAL
+
     def __init__(
         self, message: str, *, field: str, size: int | None = None, limit: int | None = None, row: int | None = None
     ) -> None:
@@ -87,6 +170,10 @@ class MessageIllegalError(StoreError, ValueError):
         self.size = size
         self.limit = limit
         self.row = row
+        if limit is not None and field == "properties":
+            self.append_status = AppendMessageStatus.PROPERTIES_SIZE_EXCEEDED
+        elif limit is not None and field in ("body", "record", "batch"):
+            self.append_status = AppendMessageStatus.MESSAGE_SIZE_EXCEEDED
 
 
 class OffsetOutOfRangeError(StoreError, IndexError):
@@ -138,7 +225,16 @@ class UnknownTopicError(StoreError, LookupError):
 
 
 class StoreClosedError(StoreError, RuntimeError):
-    """The store object is closed. Open the store again to use it."""
+    """The store object is closed. Open the store again to use it.
+
+    Attributes
+    ----------
+    physical_offset : int | None
+        Of a put that was appended before: where its record is. Recovery decides whether it counts.
+    """
+
+    put_status = PutMessageStatus.SERVICE_NOT_AVAILABLE
+    physical_offset: int | None = None
 
 
 # ---- the operator must act
@@ -168,6 +264,8 @@ class StoreLockedError(StoreError, RuntimeError):
     holder : str
         The process that holds the lock, in words ("a RocketMQ broker, pid 4711").
     """
+
+    put_status = PutMessageStatus.SERVICE_NOT_AVAILABLE
 
     def __init__(self, message: str, *, path: str, holder: str) -> None:
         super().__init__(message)
@@ -231,6 +329,7 @@ class StorePoisonedError(StoreError, RuntimeError):
         (`look_message_by_offset`) after you have reopened the store, and before you put the message again.
     """
 
+    put_status = PutMessageStatus.SERVICE_NOT_AVAILABLE
     physical_offset: int | None = None
 
 

@@ -21,19 +21,24 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import pyarrow as pa
 
 from messagestore.errors import (
+    AppendMessageStatus,
+    ConfigError,
     MessageIllegalError,
     OffsetOutOfRangeError,
+    PutMessageStatus,
     StoreClosedError,
+    StoreError,
     StorePoisonedError,
     StoreWentBackwardsError,
+    note_statuses,
 )
 from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
@@ -45,12 +50,10 @@ from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
     MAX_GROUP_TOPIC_SIZE,
-    AppendMessageStatus,
     GetMessageResult,
     Message,
     MessageExt,
     PutMessageResult,
-    PutMessageStatus,
     check_delay_level,
     check_queue_id,
     check_readable_queue,
@@ -59,7 +62,7 @@ from messagestore.format.message import (
 from messagestore.format.properties import check_keys, check_properties, check_tags
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
-from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
+from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
@@ -67,12 +70,16 @@ from messagestore.read.view import StoreView
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.write.states import Health
 from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, StoredBatch, append_batch, last_batch
 
 DEFAULT_QUEUE_NUMS = 8
 CHUNK_ROWS = 65_536
+CHANGEABLE = ("max_message_size", "max_msgs_num_batch", "put_in_flight_size", "sync_flush_timeout")
+"""The settings of an open store that `MessageStore.alter_config` changes."""
 _ENCODERS = 2
+_Put = TypeVar("_Put", "Message", "MessageBatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +181,11 @@ def _settings(config: StoreConfig | None) -> StoreConfig:
     return StoreConfig() if config is None else arguments.instance("config", config, StoreConfig)
 
 
-def _in_doubt(error: StorePoisonedError, physical_offset: int) -> StorePoisonedError:
-    """The error for a put whose record was appended, and may or may not be there when the store is opened again."""
-    doubt = StorePoisonedError(
-        f"{error}. This put was appended at physical offset {physical_offset}. Whether it counts is decided when the "
-        "store is opened again; look for it there (look_message_by_offset) before you put it again"
-    )
-    doubt.physical_offset = physical_offset
-    return doubt
+def _note_failure(error: Exception) -> None:
+    """Give an error of a put RocketMQ's statuses, if the operating system raised it and nobody did before."""
+    unknown = PutMessageStatus.UNKNOWN_ERROR
+    if isinstance(error, OSError) and getattr(error, "put_status", unknown) is unknown:
+        note_statuses(error, unknown, AppendMessageStatus.UNKNOWN_ERROR)
 
 
 _OF_THE_BATCH = (
@@ -1023,6 +1027,40 @@ class MessageStore(ReadOnlyStore):
         """The settings of a topic in `config/topics.json`; None if it has none."""
         return self.writer.files.topics.get(arguments.text("topic", topic))
 
+    def alter_config(self, **changes: int) -> StoreConfig:
+        """Change settings of the open store, for all sessions of this process; the next put follows them.
+
+        Parameters
+        ----------
+        **changes
+            `max_message_size`, `max_msgs_num_batch`, `put_in_flight_size` or `sync_flush_timeout`.
+
+        Returns
+        -------
+        StoreConfig
+            All settings as they are now.
+
+        Raises
+        ------
+        ConfigError
+            The setting is another one, or the value is not allowed. Nothing was changed.
+
+        Examples
+        --------
+        >>> from messagestore import MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     store.alter_config(max_message_size=1024).max_message_size
+        1024
+        """
+        _ = self.writer
+        for name, value in changes.items():
+            if name not in CHANGEABLE:
+                fault = f"{name}: found a setting that cannot be changed while the store is open"
+                raise ConfigError(f"{fault}; allowed are {', '.join(CHANGEABLE)}", key=name, value=value)
+        with self._attached.mutex:
+            self._attached.use(self._attached.config.replace(**changes))
+            return self._attached.config
+
     # ---- puts
 
     def put_message(self, message: Message) -> PutMessageResult:
@@ -1063,6 +1101,77 @@ class MessageStore(ReadOnlyStore):
         ...     result.is_ok, result.queue_id, result.queue_offset
         (True, 2, 0)
         """
+        try:
+            return self._flushed(self._append_message(message), wait=message.wait_store_msg_ok)
+        except OSError as error:
+            _note_failure(error)
+            raise
+
+    def put_message_async(self, message: Message) -> Future[PutMessageResult]:
+        """Append one message, and return at once with a Future of the result (RocketMQ's asyncPutMessage).
+
+        The message is appended when this returns, in the order of the calls. The Future completes when `put_message`
+        would return: with SYNC_FLUSH when the message is on the disk and visible, together with all others that share
+        the sync. Thousands may be in flight. If `putInFlightSize` bytes are, this call waits until some of them are
+        synced.
+
+        Parameters
+        ----------
+        message : Message
+            As for `put_message`.
+
+        Returns
+        -------
+        Future of PutMessageResult
+            It never raises from this call: the Future has every error that `put_message` raises, with RocketMQ's
+            statuses. It cannot be cancelled. A function that is given to `add_done_callback` runs in a thread of the
+            store, which completes all Futures, so it must be short and must not wait for another Future. It may put
+            messages and close the store.
+            When the store is closed, all Futures complete.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            While the call waits. Whether the message was appended is then unknown.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     futures = [store.put_message_async(Message("gates", b"B%d" % n, queue_id=0)) for n in range(100)]
+        ...     results = [future.result() for future in futures]
+        >>> results[-1].status.name, results[-1].queue_offset
+        ('PUT_OK', 99)
+        """
+        return self._put_async(self._append_message, message)
+
+    def put_message_oneway(self, message: Message) -> None:
+        """Append one message, without waiting for its sync and without a result.
+
+        No failure is raised: `oneway_counts` says how the one-way puts ended. Use it for messages that may be lost.
+
+        Parameters
+        ----------
+        message : Message
+            As for `put_message`.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     store.put_message_oneway(Message("gates", b"B12"))
+        ...     store.put_message_oneway(Message("no blanks, please", b"B12"))
+        >>> sorted((status.name, count) for status, count in store.oneway_counts().items())
+        [('MESSAGE_ILLEGAL', 1), ('PUT_OK', 1)]
+        """
+        self._put_oneway(self._append_message, message)
+
+    def oneway_counts(self) -> dict[PutMessageStatus, int]:
+        """How many one-way puts of this process ended with each status. Those in flight are counted when they end."""
+        return self._attached.oneway.counts()
+
+    def _append_message(self, message: Message) -> PutMessageResult:
+        """Append a message, which is not synced yet; the result says PUT_OK."""
         writer = self.writer
         arguments.instance("message", message, Message)
         arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
@@ -1104,9 +1213,8 @@ class MessageStore(ReadOnlyStore):
             flush_disk_type=config.flush_disk_type,
             half=record.is_half(message.sys_flag),
         )
-        status = self._await_flush(put, wait=message.wait_store_msg_ok)
         return PutMessageResult(
-            status=status,
+            status=PutMessageStatus.PUT_OK,
             append_status=AppendMessageStatus.PUT_OK,
             physical_offset=put.physical_offset,
             size=put.size,
@@ -1141,6 +1249,22 @@ class MessageStore(ReadOnlyStore):
         StoreFullError, StorePoisonedError, StoreLockedError
             As for `put_message`.
         """
+        try:
+            return self._flushed(self._append_side_by_side(batch), wait=True)
+        except OSError as error:
+            _note_failure(error)
+            raise
+
+    def put_messages_async(self, batch: MessageBatch) -> Future[PutMessageResult]:
+        """Append a batch as `put_messages` does, and return at once with a Future, as `put_message_async` does."""
+        return self._put_async(self._append_side_by_side, batch)
+
+    def put_messages_oneway(self, batch: MessageBatch) -> None:
+        """Append a batch as `put_messages` does, without a result, as `put_message_oneway` does; it counts as one."""
+        self._put_oneway(self._append_side_by_side, batch)
+
+    def _append_side_by_side(self, batch: MessageBatch) -> PutMessageResult:
+        """Append a batch, which is not synced yet; the result says PUT_OK."""
         writer, config = self.writer, self.writer.files.config
         arguments.instance("batch", batch, MessageBatch)
         if not batch.columns.row_count:
@@ -1170,10 +1294,9 @@ class MessageStore(ReadOnlyStore):
             )
         self._check_fits(size)
         rows = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
-        status = self._await_flush(rows, wait=True)
         ids = ",".join(offset_message_id(writer.files.store_host, at) for at in rows.physical_offsets.tolist())
         return PutMessageResult(
-            status=status,
+            status=PutMessageStatus.PUT_OK,
             append_status=AppendMessageStatus.PUT_OK,
             physical_offset=rows.physical_offset,
             size=size,
@@ -1408,24 +1531,56 @@ class MessageStore(ReadOnlyStore):
         self._await(self.writer.end.physical_offset, 3600.0)
         self.writer.check_dispatched()
 
-    def _await_flush(self, put: Row | Rows, *, wait: bool) -> PutMessageStatus:
+    def _put_async(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> PutFuture:
+        future = PutFuture()
         try:
-            return self._flushed(put.end, wait=wait)
-        except StorePoisonedError as error:
-            raise _in_doubt(error, put.physical_offset) from error
+            self._end_later(self._append_with_room(append, put), put, future)
+        except Exception as error:  # noqa: BLE001 - the Future raises it
+            _note_failure(error)
+            if not future.done():
+                future.set_exception(error)
+        return future
 
-    def _flushed(self, end: int, *, wait: bool) -> PutMessageStatus:
-        config = self.writer.files.config
+    def _put_oneway(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> None:
+        counted = OnewayPut(self._attached.oneway)
+        try:
+            self._end_later(self._append_with_room(append, put), put, counted)
+        except (StoreError, OSError) as error:
+            _note_failure(error)
+            counted.set_exception(error)
+
+    def _append_with_room(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> PutMessageResult:
+        """Append what nobody waits for, as soon as there is room for one more in flight."""
         flush = self._attached.flush
-        if flush is None:  # the store was closed for a broker after the append, and made durable
-            self._await(end, 0.0)
-        elif config.flush_disk_type == ASYNC_FLUSH:
-            flush.wake()
-        elif not wait:
-            flush.request(end)
-        elif not self._await(end, config.sync_flush_timeout / 1000):
-            return PutMessageStatus.FLUSH_DISK_TIMEOUT
-        return PutMessageStatus.PUT_OK
+        if flush is not None:
+            flush.promised.await_room(self._attached.config.put_in_flight_size)
+        return append(put)
+
+    def _end_later(self, result: PutMessageResult, put: Message | MessageBatch, future: PutFuture | OnewayPut) -> None:
+        """Complete the Future of a put that was appended: now, or when it is synced."""
+        flush, config = self._attached.flush, self._attached.config
+        wait = put.wait_store_msg_ok if isinstance(put, Message) else True
+        if flush is None or not wait or config.flush_disk_type == ASYNC_FLUSH:
+            future.set_result(self._flushed(result, wait=False))
+        else:
+            flush.promise(result, future, config.sync_flush_timeout / 1000)
+
+    def _flushed(self, result: PutMessageResult, *, wait: bool) -> PutMessageResult:
+        """The result of a put when its sync is done, or with `wait` False when its sync was asked for."""
+        config, flush = self._attached.config, self._attached.flush
+        end = result.physical_offset + result.size
+        try:
+            if flush is None:  # the store was closed for a broker after the append, and made durable
+                self._await(end, 0.0)
+            elif config.flush_disk_type == ASYNC_FLUSH:
+                flush.wake()
+            elif not wait:
+                flush.request(end)
+            elif not self._await(end, config.sync_flush_timeout / 1000):
+                return result._replace(status=PutMessageStatus.FLUSH_DISK_TIMEOUT)
+        except StorePoisonedError as error:
+            raise in_doubt(error, result.physical_offset) from error
+        return result
 
     def _await(self, end: int, timeout_s: float) -> bool:
         flush = self._attached.flush
@@ -1493,7 +1648,10 @@ class MessageStore(ReadOnlyStore):
         writer, self._writer = self._writer, None
         if writer is None:
             return
+        flush = self._attached.flush
         self._attached.close_session(writer)
+        if flush is not None and flush is not self._attached.flush:
+            flush.promised.join()
         followers, self._followers = self._followers, []
         for follower in followers:
             if writer.health is Health.SOUND:

@@ -43,8 +43,10 @@ from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.catching_up import catch_up
-from messagestore.write.flush import FlushService, held_lock
+from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.promised_puts import OnewayCounts
+from messagestore.write.service_thread import held_lock
 from messagestore.write.standing import broker_comes
 from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
 
@@ -97,6 +99,8 @@ class AttachedStore:
         self.writer: LogWriter | None = None
         self.flush: FlushService | None = None
         self.report: RecoveryReport | None = None
+        self.oneway = OnewayCounts()
+        """How the one-way puts of this process ended."""
         self.presence = Presence.DETACHED
         """What this process holds. It changes after a lock is taken and before one is released, so it never names a
         lock that is not held.
@@ -113,6 +117,7 @@ class AttachedStore:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
         self._awake = held_lock()
+        self.oneway.forget_threads()
         for part in (self.writer, self.flush):
             if part is not None:
                 part.forget_threads()
@@ -201,6 +206,8 @@ class AttachedStore:
             assert self.writer is not None
             self.writer.check_usable()
             if self.flush is None or not self.flush.alive:
+                if self.flush is not None:
+                    self.flush.end()
                 self.flush = FlushService(self.writer, self._remember_poison)
                 self.writer.start_flushing = self.flush.start
         except BaseException as error:
@@ -217,6 +224,7 @@ class AttachedStore:
     def _recover(self, *, accept_loss: bool = False) -> None:
         if self.flush is not None:
             self.flush.stop()
+            self.flush.end()
         if self.writer is not None:
             self.writer.retire(self._closed)
             self.writer.files.close()
@@ -374,8 +382,15 @@ class AttachedStore:
         if writer is None or attachment is None or not attachment.intact():
             return
         flush, self.flush = self.flush, None
-        if flush is not None:
-            flush.stop()
+        try:
+            if flush is not None:
+                flush.stop()
+            self._make_durable(writer, attachment, flush)
+        finally:
+            if flush is not None:
+                flush.end()
+
+    def _make_durable(self, writer: LogWriter, attachment: Attachment, flush: FlushService | None) -> None:
         if writer.health is not Health.SOUND:
             return
         if self.presence is not Presence.HOLDING:
@@ -403,6 +418,7 @@ class AttachedStore:
         """Forget everything cached and release the locks. Callers that still use the writer get the error of `why`."""
         if self.flush is not None:
             self.flush.stop()
+            self.flush.end()
             self.flush = None
         if self.writer is not None:
             self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
@@ -532,8 +548,11 @@ def _warn_of_hard_links(disk: Disk, paths: Paths) -> None:
 def _detach_all() -> None:
     for store in list(_stores.values()):
         if store.pid == os.getpid():
+            flush = store.flush
             with contextlib.suppress(StoreError, OSError):
                 store.detach()
+            if flush is not None:
+                flush.promised.join()
 
 
 def _forget_threads() -> None:

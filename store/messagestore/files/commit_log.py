@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError, StoreFullError
+from messagestore.errors import CorruptionError, PutMessageStatus, StoreError, StoreFullError, note_statuses
 from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
 from messagestore.files.mapped_file_queue import MAX_OFFSET, MappedFileQueue
 from messagestore.files.written import WrittenFiles
@@ -221,7 +221,9 @@ class CommitLog(MappedFileQueue):
         segment_end = self.segment_of(end - 1) + self.segment_size
         if segment_end > MAX_OFFSET:
             text = f"{self.directory}: the log has reached {MAX_OFFSET}, the largest offset. Open a new store"
-            raise StoreFullError(text, path=self.directory, needed=segment_end - MAX_OFFSET, free=0)
+            full = StoreFullError(text, path=self.directory, needed=segment_end - MAX_OFFSET, free=0)
+            note_statuses(full, PutMessageStatus.CREATE_MAPPED_FILE_FAILED, None)
+            raise full
 
     def blank(self, physical_offset: int) -> bytes:
         """Return the BLANK record that fills the segment from `physical_offset` on."""
@@ -234,12 +236,18 @@ class CommitLog(MappedFileQueue):
         if file is None:
             if self.holding(physical_offset) is None:
                 self.note_names()  # first, because the name must be synced even if something fails after the rename
-                self.written.note(
-                    self.create(start, memoryview(data), physical_offset - start, preallocate=self.preallocate)
-                )
+                self.written.note(self._create_segment(start, memoryview(data), physical_offset - start))
                 return
             file = self.written.note(self.file(start, writable=True))
         self.disk.pwrite(file, data, physical_offset - start)
+
+    def _create_segment(self, start: int, data: memoryview, position: int) -> File:
+        """Create the next segment with `data` in it; an error says that it was the creation that failed."""
+        try:
+            return self.create(start, data, position, preallocate=self.preallocate)
+        except (OSError, StoreError) as error:
+            note_statuses(error, PutMessageStatus.CREATE_MAPPED_FILE_FAILED, None)
+            raise
 
     def start_writeback(self, physical_offset: int, size: int) -> None:
         """Tell the disk to start writing bytes that were just appended; they lie in one segment."""

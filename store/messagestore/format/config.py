@@ -102,6 +102,8 @@ class StoreConfig:
         cut may take the last messages, a killed process does not.
     sync_flush_timeout : int
         How long a put waits for its sync before it returns `FLUSH_DISK_TIMEOUT`.
+    put_in_flight_size : int
+        How many bytes `put_message_async` lets wait for their sync. A call beyond that waits until some are synced.
     flush_interval_commit_log, flush_commit_log_least_pages, flush_commit_log_thorough_interval : int
         ASYNC_FLUSH: every interval the thread syncs if at least so many pages of 4 KiB are waiting; after the thorough
         interval it syncs whatever is waiting.
@@ -162,6 +164,7 @@ class StoreConfig:
     max_msgs_num_batch: int = 64
     flush_disk_type: str = SYNC_FLUSH
     sync_flush_timeout: int = 5000
+    put_in_flight_size: int = 64 * 1024 * 1024
     flush_interval_commit_log: int = 500
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
@@ -201,6 +204,7 @@ class StoreConfig:
         self._check_range("max_message_size", 10, 1024 * 1024 * 1024)
         self._check_range("max_msgs_num_batch", 1, 1_000_000)
         self._check_range("sync_flush_timeout", 1, 3_600_000)
+        self._check_range("put_in_flight_size", 1, 1 << 40)
         self._check_range("flush_interval_commit_log", 1, 3_600_000)
         self._check_range("flush_commit_log_least_pages", 0, 1_000_000)
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)

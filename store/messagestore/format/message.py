@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from messagestore.errors import ConfigError, MessageIllegalError
+from messagestore.errors import AppendMessageStatus, ConfigError, MessageIllegalError, PutMessageStatus
 from messagestore.format import arguments
 from messagestore.format.rows import SCHEDULE_TOPIC
 
@@ -44,30 +44,6 @@ _BROKER_TOPICS = {
 """The topics that RocketMQ does not let producers send to, and TBW102, each with what the broker uses it for."""
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-
-
-class AppendMessageStatus(enum.Enum):
-    """The outcome of an append to the CommitLog (RocketMQ's AppendMessageStatus).
-
-    This store returns `PUT_OK` only; an append that fails raises an error. The other names are RocketMQ's.
-    """
-
-    PUT_OK = "PUT_OK"
-    END_OF_FILE = "END_OF_FILE"
-    MESSAGE_SIZE_EXCEEDED = "MESSAGE_SIZE_EXCEEDED"
-    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    UNKNOWN_ERROR = "UNKNOWN_ERROR"
-
-
-class PutMessageStatus(enum.Enum):
-    """The outcome of a put: the values of RocketMQ's PutMessageStatus that this store returns.
-
-    `PUT_OK`: the message is stored, as durably as `flushDiskType` says. `FLUSH_DISK_TIMEOUT`: the message is stored,
-    but the sync that the put waits for takes longer than `syncFlushTimeout`.
-    """
-
-    PUT_OK = "PUT_OK"
-    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
 
 
 class GetMessageStatus(enum.Enum):
@@ -239,7 +215,7 @@ class PutMessageResult(NamedTuple):
     status : PutMessageStatus
         `FLUSH_DISK_TIMEOUT`: stored, but the sync takes longer than `syncFlushTimeout`.
     append_status : AppendMessageStatus
-        Always `PUT_OK`: what cannot be appended raises.
+        Always `PUT_OK`: what cannot be appended raises an error, which has RocketMQ's statuses as attributes.
     physical_offset : int
         The place of the first record, in bytes from the log's origin.
     size : int

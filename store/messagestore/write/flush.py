@@ -13,28 +13,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from _thread import LockType, allocate_lock
+from _thread import LockType
 from collections.abc import Callable
 
 from messagestore.errors import StoreError, StoreFullError
+from messagestore.format.message import PutMessageResult
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.promised_puts import OnewayPut, PromisedPuts, PutFuture
+from messagestore.write.service_thread import ServiceThread, held_lock
 from messagestore.write.states import Health, Turn
 
 _DISPATCH_DELAY_S = 0.001
 _BUSY_DELAY_S = 0.02  # a dispatch of many costs hardly more than one of a single put: fewer and larger ones under load
 _BUSY_COUNT = 32
 _PAGE_SIZE = 4096
-_STOP_TIMEOUT_S = 30.0
 
 
-def held_lock() -> LockType:
-    """A lock that is taken. Releasing it wakes the thread that waits for it, and a signal handler may do that."""
-    lock = allocate_lock()
-    lock.acquire()
-    return lock
-
-
-class FlushService:
+class FlushService(ServiceThread):
     """The flush thread of one writer.
 
     Parameters
@@ -47,11 +42,11 @@ class FlushService:
     """
 
     def __init__(self, writer: LogWriter, remember_poison: Callable[[], None] = lambda: None) -> None:
+        super().__init__("messagestore-flush")
         self.writer = writer
+        self.promised = PromisedPuts(writer)
+        """The puts whose callers do not wait."""
         self._remember_poison = remember_poison
-        self._mutex = threading.Lock()
-        self._work = held_lock()
-        """Released whenever there may be something to do. The thread takes it again, or after an interval."""
         self._waiters: list[tuple[int, LockType]] = []
         """The ends for which callers wait, each with a lock that is released when the log is durable up to that end.
 
@@ -62,26 +57,7 @@ class FlushService:
         self._flushed = writer.synced_end
         self._dispatch_wanted = False
         self._busy = False
-        self._stopped = False
         self._last_flush_s = self._last_thorough_s = time.monotonic()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread, unless it was started. Call this before each append that it has to sync or publish."""
-        if self._thread is None:
-            self._start_once()
-
-    def _start_once(self) -> None:
-        with self._mutex:  # the thread waits for this, and ends if it is not the thread that was started here
-            if self._thread is not None or self._stopped:
-                return
-            thread = threading.Thread(target=self._run, name="messagestore-flush", daemon=True)
-            try:
-                self._thread = thread
-                thread.start()
-            except BaseException:  # Ctrl-C may have come before or after the thread was created
-                self._thread = None
-                raise
 
     def wait(self, end: int, timeout_s: float) -> bool:
         """Wait until the log is durable and visible up to `end`; False if that takes longer than `timeout_s`.
@@ -109,28 +85,27 @@ class FlushService:
                 with self._mutex:
                     self._waiters = [other for other in self._waiters if other is not waiter]
 
+    def promise(self, result: PutMessageResult, future: PutFuture | OnewayPut, timeout_s: float) -> None:
+        """Complete `future` with `result` when the log is durable and visible up to its end."""
+        self.start()
+        self.promised.promise(result, future, timeout_s)
+        self.request(result.physical_offset + result.size)
+
     def request(self, end: int) -> None:
         """Ask for a sync up to `end` without waiting."""
         with self._mutex:
             self._requested = max(self._requested, end)
-        self._wake_thread()
+        self.wake_thread()
 
     def wake(self) -> None:
         """Wake the thread because there is something to dispatch."""
         if not self._dispatch_wanted:
             self._dispatch_wanted = True
-            self._wake_thread()
+            self.wake_thread()
 
-    def _wake_thread(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is awake, or will be at once
-            self._work.release()
-
-    def stop(self) -> None:
-        """End the thread; the caller finishes what is pending."""
-        self._stopped = True
-        self._wake_thread()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_STOP_TIMEOUT_S)
+    def end(self) -> None:
+        """Let the puts whose callers do not wait end, too. Call this after `stop`, when nothing more will be synced."""
+        self.promised.end()
 
     def finished(self, end: int) -> None:
         """Wake the callers that wait for `end`, since another thread has made the log durable and visible up to it."""
@@ -140,22 +115,18 @@ class FlushService:
             self._waiters = [waiter for waiter in self._waiters if waiter[0] > end]
         for lock in served:
             lock.release()
+        self.promised.flushed(end)
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
-        self._mutex, self._work, self._waiters = threading.Lock(), held_lock(), []
+        super().forget_threads()
+        self._waiters = []
+        self.promised.forget_threads()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs, or may still be started. It does not run in a child that was forked while it ran."""
-        return self._thread is None or self._thread.is_alive()
-
-    def _run(self) -> None:
-        own, interval_s = threading.current_thread(), self.writer.files.config.flush_interval_commit_log / 1000
-        with self._mutex:
-            if self._thread is not own:
-                return
-            self.writer.flush_thread = own.ident
+    def run(self) -> None:
+        """Sync, dispatch and publish until the store is closed or a sync fails."""
+        self.writer.flush_thread = threading.get_ident()
+        interval_s = self.writer.files.config.flush_interval_commit_log / 1000
         while True:
             if not (self._dispatch_wanted or self._requested > self._flushed):
                 self._work.acquire(timeout=interval_s)
@@ -183,6 +154,7 @@ class FlushService:
             waiters, self._waiters = self._waiters, []
         for _, lock in waiters:
             lock.release()
+        self.promised.wake_thread()
 
     def _round(self) -> None:
         if self._requested > self._flushed:

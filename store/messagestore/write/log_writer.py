@@ -21,9 +21,11 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from messagestore.errors import (
+    PutMessageStatus,
     StoreError,
     StoreFullError,
     SyncFailedError,
+    note_statuses,
 )
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.mapped_file import replace_file
@@ -372,12 +374,14 @@ class LogWriter(Standing):
             self.write_state(visible_end=visible, in_flight=visible)
         except StoreFullError as error:
             self.pending, self.half_dispatched = puts + others, True
-            return self.no_room(
+            full = self.no_room(
                 f"the disk has no room for the ConsumeQueue units of {len(self.pending)} puts ({error}). The puts are "
                 "in the log, and become visible when there is room, or when the store is opened again. Nothing more "
                 "was appended",
                 error,
             )
+            note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)
+            return full
         self.half_dispatched = False
         return None
 

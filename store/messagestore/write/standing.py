@@ -168,7 +168,11 @@ class Standing:
             return
         if threading.get_ident() != self.flush_thread:
             self._health(HealthEvent.TELL)
-        raise StorePoisonedError(
+        raise self.poison_error()
+
+    def poison_error(self) -> StorePoisonedError:
+        """The error that says why the writer has stopped."""
+        return StorePoisonedError(
             f"{self.files.paths.root}: {self.poison_reason}. This process writes nothing more. Check the disk, then "
             "close the store and open it again: what was acknowledged is kept, and the rest is checked"
         )

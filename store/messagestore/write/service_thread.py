@@ -1,0 +1,92 @@
+"""A thread that works for a writer (RocketMQ's ServiceThread).
+
+The thread is started by the first caller who needs it, sleeps until there is work or until a time that it chooses, and
+ends with the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from _thread import LockType, allocate_lock
+
+STOP_TIMEOUT_S = 30.0
+
+
+def held_lock() -> LockType:
+    """A lock that is taken. Releasing it wakes the thread that waits for it, and a signal handler may do that."""
+    lock = allocate_lock()
+    lock.acquire()
+    return lock
+
+
+class ServiceThread:
+    """A thread that serves one writer. A subclass says in `run` what it does.
+
+    Parameters
+    ----------
+    name : str
+        The name of the thread.
+
+    Threads: any thread may call every method.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mutex = threading.Lock()
+        self._work = held_lock()
+        """Released whenever there may be something to do. The thread takes it again, or after an interval."""
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """The work of the thread, until `_stopped`."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the thread, unless it was started."""
+        if self._thread is None:
+            self._start_once()
+
+    def _start_once(self) -> None:
+        with self._mutex:  # the thread waits for this, and ends if it is not the thread that was started here
+            if self._thread is not None or self._stopped:
+                return
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                self._thread = thread
+                thread.start()
+            except BaseException:  # Ctrl-C may have come before or after the thread was created
+                self._thread = None
+                raise
+
+    def _run(self) -> None:
+        with self._mutex:
+            if self._thread is not threading.current_thread():
+                return
+        self.run()
+
+    def wake_thread(self) -> None:
+        """Wake the thread, because there may be something to do."""
+        with contextlib.suppress(RuntimeError):  # it is awake, or will be at once
+            self._work.release()
+
+    def stop(self) -> None:
+        """End the thread, and wait for its end."""
+        self._stopped = True
+        self.wake_thread()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until the thread has ended. It does not wait for itself."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def forget_threads(self) -> None:
+        """Replace the locks in a forked child, where the threads that held them do not exist."""
+        self._mutex, self._work = threading.Lock(), held_lock()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs, or may still be started. It does not run in a child that was forked while it ran."""
+        return self._thread is None or self._thread.is_alive()
