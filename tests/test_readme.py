@@ -25,6 +25,7 @@ def test_every_block_is_run_somewhere() -> None:
     assert kinds == [
         ("sh", False),  # install without Spark
         ("python", False),
+        ("python", False),  # half messages
         ("console", False),
         ("sh", False),  # install for Spark: tests/connector/spark/test_readme_spark.py
         ("python", True),

@@ -19,6 +19,7 @@ from messagestore.errors import (
     ChecksumError,
     ConfigError,
     CorruptionError,
+    HalfMessageEndedError,
     LostBatchesError,
     MagicError,
     MessageIllegalError,
@@ -39,6 +40,7 @@ from messagestore.errors import (
     VersionRegressionError,
 )
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH, StoreConfig
+from messagestore.format.half_records import OpenHalf
 from messagestore.format.message import (
     GetMessageResult,
     GetMessageStatus,
@@ -47,6 +49,7 @@ from messagestore.format.message import (
     PutMessageResult,
 )
 from messagestore.format.record_columns import MessageColumns
+from messagestore.half_messages import CheckReport, HalfMessage, LocalTransactionState
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
@@ -58,11 +61,15 @@ __all__ = [
     "BatchConflictError",
     "BatchRequest",
     "BatchResult",
+    "CheckReport",
     "ChecksumError",
     "ConfigError",
     "CorruptionError",
     "GetMessageResult",
     "GetMessageStatus",
+    "HalfMessage",
+    "HalfMessageEndedError",
+    "LocalTransactionState",
     "LostBatchesError",
     "MagicError",
     "Message",
@@ -74,6 +81,7 @@ __all__ = [
     "NotAStoreError",
     "NotRecoveredError",
     "OffsetOutOfRangeError",
+    "OpenHalf",
     "PutMessageResult",
     "PutMessageStatus",
     "QueryConflictError",

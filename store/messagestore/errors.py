@@ -224,6 +224,23 @@ class UnknownTopicError(StoreError, LookupError):
         super().__init__(f"topic {topic!r} is not in the store. {there}{hint and '. ' + hint}")
 
 
+class HalfMessageEndedError(StoreError, RuntimeError):
+    """A half message is not open (any more), so it cannot be committed or rolled back.
+
+    Attributes
+    ----------
+    message_id : str
+        As the caller gave it.
+    outcome : str
+        "committed", "rolled back", "discarded", or "unknown" if the store has no such half message.
+    """
+
+    def __init__(self, message: str, *, message_id: str, outcome: str) -> None:
+        super().__init__(message)
+        self.message_id = message_id
+        self.outcome = outcome
+
+
 class StoreClosedError(StoreError, RuntimeError):
     """The store object is closed. Open the store again to use it.
 

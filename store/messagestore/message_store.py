@@ -46,6 +46,7 @@ from messagestore.format import arguments, javahash, record, record_columns, rer
 from messagestore.format.arrow_bytes import list_array
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
+from messagestore.format.half_records import OpenHalf
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
@@ -62,10 +63,12 @@ from messagestore.format.message import (
 from messagestore.format.properties import check_keys, check_properties, check_tags
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
-from messagestore.format.rows import SCHEDULE_TOPIC, Rows
+from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
+from messagestore.half_messages import Check, CheckReport, HalfMessage, HalfMessages
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
+from messagestore.read.open_halves import OpenHalves
 from messagestore.read.view import StoreView
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
@@ -250,6 +253,7 @@ class ReadOnlyStore:
 
     def __init__(self, view: StoreView) -> None:
         self._view: StoreView | None = view
+        self._halves: OpenHalves | None = None
 
     @property
     def view(self) -> StoreView:
@@ -528,6 +532,23 @@ class ReadOnlyStore:
         arguments.one_of("boundary", boundary, (query.LOWER, query.UPPER))
         return query.queue_offset_by_time(self.view, topic, queue_id, time_ms, boundary)
 
+    def open_halves(self) -> list[OpenHalf]:
+        """The half messages that have neither been committed nor rolled back, the oldest first.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.half_message(Message("orders", b"43 is paid"), "payments")
+        >>> with MessageStore.open_read_only("store") as store:
+        ...     [(half.topic, half.producer_group, half.check_times) for half in store.open_halves()]
+        [('orders', 'payments', 0)]
+        """
+        if self._halves is None:
+            self._halves = OpenHalves(self.view)
+        self._halves.refresh()
+        return list(self._halves.by_offset.values())
+
     def read(
         self,
         topic: str,
@@ -781,6 +802,7 @@ class MessageStore(ReadOnlyStore):
             "a session (MessageStore.open)", accept_loss=accept_loss
         )
         self._turns: dict[str, int] = {}
+        self._half_messages = HalfMessages(self)
         self._followers: list[LogFollower] = []
         self._closed = False
         self.report: RecoveryReport | None = self._attached.report
@@ -876,7 +898,7 @@ class MessageStore(ReadOnlyStore):
         if writer.pending and self._attached.config.flush_disk_type == ASYNC_FLUSH:
             writer.drain()
         if self._view is None:
-            self._view = StoreView(self._attached.paths.root, self._attached.config, self._attached.disk)
+            self._view = self.create_view()
         return self._view
 
     def check_queues(self) -> str | None:
@@ -1213,16 +1235,20 @@ class MessageStore(ReadOnlyStore):
             flush_disk_type=config.flush_disk_type,
             half=record.is_half(message.sys_flag),
         )
+        return self._result(put)
+
+    def _result(self, put: Row) -> PutMessageResult:
+        """The result of a put that is not synced yet; it says PUT_OK."""
         return PutMessageResult(
             status=PutMessageStatus.PUT_OK,
             append_status=AppendMessageStatus.PUT_OK,
             physical_offset=put.physical_offset,
             size=put.size,
             queue_offset=put.queue_offset,
-            message_id=offset_message_id(writer.files.store_host, put.physical_offset),
+            message_id=offset_message_id(self.writer.files.store_host, put.physical_offset),
             message_count=1,
             store_timestamp_ms=put.store_timestamp_ms,
-            queue_id=queue_id,
+            queue_id=put.queue_id,
         )
 
     def put_messages(self, batch: MessageBatch) -> PutMessageResult:
@@ -1378,6 +1404,172 @@ class MessageStore(ReadOnlyStore):
         follower = follow(attached.paths.root, attached.config, attached.disk, self.view.known_end or 0)
         self._followers.append(follower)
         return follower
+
+    # ---- half messages
+
+    def half_message(
+        self, message: Message, producer_group: str, *, check_immunity_s: int | None = None
+    ) -> HalfMessage:
+        """Prepare a message: it is stored, and nobody who reads its topic sees it before it is committed.
+
+        Use it to send a message exactly if a change somewhere else happens, such as in a database: prepare the message,
+        make the change, and commit the message; or roll it back. If the program dies in between, the half message stays
+        open, and `check_halves` finds out later whether the change has happened. These are RocketMQ's transactions. A
+        broker that takes the store over goes on with them: it asks a live producer of the group, every half minute, and
+        discards a half message after `transactionCheckMax` checks (15).
+
+        This is not Spark's exactly-once: see `append_batch`.
+
+        Parameters
+        ----------
+        message : Message
+            As for `put_message`.
+        producer_group : str
+            The group of producers that knows whether the change has happened. A broker asks it.
+        check_immunity_s : int | None
+            For how many seconds after it was made the half message is not checked. None: `transactionTimeOut`, 6
+            seconds.
+
+        Returns
+        -------
+        HalfMessage
+            The half message, which is as durable as `put_message` makes a message. Commit it or roll it back; or use it
+            in a `with` statement, which commits it at its end.
+
+        Raises
+        ------
+        ConfigError
+            `rejectTransactionMessage` is true, or the time is not a whole number.
+        MessageIllegalError
+            The message or the group cannot be stored. Nothing was written.
+        StoreFullError, StorePoisonedError, StoreLockedError
+            As for `put_message`.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     half = store.half_message(Message("orders", b"44 is paid", queue_id=0), "payments")
+        ...     half.commit().queue_offset
+        0
+        """
+        arguments.instance("message", message, Message)
+        return self._half_messages.prepare(message, producer_group, check_immunity_s)
+
+    def find_half(self, message_id: str) -> HalfMessage:
+        """Find a half message again, to commit it or to roll it back.
+
+        Parameters
+        ----------
+        message_id : str
+            Its message id, also one from before it was put back for a check, or its UNIQ_KEY (`transaction_id`).
+
+        Raises
+        ------
+        HalfMessageEndedError
+            The store has no such half message.
+        MessageIllegalError
+            Several open half messages have this UNIQ_KEY, because a producer has sent one message several times.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     message_id = store.half_message(Message("orders", b"45 is paid"), "payments").message_id
+        >>> with MessageStore.open("store") as store:
+        ...     store.find_half(message_id).rollback()
+        """
+        return self._half_messages.find(message_id)
+
+    def open_halves(self) -> list[OpenHalf]:
+        """The half messages that have neither been committed nor rolled back, the oldest first."""
+        return self._half_messages.open_halves()
+
+    def check_halves(self, check: Check) -> CheckReport:
+        """Ask about the half messages whose producers have not said how they end: one round of checks.
+
+        A half message is due `transactionTimeOut` milliseconds after it was made. It is put back into its queue with
+        one more check (a broker sees the same), and then handed to `check`. One that was checked `transactionCheckMax`
+        times, or that is older than `fileReservedTime`, is moved to the topic `TRANS_CHECK_MAX_TIME_TOPIC` instead.
+        Call this again and again, for example every `transactionCheckInterval` milliseconds, as a broker does.
+
+        Parameters
+        ----------
+        check : callable
+            It gets the message as a `MessageExt`, with its own topic and queue, and returns a
+            `LocalTransactionState`: COMMIT_MESSAGE, ROLLBACK_MESSAGE, or UNKNOW to be asked again. The producer's group
+            is in `system_properties["PGROUP"]`. No lock is held while it runs. If it raises, the half message stays
+            open, and the report has the exception.
+
+        Returns
+        -------
+        CheckReport
+
+        Raises
+        ------
+        ConfigError
+            `check` cannot be called.
+        StoreFullError, StorePoisonedError, StoreLockedError
+            As for `put_message`. What the report would have counted is in the log.
+
+        Examples
+        --------
+        >>> from messagestore import LocalTransactionState, Message, MessageStore, StoreConfig
+        >>> def was_paid(message):
+        ...     return LocalTransactionState.COMMIT_MESSAGE if b"46" in message.body else LocalTransactionState.UNKNOW
+        >>> with MessageStore.open("store", StoreConfig(transaction_time_out=0)) as store:
+        ...     half = store.half_message(Message("orders", b"46 is paid", born_timestamp_ms=0), "payments")
+        ...     report = store.check_halves(was_paid)
+        ...     report.checked, report.committed, report.open
+        (1, 1, 0)
+        """
+        return self._half_messages.check(check)
+
+    def create_view(self) -> StoreView:
+        """A reader of its own. It is no part of the stable interface."""
+        return StoreView(self._attached.paths.root, self._attached.config, self._attached.disk)
+
+    def create_own_topic(self, topic: str, queue_nums: int) -> TopicConfig:
+        """Create a topic that may be a broker's own, unless it exists. It is no part of the stable interface."""
+        with self.writer.mutex:
+            topics = self.writer.files.topics
+            found = topics.get(topic)
+            if found is None:
+                found = topics.create(topic, queue_nums)
+                topics.save()
+            return found
+
+    def choose_queue(self, message: Message) -> int:
+        """The queue of a message; a missing topic is created. It is no part of the stable interface."""
+        topic = check_topic(message.topic)
+        known = self.writer.files.topics.get(topic)
+        queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
+        if known is None:
+            self.create_topic(topic)
+        return queue_id
+
+    def put_encoded(
+        self, data: bytearray, topic: str, queue_id: int, tags: str | None, keys: Sequence[str], *, wait: bool
+    ) -> PutMessageResult:
+        """Append an encoded record. It is no part of the stable interface."""
+        config = self.writer.files.config
+        self._check_fits(len(data))
+        try:
+            put = self.writer.append(
+                data,
+                topic,
+                queue_id,
+                javahash.tags_code(tags) if tags else 0,
+                [javahash.index_hash(topic, key) for key in keys],
+                property_crc=config.enabled_append_prop_crc,
+                flush_disk_type=config.flush_disk_type,
+            )
+            return self._flushed(self._result(put), wait=wait)
+        except OSError as error:
+            _note_failure(error)
+            raise
+
+    # ---- batches
 
     def start_batches(self, app_id: str, version: int) -> BatchResult:
         """Let an app continue with a version, although the versions below it are not in this store.
@@ -1642,6 +1834,7 @@ class MessageStore(ReadOnlyStore):
         if self._closed:
             return
         self._closed = True
+        self._half_messages.close()
         if self._view is not None:
             self._view.close()
             self._view = None

@@ -100,8 +100,10 @@ class ConsumerOffsets:
         """Return queue id -> next offset to consume; empty for a group that has never read the topic."""
         return dict(self._offsets.get(topic + _SEPARATOR + group, {}))
 
-    def update(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+    def update(self, topic: str, group: str, offsets: Mapping[int, int], *, own: bool = False) -> None:
         """Set the offsets of some queues, even to lower ones; `save` writes them.
+
+        `own` says that the group is one of the broker's own, which users may not have.
 
         Raises
         ------
@@ -110,7 +112,7 @@ class ConsumerOffsets:
         MessageIllegalError
             The topic is not legal.
         """
-        fault = group_fault(group)
+        fault = None if own else group_fault(group)
         if fault is not None:
             raise ConfigError(f"consumer group: {fault}", key="consumerGroup", value=group)
         fault = topic_fault(topic)
@@ -133,6 +135,8 @@ def publish_offsets(
     offsets: Mapping[tuple[str, int], int],
     disk: Disk | None = None,
     timeout_s: float = _TIMEOUT_S,
+    *,
+    own: bool = False,
 ) -> None:
     """Record how far a group has read; other groups, topics and queues in the file stay as they are.
 
@@ -142,6 +146,8 @@ def publish_offsets(
         The next offset to consume.
     timeout_s : float
         How long to wait for another process that publishes.
+    own : bool
+        The group is one of the broker's own.
 
     Raises
     ------
@@ -167,14 +173,14 @@ def publish_offsets(
     by_topic: dict[str, dict[int, int]] = {}
     for (topic, queue_id), offset in offsets.items():
         by_topic.setdefault(topic, {})[queue_id] = offset
-    own = os.path.join(root, "spark")
-    if not disk.is_folder(own):
-        disk.mkdir(own)
-    lock = WriterLock(os.path.join(own, "consumer-offsets.lock"))
+    folder = os.path.join(root, "spark")
+    if not disk.is_folder(folder):
+        disk.mkdir(folder)
+    lock = WriterLock(os.path.join(folder, "consumer-offsets.lock"))
     try:
         lock.acquire(timeout_s, description=f"consumer group {group}")
         for topic, of_topic in by_topic.items():
-            table.update(topic, group, of_topic)
+            table.update(topic, group, of_topic, own=own)
         table.save()
     finally:
         lock.close()

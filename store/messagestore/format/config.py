@@ -118,6 +118,11 @@ class StoreConfig:
         single blanks. It must be the same for all who use the store, as in RocketMQ.
     flush_delay_offset_interval : int
         Delivering delayed messages: how often `config/delayOffset.json` is written.
+    transaction_time_out, transaction_check_max, transaction_check_interval : int
+        Half messages: how long after it was made one is checked first, how often it is checked before it is discarded,
+        and the interval between two rounds.
+    reject_transaction_message : bool
+        True: half messages are refused.
     broker_ip1, listen_port : str, int
         The store's address, which is written into each record and is part of the message ids.
     preallocate : bool
@@ -173,6 +178,10 @@ class StoreConfig:
     auto_message_version_on_topic_len: bool = True
     message_delay_level: str = ROCKETMQS_LEVELS
     flush_delay_offset_interval: int = 10_000
+    transaction_time_out: int = 6000
+    transaction_check_max: int = 15
+    transaction_check_interval: int = 30_000
+    reject_transaction_message: bool = False
     broker_ip1: str = "127.0.0.1"
     listen_port: int = 10911
     preallocate: bool = False
@@ -214,6 +223,9 @@ class StoreConfig:
                 "message_delay_level",
                 f"1 to {MAX_DELAY_LEVELS} times such as 1s, 5m, 2h or 1d, separated by single blanks",
             )
+        self._check_range("transaction_time_out", 0, 86_400_000)
+        self._check_range("transaction_check_max", 0, 1_000_000)
+        self._check_range("transaction_check_interval", 1, 86_400_000)
         self._check_range("listen_port", 0, 65535)
         self._check_range("journal_retention", 1, 1_000_000)
         self._check_range("proven_tail_size", 0, 1 << 40)

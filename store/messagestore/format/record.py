@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NoReturn
 
 from isal.isal_zlib import crc32
@@ -44,6 +45,9 @@ from messagestore.format.message import Message, MessageExt, topic_fault
 from messagestore.format.properties import (
     KEY_SEPARATOR,
     KEYS,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_CRC,
+    PROPERTY_SEPARATOR,
     RESERVED_PROPERTIES,
     TAGS,
     UNIQUE_KEY,
@@ -71,6 +75,7 @@ __all__ = [
     "ScanEnd",
     "crc32",
     "decode_message",
+    "encode_again",
     "encode_message",
     "heads",
     "is_half",
@@ -199,6 +204,75 @@ def encode_message(
     record += _PROPERTIES_LENGTH.pack(len(properties))
     record += properties
     return record
+
+
+def encode_again(
+    data: bytes | bytearray | memoryview,
+    *,
+    topic: str,
+    queue_id: int,
+    limits: StoreConfig,
+    sys_flag: int | None = None,
+    prepared_transaction_offset: int = 0,
+    properties: Mapping[str, str] = MappingProxyType({}),
+) -> bytearray:
+    """Encode the message of a stored record again, for another topic or queue, ready for `stamp_record`.
+
+    Body, flag, hosts, born time, reconsume times and properties stay as they are, byte by byte. `__CRC32#` is left out,
+    or made anew, as `enabledAppendPropCRC` says.
+
+    Parameters
+    ----------
+    data : bytes-like
+        The record, which was checked before.
+    topic, queue_id : str, int
+        Where the message goes.
+    limits : StoreConfig
+        `autoMessageVersionOnTopicLen`, `enabledAppendPropCRC`.
+    sys_flag : int | None
+        None: as in the record.
+    properties : mapping of str to str
+        Properties that are added, or that replace those of the same name.
+
+    Raises
+    ------
+    MessageIllegalError
+        The topic is not legal, or the properties become too large.
+    """
+    view = memoryview(data)
+    old_flag = sys_flag_of(view)
+    head = _HEADS[old_flag & HOST_FLAGS]
+    (_, magic, body_crc, _, flag, _, _, _, born_ms, born, _, store, reconsume_times, _, body_size) = head.unpack_from(
+        view
+    )
+    body_end, _, properties_start = _ranges(view, head.size, body_size, magic, _Fault("", 0))
+    kept = _other_properties(bytes(view[properties_start:]), {PROPERTY_CRC, *properties})
+    kept += encode_properties(properties.items())
+    if limits.enabled_append_prop_crc:
+        kept += PROPERTY_CRC_BLANK
+    if len(kept) > MAX_PROPERTIES_SIZE:
+        raise too_large("properties", len(kept), MAX_PROPERTIES_SIZE)
+    new_magic, new_topic = topic_bytes(topic, limits.auto_message_version_on_topic_len)
+    size = body_end + len(new_topic) + _PROPERTIES_LENGTH.size + len(kept)
+    new_flag = (old_flag if sys_flag is None else sys_flag) & ~HOST_FLAGS | old_flag & HOST_FLAGS
+    record = bytearray(
+        head.pack(
+            size, new_magic, body_crc, queue_id, flag, 0, 0, new_flag, born_ms, born, 0, store, reconsume_times,
+            prepared_transaction_offset, body_size,
+        )
+    )  # fmt: skip
+    record += view[head.size : body_end]
+    record += new_topic
+    record += _PROPERTIES_LENGTH.pack(len(kept))
+    record += kept
+    return record
+
+
+def _other_properties(data: bytes, names: Container[str]) -> bytes:
+    """A property string without the properties of some names; it ends in a separator unless it is empty."""
+    segments = (segment for segment in data.split(PROPERTY_SEPARATOR) if segment)
+    kept = [one for one in segments if one.partition(NAME_VALUE_SEPARATOR)[0].decode("utf-8", "replace") not in names]
+    return b"".join(one + PROPERTY_SEPARATOR for one in kept)
 
 
 def pack_head(store_host: bytes, born_host: bytes, born_timestamp_ms: int) -> bytes:

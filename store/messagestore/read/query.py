@@ -31,7 +31,7 @@ NO_END_MS = (1 << 63) - 1
 """A time that no message has reached: the default upper limit of a search by key."""
 
 
-def _looked_up(view: StoreView, look: Callable[[], T]) -> T:
+def looked_up(view: StoreView, look: Callable[[], T]) -> T:
     """What `look` finds in the store that the view has opened. It looks again if a file was deleted meanwhile."""
     found = view.healed(look)
     view.check_place()
@@ -56,7 +56,7 @@ def get_message(
     view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int = _DEFAULT_COUNT
 ) -> GetMessageResult:
     """Up to `max_count` messages of a queue from `queue_offset` on, with RocketMQ's status and next offset."""
-    return _looked_up(view, lambda: _get_message(view, topic, queue_id, queue_offset, max_count))
+    return looked_up(view, lambda: _get_message(view, topic, queue_id, queue_offset, max_count))
 
 
 def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, max_count: int) -> GetMessageResult:
@@ -66,18 +66,27 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
     if status is GetMessageStatus.FOUND:
         end = min(high, queue_offset + max(1, max_count))
         units = view.units(topic, queue_id, queue_offset, end)
-        for number, unit in enumerate(units, queue_offset):
-            physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
-            if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
-                continue  # retention has deleted it, or it is below the queue's first message
-            view.check_units(
-                topic, queue_id, np.array([number]), np.array([physical_offset]), np.array([size], np.int32)
-            )
-            messages.append(_numbered(view, topic, queue_id, number, message_at(view, physical_offset, size)))
+        found = (message_of(view, topic, queue_id, number, unit) for number, unit in enumerate(units, queue_offset))
+        messages = [message for message in found if message is not None]
         next_offset = queue_offset + len(units)
         if not messages:
             status = GetMessageStatus.MESSAGE_WAS_REMOVING
     return GetMessageResult(status, messages, next_offset, low, high)
+
+
+def message_of(view: StoreView, topic: str, queue_id: int, number: int, unit: np.void) -> MessageExt | None:
+    """The message of unit `number` of a queue; None if retention has deleted it, or if the unit is below the first one.
+
+    Raises
+    ------
+    CorruptionError
+        The unit and the record contradict each other, or one of them is damaged.
+    """
+    physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
+    if physical_offset < view.files.commit_log.min_offset or size == FILLER_UNIT_SIZE:
+        return None
+    view.check_units(topic, queue_id, np.array([number]), np.array([physical_offset]), np.array([size], np.int32))
+    return _numbered(view, topic, queue_id, number, message_at(view, physical_offset, size))
 
 
 def _numbered(view: StoreView, topic: str, queue_id: int, number: int, message: MessageExt) -> MessageExt:
@@ -134,7 +143,7 @@ def message_at(view: StoreView, physical_offset: int, size: int | None = None) -
 
 def look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
     """The message at a physical offset; None if no visible record begins there."""
-    return _looked_up(view, lambda: _look_message_by_offset(view, physical_offset))
+    return looked_up(view, lambda: _look_message_by_offset(view, physical_offset))
 
 
 def _look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt | None:
@@ -180,7 +189,7 @@ def query_message(
         max_count = view.files.config.max_msgs_num_batch
     elif max_count < 1:
         raise ConfigError(f"max_count: found {max_count}; allowed is 1 or more", key="max_count", value=max_count)
-    return _looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
+    return looked_up(view, lambda: _query_message(view, topic, key, max_count, begin_ms, end_ms))
 
 
 def find_keys(view: StoreView, topic: str, keys: Iterable[str]) -> dict[int, list[int]]:
@@ -196,7 +205,7 @@ def find_keys(view: StoreView, topic: str, keys: Iterable[str]) -> dict[int, lis
                     numbers.setdefault(message.queue_id, set()).add(number)
         return {queue_id: sorted(found) for queue_id, found in sorted(numbers.items())}
 
-    return _looked_up(view, look)
+    return looked_up(view, look)
 
 
 def _query_message(
