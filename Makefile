@@ -13,6 +13,7 @@
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store and other databases, in one run
 #   make docs-site   the documentation as a site, in dist/site
+#   make wheels      the source archive, and a wheel for every Linux of this processor, in dist
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
@@ -29,7 +30,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site clean
+.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -141,6 +142,15 @@ docs-site: setup
 	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-input --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
 	@echo 'dist/site/index.html'
+
+# The wheel is built from the source archive. With the kernel it gets the tag of the oldest glibc that it runs on.
+wheels: setup
+	rm -f dist/*.whl dist/*.tar.gz
+	$(BIN)/python -m hatchling build -d dist -t sdist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@set -e; for made in dist/*-linux_*.whl; do [ -e "$$made" ] || continue; \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist "$$made"; rm "$$made"; done
+	@ls dist/*.tar.gz dist/*.whl
 
 clean:
 	rm -rf .venv dist build store/messagestore/format/_kernel.abi3.so .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

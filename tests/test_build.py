@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import readme_blocks
 from messagestore.format import kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILT = "messagestore/format/_kernel.abi3.so"
 
 needs_kernel = pytest.mark.skipif(kernel.lib is None, reason=f"no compiled kernel: {kernel.why_not}")
+
+
+GLIBC = (2, 17)
+"""The oldest glibc on which a wheel runs."""
 
 
 @pytest.fixture
@@ -71,6 +79,69 @@ def test_without_a_compiler_the_wheel_is_one_without_the_kernel(checkout, tmp_pa
     tag, files, said = wheel(checkout, tmp_path / "wheel", PATH=str(programs), CC="")
     assert tag == "py3-none-any.whl" and BUILT not in files
     assert "The kernel is not compiled: there is no C compiler" in said
+
+
+def installed(path: Path, folder: Path) -> Path:
+    """The Python of a new environment with a wheel in it. It finds what the wheel requires where this Python has it."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
+    done = subprocess.run([*pip, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")  # no .pth file below it counts
+    return python
+
+
+def first_commands(python: Path, folder: Path) -> str:
+    """Run what README shows first, in an empty folder, and check what it prints; where the package lies."""
+    folder.mkdir()
+    for block in readme_blocks.blocks()[:3]:
+        if block.language != "sh":
+            said = readme_blocks.run(block, folder, str(python))
+            assert block.printed in (None, said)
+    where = "import messagestore, pyspark_messagestore; print(messagestore.__file__, pyspark_messagestore.__file__)"
+    return subprocess.run([python, "-c", where], cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+@needs_kernel
+def test_a_wheel_with_the_kernel_fits_every_linux_and_does_what_readme_says(checkout, tmp_path):
+    """auditwheel finds no library but glibc, and no symbol that an old one lacks."""
+    wheel(checkout, tmp_path / "wheel")
+    [made] = (tmp_path / "wheel").iterdir()
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(tmp_path / "dist"), str(made)]
+    done = subprocess.run(command, env={**os.environ, "PATH": programs}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [path] = (tmp_path / "dist").iterdir()
+    tags = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)_", path.name)]
+    assert tags
+    assert min(tags) <= GLIBC, path.name
+    where = first_commands(installed(path, tmp_path / "venv"), tmp_path / "empty")
+    assert where.count(str(tmp_path / "venv")) == 2
+
+
+def test_a_wheel_without_the_kernel_does_what_readme_says(checkout, tmp_path):
+    wheel(checkout, tmp_path / "wheel", **{kernel.VARIABLE: kernel.OFF})
+    [path] = (tmp_path / "wheel").iterdir()
+    where = first_commands(installed(path, tmp_path / "venv"), tmp_path / "empty")
+    assert where.count(str(tmp_path / "venv")) == 2
+
+
+ARM = "aarch64-linux-gnu-gcc"
+
+
+@pytest.mark.skipif(shutil.which(ARM) is None, reason=f"no {ARM} (Debian: apt-get install gcc-aarch64-linux-gnu)")
+def test_the_kernel_compiles_for_arm(tmp_path):
+    """Without a warning. The headers are this Python's, which the limited API and equal sizes of types allow."""
+    command = [sys.executable, str(ROOT / "store" / "kernel" / "compile.py"), "--target", str(tmp_path / "kernel.so")]
+    done = subprocess.run(
+        [*command, "--", "-Werror"], env={**os.environ, "CC": ARM}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    head = (tmp_path / "kernel.so").read_bytes()[:20]
+    assert head[:4] == b"\x7fELF"
+    assert int.from_bytes(head[18:20], "little") == 183, "an ELF file for AArch64"
 
 
 def test_the_kernel_can_be_left_out_on_purpose(checkout, tmp_path):

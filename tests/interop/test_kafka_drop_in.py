@@ -7,6 +7,7 @@ which there is a connector for Kafka, and in the project's own.
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import subprocess
@@ -139,9 +140,21 @@ def kafkas(servers: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, Any]:
-    """What the job found: by target, by step."""
+def found(tmp_path_factory, worker_id) -> dict[str, Any]:
+    """What the job found: by target, by step. The processes of xdist share it."""
     folder = tmp_path_factory.mktemp("drop-in")
+    if worker_id == "master":
+        return runs(folder)
+    kept = tmp_path_factory.getbasetemp().parent / "drop-in.json"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(runs(folder)))
+        return json.loads(kept.read_text())
+
+
+def runs(folder: Path) -> dict[str, Any]:
+    """Start a broker, and run the job three times."""
     reason = spark_runs.why_not()
     try:
         python, classpath = tools.spark_python(), tools.classpath_of("broker")
