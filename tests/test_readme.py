@@ -47,7 +47,7 @@ def test_a_block_pasted_twice_runs_twice(tmp_path: Path, block: Block) -> None:
 def test_the_commands_show_what_was_put(tmp_path: Path) -> None:
     (block,) = [block for block in WITHOUT_SPARK if block.language == "console"]
     verbs = [line.split()[2] for line in block.text.splitlines()]
-    assert verbs == ["put", "get", "tail", "find", "topics", "offsets", "dump", "status", "verify", "recover"]
+    assert verbs == ["put", "get", "tail", "find", "topics", "offsets", "dump", "status", "verify", "gc", "recover"]
     shown = readme_blocks.run(block, tmp_path)
     assert shown.count("UA1545 is late") == 4, "get, tail, find and dump"
     assert "no fault found" in shown

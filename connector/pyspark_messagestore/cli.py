@@ -16,6 +16,7 @@ from pyspark_messagestore.cli_batches import batches_app
 from pyspark_messagestore.cli_checkpoint import checkpoint_app
 from pyspark_messagestore.cli_demo import demo
 from pyspark_messagestore.cli_doctor import doctor
+from pyspark_messagestore.cli_gc import gc
 from pyspark_messagestore.cli_lag import groups, lag
 from pyspark_messagestore.cli_messages import find, get, put, tail
 from pyspark_messagestore.cli_metrics import metrics
@@ -23,7 +24,7 @@ from pyspark_messagestore.cli_store import dump, recover, status, verify
 from pyspark_messagestore.cli_topics import offsets, topic_app, topics
 
 _SHOWING = (status, topics, offsets, groups, lag, metrics)
-for _command in (*_SHOWING, put, get, tail, find, dump, verify, recover, doctor, demo):
+for _command in (*_SHOWING, put, get, tail, find, dump, verify, recover, gc, doctor, demo):
     app.command()(_command)
 app.add_typer(topic_app, name="topic")
 app.add_typer(batches_app, name="batches")

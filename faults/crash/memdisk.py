@@ -355,6 +355,9 @@ class MemDisk(Disk):
     def free(self, path: str | Path) -> int:
         return _FREE
 
+    def used_percent(self, path: str | Path) -> int:
+        return 1
+
     def length(self, file: File) -> int:
         assert isinstance(file, MemFile)
         return len(file.node.data)

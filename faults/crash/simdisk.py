@@ -235,6 +235,7 @@ class KillDisk(Disk):
     data_ranges = _reading("data_ranges")
     length = _reading("length")
     free = _reading("free")
+    used_percent = _reading("used_percent")
     modified_s = _reading("modified_s")
     start_writeback = _reading("start_writeback")
 

@@ -50,6 +50,7 @@ from messagestore.format.message import (
 )
 from messagestore.format.record_columns import MessageColumns
 from messagestore.half_messages import CheckReport, HalfMessage, LocalTransactionState
+from messagestore.log.expired import ExpiredFiles
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
@@ -65,6 +66,7 @@ __all__ = [
     "ChecksumError",
     "ConfigError",
     "CorruptionError",
+    "ExpiredFiles",
     "GetMessageResult",
     "GetMessageStatus",
     "HalfMessage",

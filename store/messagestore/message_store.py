@@ -20,7 +20,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -65,6 +65,7 @@ from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
 from messagestore.half_messages import Check, CheckReport, HalfMessage, HalfMessages
+from messagestore.log.expired import ExpiredFiles, asked_for
 from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
@@ -917,6 +918,68 @@ class MessageStore(ReadOnlyStore):
             The log does not give what a queue had.
         """
         return self.writer.numbers.check_queues()
+
+    # ---- retention
+
+    def delete_expired_files(
+        self,
+        *,
+        reserved_hours: float | None = None,
+        before_ms: int | None = None,
+        before_offset: int | None = None,
+        ignored_groups: Collection[str] = (),
+        at_once: bool = False,
+    ) -> ExpiredFiles:
+        """Delete the oldest segments of the log, and the queue and index files that lead only to them.
+
+        A segment must meet all conditions that are given; without any, it must be older than `fileReservedTime` (72
+        hours unless it is set). The first segment that stays ends the search. These always stay: the segment that is
+        written to, everything above the clean end, and segments that a consumer group has not read.
+
+        Parameters
+        ----------
+        reserved_hours : float | None
+            The segment was last written to at least so long ago.
+        before_ms : int | None
+            All of its messages were stored before this time, in milliseconds since 1970.
+        before_offset : int | None
+            It ends at or below this physical offset.
+        ignored_groups : collection of str
+            Consumer groups that do not count, for example because nobody uses them any more.
+        at_once : bool
+            Delete all that can be deleted up to `before_offset`, however old it is, and whoever has not read it.
+
+        Raises
+        ------
+        ConfigError
+            An argument is not allowed, or a topic is compacted.
+        CorruptionError
+            What must be read before anything is deleted is damaged.
+        StorePoisonedError
+            A sync failed.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     result = store.put_message(Message("gates", b"B12", queue_id=0))
+        ...     expired = store.delete_expired_files(reserved_hours=24)
+        >>> len(expired.segments), expired.kept
+        (0, 'it is the last one, which is written to')
+        """
+        expiry = asked_for(
+            self._attached.config,
+            self._attached.disk.time_ns() // 1_000_000,
+            reserved_hours=reserved_hours,
+            before_ms=before_ms,
+            before_offset=before_offset,
+            ignored_groups=ignored_groups,
+            at_once=at_once,
+        )
+        self.writer.check_usable()
+        retention = self._attached.retention
+        assert retention is not None
+        return retention.run(expiry)
 
     # ---- topics
 

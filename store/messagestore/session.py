@@ -46,6 +46,8 @@ from messagestore.write.catching_up import catch_up
 from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayCounts
+from messagestore.write.retention import Retention
+from messagestore.write.service import PeriodicService, Stopping
 from messagestore.write.service_thread import held_lock
 from messagestore.write.standing import broker_comes
 from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
@@ -98,6 +100,9 @@ class AttachedStore:
         self.mutex = threading.RLock()
         self.writer: LogWriter | None = None
         self.flush: FlushService | None = None
+        self.retention: Retention | None = None
+        self.services: list[PeriodicService] = []
+        """The threads of an open session, besides the flush thread."""
         self.report: RecoveryReport | None = None
         self.oneway = OnewayCounts()
         """How the one-way puts of this process ended."""
@@ -118,7 +123,7 @@ class AttachedStore:
         self.mutex = threading.RLock()
         self._awake = held_lock()
         self.oneway.forget_threads()
-        for part in (self.writer, self.flush):
+        for part in (self.writer, self.flush, *self.services):
             if part is not None:
                 part.forget_threads()
 
@@ -166,6 +171,7 @@ class AttachedStore:
         with self.mutex:
             writer = self._enter(description, timeout_s, accept_loss=accept_loss)
             self._sessions += 1
+            self._start_services()
             return writer
 
     def close_session(self, writer: LogWriter) -> None:
@@ -179,6 +185,24 @@ class AttachedStore:
             self._sessions -= 1
             if not self._sessions:
                 self.detach()
+
+    def _start_services(self) -> None:
+        """Start the threads that an open session needs."""
+        retention = self.retention
+        if self.services or retention is None or not self.config.retention_enabled:
+            return
+
+        def clean(stopping: Stopping) -> None:
+            retention.run_if_due(stopping=stopping)
+
+        self.services = [PeriodicService("retention", lambda: self.config.clean_resource_interval / 1000, clean)]
+        for service in self.services:
+            service.start()
+
+    def _stop_services(self) -> None:
+        services, self.services = self.services, []
+        for service in services:
+            service.stop()
 
     def _enter(self, description: str, timeout_s: float | None, *, accept_loss: bool = False) -> LogWriter:
         if self.presence is Presence.LEAVING or (
@@ -238,6 +262,7 @@ class AttachedStore:
         self.report.notes[:0] = found.notes
         self.writer.locks_intact = self._locks_intact
         self.writer.broker_waits = self._broker_waits
+        self.retention = Retention(self.writer)
 
     def _locks_intact(self) -> bool:
         attachment = self._attachment
@@ -381,6 +406,7 @@ class AttachedStore:
         writer, attachment = self.writer, self._attachment
         if writer is None or attachment is None or not attachment.intact():
             return
+        self._stop_services()
         flush, self.flush = self.flush, None
         try:
             if flush is not None:
@@ -416,6 +442,7 @@ class AttachedStore:
 
     def _drop(self, why: Callable[[], StoreError] | None = None) -> None:
         """Forget everything cached and release the locks. Callers that still use the writer get the error of `why`."""
+        self._stop_services()
         if self.flush is not None:
             self.flush.stop()
             self.flush.end()
@@ -423,7 +450,7 @@ class AttachedStore:
         if self.writer is not None:
             self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
             self.writer.files.close()
-            self.writer = None
+            self.writer = self.retention = None
             self._sessions = 0
         self._move(PresenceEvent.DETACH)
         if self._attachment is not None:  # before the lock: its next holder must not find us attached

@@ -290,6 +290,11 @@ class CommitLog(MappedFileQueue):
         """Close the files that were written."""
         self.written.clear()
 
+    def forget_file(self, path: str) -> None:
+        """Drop a segment, also the descriptor that wrote it: the disk would not get its blocks back."""
+        super().forget_file(path)
+        self.written.forget(path)
+
     def forget_written(self, below: int) -> None:
         """Close the descriptors of segments that end at or below `below`; all of them are synced."""
         for start in self.offsets:

@@ -321,6 +321,24 @@ class ConsumeQueue(MappedFileQueue):
         super().remove(file_from_offset)
         self.written.removed(self.path(file_from_offset))
 
+    def forget_file(self, path: str) -> None:
+        """Drop a file, and that it was written."""
+        super().forget_file(path)
+        self.written.forget(path)
+
+    def count_below(self, physical_offset: int) -> int:
+        """Return how many of the first files hold no message at or above a physical offset. The last file never counts.
+
+        As in RocketMQ, the last unit of a file decides.
+        """
+        count = 0
+        for start in self.offsets[:-1]:
+            last = self.read((start + self.file_size) // UNIT.size - 1, 1)[0]
+            if int(last["size"]) <= 0 or not 0 <= int(last["physical_offset"]) < physical_offset:
+                break
+            count += 1
+        return count
+
     # ---- the disk
 
     def check_files(self, *, often: bool = False) -> None:

@@ -266,6 +266,21 @@ class IndexService:
         self.files.pop()
         self.written.removed(file.path)
 
+    def forget_below(self, physical_offset: int) -> list[str]:
+        """Forget the first files, all of whose entries lead to records below a physical offset, and return their paths.
+
+        The caller deletes them. The last file never counts.
+        """
+        count = 0
+        while count < len(self.files) - 1 and self.files[count].header().end_physical_offset < physical_offset:
+            count += 1
+        gone = [file.path for file in self.files[:count]]
+        self.files = self.files[count:]
+        for path in gone:
+            self.pool.forget(path)
+            self.written.forget(path)
+        return gone
+
     def forget_header(self) -> None:
         """Read the newest file's header again when it is needed, because somebody else changes it."""
         self._header = None

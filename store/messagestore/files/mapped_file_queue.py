@@ -122,11 +122,21 @@ class MappedFileQueue:
         """
         count = 0
         while count < len(self.offsets) and not self.disk.exists(self.path(self.offsets[count])):
-            self.pool.forget(self.path(self.offsets[count]))
             count += 1
         if count:
-            self.set_offsets(self.offsets[count:])
+            self.forget_below(self.offsets[count - 1] + self.file_size)
         return count > 0
+
+    def forget_below(self, offset: int) -> None:
+        """Forget the files that end at or below an offset: retention deletes them, or has deleted them."""
+        gone = [self.path(start) for start in self.offsets if start + self.file_size <= offset]
+        self.set_offsets(self.offsets[len(gone) :])
+        for path in gone:
+            self.forget_file(path)
+
+    def forget_file(self, path: str) -> None:
+        """Drop what is kept of a file that has no name any more."""
+        self.pool.forget(path)
 
     def refresh(self) -> None:
         """Add the files that follow the last one, and drop those at the beginning that retention has deleted.

@@ -66,6 +66,11 @@ class BatchRecord:
         The record is not a batch but a mark without rows: the app continues with the version after this one.
     origin : dict | None
         Where the rows come from, in the words of the program that appended them.
+    restated : bool
+        The record has no rows. It repeats what an earlier BATCH record said, whose segment retention deletes: the app,
+        the version, the query, the rows, the digest, the topics and the origin of the batch.
+    refused : tuple of str
+        With `restated`: the query ids of this app that are refused.
     torn : bool
         A power cut removed the record's properties, `__CRC32#` among them, and a broker kept the rest. Not stored in
         the body.
@@ -88,6 +93,8 @@ class BatchRecord:
     replaces: tuple[str, ...] = ()
     start: bool = False
     origin: Mapping[str, Any] | None = None
+    restated: bool = False
+    refused: tuple[str, ...] = ()
     torn: bool = False
 
     @property
@@ -142,6 +149,8 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
         optional["start"] = True
     if batch.origin is not None:
         optional["origin"] = batch.origin
+    if batch.restated:
+        optional |= {"restated": True, "refused": list(batch.refused)}
     text = json.dumps(
         {
             "messagestore": FORMAT,
@@ -242,6 +251,8 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
             replaces=tuple(fields.get("replaces", ())),
             start=fields.get("start", False),
             origin=fields.get("origin"),
+            restated=fields.get("restated", False),
+            refused=tuple(fields.get("refused", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

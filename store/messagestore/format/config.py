@@ -24,6 +24,9 @@ from messagestore.format.layout import CRC_MASK, UNIT
 SYNC_FLUSH = "SYNC_FLUSH"
 ASYNC_FLUSH = "ASYNC_FLUSH"
 MIN_SEGMENT_SIZE = 4096
+DEFAULT_RESERVED_HOURS = 72
+"""RocketMQ's fileReservedTime."""
+_LAST_HOUR = 23
 _MAX_SIZE = 1024 * 1024
 """The largest size of a settings file, in bytes."""
 
@@ -125,6 +128,29 @@ class StoreConfig:
         True: half messages are refused.
     broker_ip1, listen_port : str, int
         The store's address, which is written into each record and is part of the message ids.
+    file_reserved_time : int
+        For how many hours a segment is kept after it was last written to. After that, retention deletes it. -1: nothing
+        is deleted unless somebody asks for it (`MessageStore.delete_expired_files`, `messagestore gc`). A broker's own
+        file that does not say it means 72, as in RocketMQ.
+    delete_when : str
+        The hours of the day, in local time, at which expired segments are deleted, such as "04" or "04;16".
+    disk_max_used_space_ratio : int
+        From this percentage of the disk on, expired segments are deleted at any hour.
+    disk_space_clean_forcibly_ratio : int
+        From this percentage on, segments are deleted before they have expired, the oldest first, also those that a
+        consumer group still needs.
+    disk_space_warning_level_ratio : int
+        From this percentage on, writes are refused, too.
+    clean_file_forcibly_enable : bool
+        False: segments that have not expired are never deleted, however full the disk is.
+    clean_resource_interval : int
+        The interval in which retention looks whether something has to be deleted.
+    delete_file_batch_max, delete_commit_log_files_interval : int
+        How many segments are deleted in one interval at most, and the pause after each.
+    delete_consume_queue_files_interval : int
+        The pause after each queue of which files were deleted.
+    correct_logic_min_offset_force_interval : int
+        The interval in which the files of all queues are examined even if no segment was deleted.
     preallocate : bool
         True: a new segment gets all of its disk blocks at once, so that a full disk shows early.
     clean_interval : str
@@ -184,6 +210,17 @@ class StoreConfig:
     reject_transaction_message: bool = False
     broker_ip1: str = "127.0.0.1"
     listen_port: int = 10911
+    file_reserved_time: int = -1
+    delete_when: str = "04"
+    disk_max_used_space_ratio: int = 75
+    disk_space_clean_forcibly_ratio: int = 85
+    disk_space_warning_level_ratio: int = 90
+    clean_file_forcibly_enable: bool = True
+    clean_resource_interval: int = 10_000
+    delete_file_batch_max: int = 10
+    delete_commit_log_files_interval: int = 100
+    delete_consume_queue_files_interval: int = 100
+    correct_logic_min_offset_force_interval: int = 300_000
     preallocate: bool = False
     clean_interval: str = "60s"
     attach_timeout: str = "20s"
@@ -227,6 +264,19 @@ class StoreConfig:
         self._check_range("transaction_check_max", 0, 1_000_000)
         self._check_range("transaction_check_interval", 1, 86_400_000)
         self._check_range("listen_port", 0, 65535)
+        self._check_range("file_reserved_time", -1, 24 * 36_525)
+        for name in ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio"):
+            self._check_range(name, 0, 100)
+        for name in (
+            "clean_resource_interval",
+            "delete_commit_log_files_interval",
+            "delete_consume_queue_files_interval",
+            "correct_logic_min_offset_force_interval",
+        ):
+            self._check_range(name, 0, 86_400_000)
+        self._check_range("delete_file_batch_max", 1, 1_000_000)
+        if not self.delete_hours:
+            self._refuse("delete_when", "hours from 0 to 23, separated by semicolons, such as 04 or 04;16")
         self._check_range("journal_retention", 1, 1_000_000)
         self._check_range("proven_tail_size", 0, 1 << 40)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
@@ -270,6 +320,34 @@ class StoreConfig:
     def lock_timeout_s(self) -> float:
         """How long an append waits for another writer, in seconds."""
         return duration_s("lockTimeout", self.lock_timeout)
+
+    @property
+    def delete_hours(self) -> frozenset[int]:
+        """The hours of `delete_when`; empty if it is not a list of hours."""
+        parts = [part.strip() for part in self.delete_when.split(";") if part.strip()]
+        if any(re.fullmatch("[0-9]{1,2}", part) is None or int(part) > _LAST_HOUR for part in parts):
+            return frozenset()
+        return frozenset(map(int, parts))
+
+    @property
+    def max_used_percent(self) -> int:
+        """`disk_max_used_space_ratio` within RocketMQ's bounds."""
+        return min(max(self.disk_max_used_space_ratio, 10), 95)
+
+    @property
+    def forced_percent(self) -> int:
+        """`disk_space_clean_forcibly_ratio` within RocketMQ's bounds."""
+        return min(max(self.disk_space_clean_forcibly_ratio, 30), 85)
+
+    @property
+    def warning_percent(self) -> int:
+        """`disk_space_warning_level_ratio` within RocketMQ's bounds."""
+        return min(max(self.disk_space_warning_level_ratio, 35), 90)
+
+    @property
+    def retention_enabled(self) -> bool:
+        """Whether a writer deletes expired segments by itself, and refuses writes on a disk that is nearly full."""
+        return self.file_reserved_time >= 0
 
     @property
     def file_mode_bits(self) -> int | None:
@@ -376,6 +454,8 @@ class StoreConfig:
         config = cls.from_mapping(mapping)
         if not foreign:
             return config
+        if "file_reserved_time" not in config.given:
+            config = config.replace(file_reserved_time=DEFAULT_RESERVED_HOURS)
         _list_once(str(path), sorted(foreign), [number for number, _ in unknown])
         kept = tuple((key, foreign[key]) for key in RELEVANT if key in foreign)
         return config.replace(broker_settings=kept, given=frozenset(each.name for each in settings()))

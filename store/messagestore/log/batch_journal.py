@@ -233,6 +233,8 @@ class BatchJournal:
             if batch.replaces:  # another query counts its versions from 0 again
                 self._keep(np.flatnonzero(self._rows["app"][: self._count] != self._apps.get(batch.app_id, _NONE)))
                 self._refuse(batch.app_id, batch.replaces)
+            if batch.refused:
+                self._refuse(batch.app_id, batch.refused)
             self.remember(batch.app_id, entry)
         # This comes last, because batches below `covered` are not read again.
         self.covered = max(self.covered, batch.queue_offset + 1)

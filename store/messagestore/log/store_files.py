@@ -362,6 +362,19 @@ class StoreFiles:
         for queue in self._written.values():
             queue.load()
 
+    def forget_queue_files(self, topic: str, queue_id: int, offset: int) -> None:
+        """Forget the files of a queue that end at or below an offset in bytes, because retention deletes them."""
+        for queues in (self._queues, self._written):
+            queue = queues.get((topic, queue_id))
+            if queue is not None:
+                queue.forget_below(offset)
+
+    def forget_written(self) -> None:
+        """Forget which queues have unsynced units, because another process has synced them."""
+        for queue in self._written.values():
+            queue.written.clear()
+        self._written.clear()
+
     def drop_queue(self, topic: str, queue_id: int) -> None:
         """Forget a queue and its unsynced units, because its files are removed."""
         self._queues.pop((topic, queue_id), None)

@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 SWEEP_INTERVAL_S = 600.0
 """How often this process looks for files of dead writers."""
 _ABORT_TIMEOUT_S = 5.0
+_RETENTION_LIMIT_S = 1.0
+"""How long a commit deletes expired segments after it has published; the next commit continues."""
 _last_sweep_s: dict[str, float] = {}
 """When this process last swept each staging folder. It only saves work."""
 
@@ -452,6 +454,8 @@ class LocalWriter:
         with store.writing(_description(request)) as writer:
             self._check_place(store_id)  # again, now that nobody else can create a store here
             committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
+            if store.retention is not None and not store.services:
+                store.retention.run_after_append(_RETENTION_LIMIT_S)
         if committed.result.status != APPENDED:
             known = committed.result.status == KNOWN
             self._count(**{KNOWN_BATCHES if known else SKIPPED_BATCHES: 1})

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
 from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
@@ -29,6 +29,7 @@ from messagestore.format.record import decode_message
 from messagestore.format.record_scan import head_sizes
 from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.batch_search import batches_from, read_batch
+from messagestore.log.expired import ExpiredFiles, asked_for, foreseen
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.log.walk import Walk
 from messagestore.read.query import queue_offset_by_time
@@ -41,10 +42,12 @@ _UNITS_READ = 1 << 18
 """The number of units that are read at once when sizes are added up."""
 
 __all__ = [
+    "ExpiredFiles",
     "Finding",
     "VerifyReport",
     "batches",
     "dump",
+    "expired",
     "figures",
     "group_lag",
     "groups",
@@ -155,6 +158,40 @@ def group_lag(path: str, config: StoreConfig | None, group: str) -> tuple[list[d
             (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()
         }
         return lag_of(view, committed, topics)
+
+
+def expired(
+    path: str,
+    config: StoreConfig | None = None,
+    *,
+    reserved_hours: float | None = None,
+    before_ms: int | None = None,
+    before_offset: int | None = None,
+    ignored_groups: Collection[str] = (),
+    at_once: bool = False,
+) -> ExpiredFiles:
+    """What `MessageStore.delete_expired_files` would delete now, and why the rest stays. Nothing is changed.
+
+    Raises
+    ------
+    ConfigError
+        An argument is not allowed, or a topic is compacted.
+    CorruptionError
+        What must be read is damaged.
+    """
+    with _view(path, config) as view:
+        files = view.files
+        expiry = asked_for(
+            config or StoreConfig(),
+            files.disk.time_ns() // 1_000_000,
+            reserved_hours=reserved_hours,
+            before_ms=before_ms,
+            before_offset=before_offset,
+            ignored_groups=ignored_groups,
+            at_once=at_once,
+        )
+        view.refresh()
+        return view.healed(lambda: foreseen(files, files.state_file.read() if view.store_id else None, expiry))
 
 
 def batches(path: str, config: StoreConfig | None = None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
 from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.refusals import check_simple_topic
 from messagestore.log.store_files import StoreFiles
 
@@ -161,6 +162,21 @@ class _ChunkSize:
     row_count: int
 
 
+class Restated(NamedTuple):
+    """A batch whose BATCH record is written again without rows, because retention deletes the segment of the first one.
+
+    Parameters
+    ----------
+    entry : JournalEntry
+        The batch.
+    refused : tuple of str
+        The query ids of its app that are refused.
+    """
+
+    entry: JournalEntry
+    refused: tuple[str, ...]
+
+
 class BatchPlan:
     """Where each part of one batch goes in the log.
 
@@ -177,6 +193,8 @@ class BatchPlan:
         Query ids from which this batch takes its app over.
     own : bool
         The store made the records itself: their topics and queues are not checked.
+    restated : Restated | None
+        The batch that the record describes; `source` has no rows then.
     """
 
     def __init__(
@@ -189,6 +207,7 @@ class BatchPlan:
         replaces: tuple[str, ...] = (),
         *,
         own: bool = False,
+        restated: Restated | None = None,
     ) -> None:
         self.files = files
         self.log = files.commit_log
@@ -224,6 +243,16 @@ class BatchPlan:
             start=request.start,
             origin=request.origin,
         )
+        if restated is not None:
+            entry, refused = restated
+            self.batch = replace(
+                self.batch,
+                restated=True,
+                refused=refused,
+                row_count=entry.row_count,
+                digest=entry.digest,
+                ranges={topic: [] for topic in entry.topics or ()},
+            )
         self._place(log_end)
 
     def _take(self, chunk: Rows) -> None:

@@ -242,6 +242,7 @@ class LogWriter(Standing):
         self.check_turn()
         self.check_usable()
         self.check_locks(often=True)
+        self.check_disk()
         self.check_dispatched()
 
     def _begin_put(self, flush_disk_type: str) -> None:

@@ -113,6 +113,8 @@ class Standing:
         self.state = state
         self.end = end
         self.synced_end = end.physical_offset
+        self.disk_used_percent: int | None = None
+        """How full the disk is, if it is above the warning level: nothing is appended then. None: it is not."""
         self.pending: list[Row | Rows] = []
         """What was appended and is not visible yet."""
 
@@ -190,6 +192,27 @@ class Standing:
         """
         if self.broker_waits():
             raise broker_comes(self.files.paths)
+
+    def check_disk(self) -> None:
+        """Refuse an append while the disk is fuller than `diskSpaceWarningLevelRatio`. Call it under the mutex.
+
+        Raises
+        ------
+        StoreFullError
+        """
+        percent = self.disk_used_percent
+        if percent is None:
+            return
+        root = self.files.paths.root
+        raise StoreFullError(
+            f"{root}: the disk is {percent} % full; allowed are {self.files.config.warning_percent} "
+            "(diskSpaceWarningLevelRatio). Nothing was written. Retention deletes the oldest segments that it may "
+            "delete; `messagestore gc` says which ones stay, and why. Make room, or delete by hand with "
+            "`messagestore gc --delete`",
+            path=root,
+            needed=0,
+            free=self.files.disk.free(root),
+        )
 
     def check_locks(self, *, often: bool = False) -> None:
         """Poison the writer if a lock file is missing or cannot be checked.

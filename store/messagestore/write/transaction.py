@@ -31,9 +31,10 @@ from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Row, Rows
+from messagestore.log.batch_journal import BatchJournal, JournalEntry
 from messagestore.log.batch_search import batch_is_there, known_batch
 from messagestore.log.dispatch import FEW_COUNT
-from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource
+from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource, Restated
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
@@ -100,6 +101,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
                 writer.sync_to_end()  # it was appended with ASYNC_FLUSH, and is now acknowledged as synced
             return known
+        writer.check_disk()
         end = writer.end.physical_offset
         plan = BatchPlan(writer.files, end, writer.numbers.next_offset, source, request, decision.replaces)
         _append(writer, plan, request)
@@ -169,6 +171,68 @@ def _append(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> int:
         _commit(writer, plan, head, request)
         _publish(writer, plan, timestamp_ms)
     return timestamp_ms
+
+
+def restate_batches(writer: LogWriter, below: int) -> list[tuple[str, int]]:
+    """Write the newest BATCH record of each app again if it lies below a physical offset.
+
+    A batch that is sent again is then known although the segment of its BATCH record was deleted and the journal is
+    lost, as on a copy without `spark/`. The new records have no rows. They are appended in ASYNC_FLUSH, and are on the
+    disk when the caller has moved the clean end.
+
+    Returns
+    -------
+    list of (str, int)
+        The app and version of each batch that was restated.
+
+    Raises
+    ------
+    CorruptionError
+        A BATCH record that must be restated cannot be read.
+    """
+    with _ready(writer, BatchRequest()):
+        for app_id in writer.journal.app_ids():
+            last = writer.journal.last(app_id)
+            if last is not None:
+                _drop_vanished(writer, app_id, last.version)
+        restated = [each for each in newest_batches(writer.journal) if each[1].physical_offset < below]
+        for app_id, entry in restated:
+            _restate(writer, app_id, entry)
+        return [(app_id, entry.version) for app_id, entry in restated]
+
+
+def newest_batches(journal: BatchJournal) -> list[tuple[str, JournalEntry]]:
+    """The batches from which the rules recognise an app's next ones: the last one, and the last one that names a query.
+
+    In each pair, the first is the app's id.
+    """
+    found = []
+    for app_id in journal.app_ids():
+        last = journal.last(app_id)
+        if last is None:
+            continue
+        if last.query_id is None:
+            found += [(app_id, each) for each in journal.entries(app_id) if each.query_id is not None][-1:]
+        found.append((app_id, last))
+    return found
+
+
+def _restate(writer: LogWriter, app_id: str, entry: JournalEntry) -> None:
+    below_log = entry.physical_offset < writer.log.min_offset
+    batch = None if below_log else known_batch(writer.log, entry.physical_offset)
+    request = BatchRequest(
+        app_id=app_id,
+        version=entry.version,
+        version_source=entry.version_source,
+        query_id=entry.query_id,
+        flush_disk_type=ASYNC_FLUSH,
+        start=entry.start,
+        origin=None if batch is None else batch.origin,
+    )
+    restated = Restated(entry, tuple(sorted(writer.journal.replaced(app_id))))
+    end = writer.end.physical_offset
+    plan = BatchPlan(writer.files, end, writer.numbers.next_offset, Chunks(), request, restated=restated)
+    _append(writer, plan, request)
 
 
 @dataclass(frozen=True, slots=True)

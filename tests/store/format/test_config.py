@@ -227,15 +227,14 @@ def test_a_brokers_own_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "broker.conf"
     path.write_text(BROKER_CONF + "addedInRocketMQ6=1\n")
     config = StoreConfig.load(path)
-    assert config == StoreConfig(flush_disk_type=ASYNC_FLUSH, mapped_file_size_commit_log=65536)
+    wanted = StoreConfig(flush_disk_type=ASYNC_FLUSH, mapped_file_size_commit_log=65536, file_reserved_time=48)
+    assert config == wanted
     assert config.broker_settings == (("brokerRole", "ASYNC_MASTER"),)
     assert StoreConfig.load(path) == config
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     said = record.getMessage()
-    assert (
-        "10 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerClusterName" in said
-    )
+    assert "8 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerClusterName" in said
     assert "RocketMQ 5.3 does not know the settings in lines 15" in said
     assert "secret" not in said and "10.0.0.1" not in said and "addedIn" not in said
 
@@ -254,6 +253,7 @@ def test_a_brokers_file_gives_every_setting(tmp_path: Path):
     path = tmp_path / "conf"
     path.write_text("brokerName=b\n")
     assert StoreConfig.load(path).is_given("mapped_file_size_commit_log")
+    assert StoreConfig.load(path).file_reserved_time == 72
     path.write_text("listenPort=10911\n")
     config = StoreConfig.load(path)
     assert config.is_given("listen_port") and not config.is_given("mapped_file_size_commit_log")

@@ -1,0 +1,382 @@
+"""Which segments retention may delete, and why the others stay.
+
+Segments go from the oldest on, and the first one that stays ends the search (RocketMQ's `deleteExpiredFileByTime`). A
+segment stays in any case if it is being written, if it is not below the clean end, or if it holds the record before
+the clean end, by which the next writer recognises the log. What is asked for decides about the rest (`Expiry`). A
+segment also stays while a consumer group has not read all of it, unless the disk is so full that `at_once` is set.
+
+Source: RocketMQ `DefaultMessageStore.CleanCommitLogService`, `MappedFileQueue.deleteExpiredFileByTime`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from messagestore.errors import ConfigError
+from messagestore.files.consume_queue import queue_ids_of
+from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.state import State
+from messagestore.format import arguments
+from messagestore.format.config import DEFAULT_RESERVED_HOURS, StoreConfig
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.log.store_files import StoreFiles
+from messagestore.log.walk import Depth, Walk
+
+_HOUR_S = 3600
+_MOST_HOURS = 1_000_000
+_HOURS_OF_TWO_DAYS = 48
+_CLEANUP_POLICY = "cleanup.policy"
+_COMPACTION = "COMPACTION"
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """What is asked for. A segment must meet all conditions that are given.
+
+    Parameters
+    ----------
+    modified_ms : int | None
+        The segment was last written to at this time at the latest.
+    before_ms : int | None
+        All of its messages were stored before this time.
+    before_offset : int | None
+        It ends at or below this physical offset.
+    at_once : bool
+        The disk is nearly full: neither the age of a segment nor consumer groups count.
+    ignored_groups : frozenset of str
+        Consumer groups that do not count.
+    most : int | None
+        At most this many segments.
+    """
+
+    modified_ms: int | None = None
+    before_ms: int | None = None
+    before_offset: int | None = None
+    at_once: bool = False
+    ignored_groups: frozenset[str] = frozenset()
+    most: int | None = None
+
+
+class Needed(NamedTuple):
+    """The first message that a consumer group has not read, of all its queues."""
+
+    physical_offset: int
+    group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredSegments:
+    """What may be deleted.
+
+    Parameters
+    ----------
+    offsets : tuple of int
+        Where the segments begin that may be deleted, the oldest first.
+    kept : str
+        Why the next segment stays, in words; empty if the log has no segment.
+    unread : tuple of Needed
+        The consumer groups that lose messages that they have not read, because the disk forces it.
+    """
+
+    offsets: tuple[int, ...]
+    kept: str
+    unread: tuple[Needed, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredFiles:
+    """What retention deleted or would delete, and why the rest stays.
+
+    Parameters
+    ----------
+    segments : tuple of str
+        The paths of the segments.
+    size : int
+        Their size in bytes; on the disk they may take less.
+    message_count : int | None
+        How many messages were in them; counted only beforehand. None: not counted.
+    queue_file_count, index_file_count : int
+        How many files of ConsumeQueues and of the index led only to these segments, and were deleted, too.
+    min_offset : int
+        The physical offset at which the log begins without them.
+    kept : str
+        Why the next segment stays.
+    restated : tuple of (str, int)
+        The app and version of batches that were written down again before the segment with their BATCH record went.
+    unread_groups : tuple of str
+        Consumer groups that have not read all of what is deleted, because the disk forces it.
+    """
+
+    segments: tuple[str, ...] = ()
+    size: int = 0
+    message_count: int | None = None
+    queue_file_count: int = 0
+    index_file_count: int = 0
+    min_offset: int = 0
+    kept: str = ""
+    restated: tuple[tuple[str, int], ...] = ()
+    unread_groups: tuple[str, ...] = ()
+
+
+def refuse_compaction(files: StoreFiles) -> None:
+    """Refuse retention in a store with topics that are compacted.
+
+    Raises
+    ------
+    ConfigError
+        There is such a topic; the error names it.
+    """
+    found = []
+    for name in files.topics.names:
+        topic = files.topics.get(name)
+        if topic is not None and (topic.attribute(_CLEANUP_POLICY) or "").upper() == _COMPACTION:
+            found.append(name)
+    if not found:
+        return
+    names = ", ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    raise ConfigError(
+        f"{files.paths.root}: found {_CLEANUP_POLICY}={_COMPACTION} for {'topic' if len(found) == 1 else 'topics'} "
+        f"{names}. Of such a topic the last message of each key must stay, and only a broker keeps these messages "
+        f"elsewhere before it deletes segments. Nothing was deleted. Let the broker delete, or set the topic's "
+        f"{_CLEANUP_POLICY} to DELETE",
+        key=_CLEANUP_POLICY,
+        value=_COMPACTION,
+    )
+
+
+def expired_segments(files: StoreFiles, state: State | None, expiry: Expiry) -> ExpiredSegments:
+    """Return which segments may be deleted, and why the next one stays.
+
+    Parameters
+    ----------
+    files : StoreFiles
+        Their log is loaded.
+    state : State | None
+        None: this project has never written the store.
+    expiry : Expiry
+
+    Raises
+    ------
+    CorruptionError
+        The offsets of the consumer groups, or the record at the end of a segment, cannot be read.
+    """
+    log = files.commit_log
+    groups = sorted(needed(files, expiry.ignored_groups))
+    offsets: list[int] = []
+    for start in log.offsets:
+        kept = _why_kept(files, state, start) or _not_asked_for(files, start, expiry)
+        if not kept and not expiry.at_once and groups and groups[0].physical_offset < start + log.segment_size:
+            kept = _needed_words(groups, start + log.segment_size)
+        if not kept and expiry.most is not None and len(offsets) >= expiry.most:
+            kept = f"only {expiry.most} are deleted at a time"
+        if kept:
+            break
+        offsets.append(start)
+    else:
+        kept = ""
+    end = offsets[-1] + log.segment_size if offsets else log.min_offset
+    return ExpiredSegments(tuple(offsets), kept, tuple(each for each in groups if each.physical_offset < end))
+
+
+def asked_for(
+    config: StoreConfig,
+    now_ms: int,
+    *,
+    reserved_hours: float | None,
+    before_ms: int | None,
+    before_offset: int | None,
+    ignored_groups: Collection[str],
+    at_once: bool,
+) -> Expiry:
+    """Return what somebody asks for by hand; without any condition, what `fileReservedTime` says.
+
+    Raises
+    ------
+    ConfigError
+        A value is not allowed.
+    """
+    if reserved_hours is not None and (
+        type(reserved_hours) not in (int, float) or not 0 <= reserved_hours < _MOST_HOURS
+    ):
+        raise arguments.refused("reserved_hours", reserved_hours, f"a number of hours from 0 to {_MOST_HOURS}")
+    if before_ms is not None:
+        before_ms = arguments.whole_number("before_ms", before_ms, 0)
+    if before_offset is not None:
+        before_offset = arguments.whole_number("before_offset", before_offset, 0)
+    if isinstance(ignored_groups, str):
+        raise arguments.refused("ignored_groups", ignored_groups, "a list of consumer groups")
+    arguments.true_or_false("at_once", at_once)
+    if reserved_hours is None and before_ms is None and before_offset is None:
+        reserved_hours = config.file_reserved_time if config.retention_enabled else DEFAULT_RESERVED_HOURS
+    return Expiry(
+        modified_ms=None if reserved_hours is None else now_ms - int(reserved_hours * _HOUR_S * 1000),
+        before_ms=before_ms,
+        before_offset=before_offset,
+        at_once=at_once,
+        ignored_groups=frozenset(arguments.text("ignored_groups", group) for group in ignored_groups),
+    )
+
+
+def foreseen(files: StoreFiles, state: State | None, expiry: Expiry) -> ExpiredFiles:
+    """Return what a run would delete. Nothing is changed.
+
+    Raises
+    ------
+    ConfigError
+        A topic is compacted.
+    CorruptionError
+        What must be read before anything is deleted is damaged.
+    """
+    refuse_compaction(files)
+    log = files.commit_log
+    expired = expired_segments(files, state, expiry)
+    end = expired.offsets[-1] + log.segment_size if expired.offsets else log.min_offset
+    message_count = queue_file_count = 0
+    for topic, queue_ids in files.queue_names().items():
+        for queue_id in queue_ids:
+            queue = files.queue(topic, queue_id)
+            if end:
+                queue_file_count += queue.count_below(end)
+            if topic != BATCH_TOPIC and expired.offsets:
+                message_count += queue.search_physical(end) - queue.search_physical(log.min_offset)
+    return ExpiredFiles(
+        segments=tuple(map(log.path, expired.offsets)),
+        size=len(expired.offsets) * log.segment_size,
+        message_count=message_count,
+        queue_file_count=queue_file_count,
+        min_offset=end,
+        kept=expired.kept,
+        unread_groups=tuple(each.group for each in expired.unread),
+    )
+
+
+def _why_kept(files: StoreFiles, state: State | None, start: int) -> str:
+    """Why a segment can never be deleted now; empty if it can."""
+    log = files.commit_log
+    end = start + log.segment_size
+    if start == log.offsets[-1]:
+        return "it is the last one, which is written to"
+    if state is None:
+        if log.head(end) is None:  # a broker makes segments ahead
+            return "no record begins after it, so it is the one that is written to"
+        return ""
+    if end > state.clean_end:
+        return f"it is not below the clean end, {state.clean_end}: more than that is not certainly on the disk"
+    if not state.anchor_size or end > state.anchor_position:
+        return "it holds the record before the clean end, by which the next writer recognises the log"
+    return ""
+
+
+def _not_asked_for(files: StoreFiles, start: int, expiry: Expiry) -> str:
+    """Why a segment is not among what is asked for; empty if it is."""
+    log = files.commit_log
+    end = start + log.segment_size
+    if expiry.before_offset is not None and end > expiry.before_offset:
+        return f"it ends at {end}, above {expiry.before_offset}"
+    if expiry.at_once:
+        return ""
+    if expiry.modified_ms is not None:
+        modified_ms = int(files.disk.modified_s(log.path(start)) * 1000)
+        if modified_ms > expiry.modified_ms:
+            return f"it was written to at {_time(modified_ms)}, after {_time(expiry.modified_ms)}"
+    if expiry.before_ms is not None:
+        last_ms = _last_time(files, start, expiry.before_ms)
+        if last_ms >= expiry.before_ms:
+            return f"it holds messages that were stored at {_time(last_ms)}, not before {_time(expiry.before_ms)}"
+    return ""
+
+
+def _last_time(files: StoreFiles, start: int, before_ms: int) -> int:
+    """The store time of the last record of a segment, or any time below `before_ms` that it cannot exceed."""
+    log = files.commit_log
+    end = start + log.segment_size
+    following = log.head(end)
+    if following is not None and int(following["store_timestamp_ms"]) < before_ms:
+        return int(following["store_timestamp_ms"])
+    last_ms = 0
+    for run in Walk(log, start, end, Depth.FRAMING).whole():
+        last_ms = max(last_ms, int(run.heads["store_timestamp_ms"].max()))
+    return last_ms
+
+
+def _needed_words(groups: list[Needed], end: int) -> str:
+    waiting = [each for each in groups if each.physical_offset < end]
+    first, more = waiting[0], len(waiting) - 1
+    return (
+        f"consumer group {first.group} has not read {first.topic}/{first.queue_id} from message {first.queue_offset} on"
+        + (f", and {more} more group{'s' * (more > 1)} need{'s' * (more == 1)} it" if more else "")
+    )
+
+
+def needed(files: StoreFiles, ignored: frozenset[str] = frozenset()) -> list[Needed]:
+    """Return the oldest message in the log that each consumer group has not read; without groups that have read all.
+
+    A queue of a topic that the group reads, in which it has no offset, counts as not read at all, as in `lag`.
+
+    Raises
+    ------
+    CorruptionError
+        The table of offsets cannot be read.
+    """
+    table = ConsumerOffsets(files.disk, files.paths.root)
+    table.load()
+    found = []
+    for group in table.groups:
+        if group in ignored:
+            continue
+        places = [
+            Needed(place, group, topic, queue_id, queue_offset)
+            for topic in table.topics(group)
+            if not topic.startswith(LMQ_PREFIX)
+            for queue_id, offset in _offsets(files, table, topic, group).items()
+            for queue_offset, place in _first_unread(files, topic, queue_id, offset)
+        ]
+        if places:
+            found.append(min(places))
+    return found
+
+
+def _offsets(files: StoreFiles, table: ConsumerOffsets, topic: str, group: str) -> dict[int, int]:
+    committed = table.get(topic, group)
+    return {queue_id: committed.get(queue_id, 0) for queue_id in queue_ids_of(files.disk, files.paths.root, topic)}
+
+
+def _first_unread(files: StoreFiles, topic: str, queue_id: int, offset: int) -> list[tuple[int, int]]:
+    """The number and the place of the first message that is left and was not read; empty if there is none."""
+    queue = files.queue(topic, queue_id)
+    first = max(offset, queue.search_physical(files.commit_log.min_offset))
+    units = queue.read(first, 1)
+    if not len(units) or int(units["size"][0]) <= 0 or int(units["size"][0]) == FILLER_UNIT_SIZE:
+        return []
+    return [(first, int(units["physical_offset"][0]))]
+
+
+# ---- when
+
+
+def last_delete_time_ms(config: StoreConfig, now_ms: int) -> int:
+    """Return until when a broker that was always running would have looked for expired segments.
+
+    This is now during an hour of `deleteWhen`, and at other hours the end of the last such hour. A store that no
+    process has open at that hour is thus cleaned when it is opened next.
+    """
+    now = time.localtime(now_ms // 1000)
+    begin_s = now_ms // 1000 - 60 * now.tm_min - now.tm_sec
+    for back in range(_HOURS_OF_TWO_DAYS):
+        hour_s = begin_s - back * _HOUR_S
+        if time.localtime(hour_s).tm_hour in config.delete_hours:
+            return min(now_ms, (hour_s + _HOUR_S) * 1000)
+    return 0  # a clock change removed the hour on both days
+
+
+def _time(time_ms: int) -> str:
+    if not 0 <= time_ms < 1 << 47:
+        return f"{time_ms} ms since 1970"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms // 1000))
