@@ -11,6 +11,7 @@ decompression bombs. The compiled kernel is built with sanitizers and gets argum
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -39,6 +41,7 @@ from crash.memdisk import MemDisk
 from crash.renumbered import CASES as RENUMBERED
 from crash.strangers import CASES as STRANGERS
 from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError
+from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files import index_check
 from messagestore.files.checkpoint import StoreCheckpoint
@@ -216,15 +219,34 @@ def staged_bytes(folder: Path) -> bytes:
         staged = writing.finish()
     data = Path(staged.path).read_bytes()
     os.unlink(staged.path)
+    staged_of["crc"] = staged.crc
     return data
 
 
 def _read_staged(folder: Path, data: bytes) -> None:
-    """Read a staging file that is not what its task wrote: its CRC shows that before anything else of it is read."""
+    """Read a staging file that is not what its task wrote: CRCs show that, for small files and for large ones."""
     path = folder / "fuzz.staged"
     path.write_bytes(data)
-    original = staged_of.setdefault("crc", zlib.crc32(data))
-    StagedChunks([StagedFile(str(path), len(data), original, 5)])
+    for kept in (0, 1 << 20):
+        with mock.patch("messagestore.write.staging._KEPT_SIZE", kept):
+            chunks = StagedChunks([StagedFile(str(path), len(data), staged_of["crc"], 5)])
+            for index in range(len(chunks)):
+                rows = chunks.read(index, with_data=True)
+                found = b"".join(record_columns.stamped(rows.at(0, 0)))
+                assert staged_of.setdefault("records", zlib.crc32(found)) == zlib.crc32(found), (
+                    "other records were read"
+                )
+
+
+def _damaged_staging(folder: Path) -> None:
+    """A bit is flipped in each part of a staging file: what is read all the same is what the task wrote."""
+    data = staged_bytes(folder)
+    _read_staged(folder, data)
+    for place in range(0, len(data), 13):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        with contextlib.suppress(CorruptionError):
+            _read_staged(folder, bytes(flipped))
 
 
 staged_of: dict[str, int] = {}
@@ -381,6 +403,7 @@ NAMED = {
     "topics of a broker": _topics_of_a_broker,
     "links, FIFOs and folders": _strange_files,
     "a decompression bomb": _bombs,
+    "damaged staging files": _damaged_staging,
     **STRANGERS,
     **CLOCKS,
     **RENUMBERED,

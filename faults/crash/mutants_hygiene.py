@@ -17,7 +17,7 @@ from messagestore.files.store_root import Place
 from messagestore.format import message
 from messagestore.log import store_files
 from messagestore.recovery import recover as recovery
-from messagestore.write import log_writer
+from messagestore.write import log_writer, staging
 from messagestore.write.log_writer import LogWriter
 
 
@@ -82,6 +82,18 @@ MUTANTS = (
         patched(staging_files, "is_dead", lambda _: lambda token: token != staging_files.UNKNOWN),
         "fuzz: orphans in staging",
         hostile("orphans in staging"),
+    ),
+    Mutant(
+        "the data of large staging files are not compared with their CRC",
+        patched(staging._Data, "take", lambda _: lambda *_: None),
+        "fuzz: damaged staging files",
+        hostile("damaged staging files"),
+    ),
+    Mutant(
+        "the columns of staging files are not compared with their CRC",
+        without(staging, "_compare"),
+        "fuzz: damaged staging files",
+        hostile("damaged staging files"),
     ),
     Mutant(
         "files of dead drivers wait for stagingTtl",

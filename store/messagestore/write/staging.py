@@ -1,10 +1,14 @@
-"""Staging files, which bring encoded records from Spark's tasks to the one writer.
+"""Staging files: hand encoded records from Spark tasks to the process that commits.
 
-Each task attempt writes one Arrow IPC file of encoded records under a random name; the commit message carries its path,
-size and CRC-32. The file has one row per chunk; FORMAT.md lists its columns. The files are not synced: a replay
-writes them again, and only what the writer copies into the log counts.
+    | data | columns | data | columns | ... | places and CRCs of all of these | name of the format, number of chunks |
 
-The writer checks the CRC of each whole file before it writes anything of a batch, and then reads one chunk at a time.
+Each task attempt writes one file of encoded records under a random name; the commit message carries its path, its size
+and the CRC-32 of its table (the places and CRCs, and what follows them). FORMAT.md describes the file. It is not
+synced: a replay writes it again, and only what the writer copies into the log counts.
+
+The writer compares the CRC of the table, and those of the columns of each chunk, before it writes anything of a batch.
+The data of a large file are read once, block by block, when they go into the log. Their CRC is compared when the last
+block of a chunk was read; if it is wrong, the writer takes back what it wrote, and the batch is not in the log.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -26,17 +30,20 @@ from messagestore.format import record
 from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
 from messagestore.format.rows import Rows
 
-FORMAT = "messagestore-staging-2"
+FORMAT = "messagestore-staging-3"
+_END = struct.Struct("<24sq")
+_PLACES = struct.Struct("<8q")
+_ALIGNED_SIZE = 8
+"""Data and columns begin at multiples of this, so that numbers in the columns do."""
 _BUFFER_SIZE = 64 * 1024
-_READ_SIZE = 256 * 1024
-"""It stays in the CPU's cache while its CRC is computed."""
-_ARROW_MAGIC = b"ARROW1"
 _NOT_ITS_TASKS = "This is not the file that its task wrote. Spark's retry writes the batch again."
 _KEPT_SIZE = 4 * 1024 * 1024
+"""Files of this size in total are read as a whole, and stay in memory."""
+_KEPT_COLUMNS_SIZE = 32 * 1024 * 1024
+"""Columns of this size in total stay in memory until the batch is in the log; others are read three times."""
 
 SCHEMA = pa.schema(
     [
-        pa.field("data", pa.large_binary(), nullable=False),
         pa.field("starts", pa.list_(pa.int64()), nullable=False),
         pa.field("run_topics", pa.list_(pa.string()), nullable=False),
         pa.field("run_queue_ids", pa.list_(pa.int32()), nullable=False),
@@ -64,7 +71,7 @@ class StagedFile:
     size : int
         The size of the file in bytes.
     crc : int
-        The CRC-32 of the whole file.
+        The CRC-32 of the table at the end of the file, which holds the CRCs of everything else.
     row_count : int
     """
 
@@ -74,38 +81,12 @@ class StagedFile:
     row_count: int
 
 
-class _CrcSink:
-    """The sink that Arrow writes to. It appends to a file and computes the CRC."""
+class _Part(NamedTuple):
+    """Bytes of a file, and their CRC-32."""
 
-    def __init__(self, disk: Disk, file: File) -> None:
-        self.disk, self.file = disk, file
-        self.size = self.crc = 0
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self.disk.pwrite(self.file, view, self.size)
-        self.crc = record.crc32(view, self.crc)
-        self.size += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        """Do nothing, since `write` keeps nothing back."""
-
-    def close(self) -> None:
-        self.closed = True
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
+    position: int
+    size: int
+    crc: int
 
 
 class StagingWriter:
@@ -125,20 +106,15 @@ class StagingWriter:
         self.disk.mkdir(folder)  # a copy of a store may have come without its empty folders
         self.path = (write or no_write()).path(folder)
         self._file = self.disk.open_new(self.path, 0)
-        self._sink = _CrcSink(self.disk, self._file)
-        # Arrow writes many small parts; what is larger than the buffer goes to the file at once.
-        self._buffered = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_SIZE)
-        self._writer = pa.ipc.new_file(self._buffered, SCHEMA)
+        self._waiting = bytearray()
+        self._size = 0
+        self._table = bytearray()
         self._row_count = 0
         self._finished = False
 
     def write(self, chunk: Rows) -> None:
         """Append one chunk."""
-        arrays: list[pa.Array] = [
-            _one_binary(chunk.data),
-            _one_list(chunk.starts, pa.int64()),
-            _list_of(chunk.run_topics),
-        ]
+        arrays: list[pa.Array] = [_one_list(chunk.starts, pa.int64()), _list_of(chunk.run_topics)]
         arrays += [_one_list(chunk.run_queue_ids, pa.int32()), _one_list(chunk.run_counts, pa.int32())]
         arrays += [_one_list(chunk.tags_codes, pa.int64()), _one_list(chunk.key_hashes, pa.int32())]
         arrays += [_one_list(chunk.key_counts, pa.int32())]
@@ -149,19 +125,42 @@ class StagingWriter:
         arrays += [list_array([chunk.row_hash_sum], pa.uint64())]
         arrays += [_list_of([topic for topic, _ in chunk.real_queues])]
         arrays += [_one_list(np.array([queue_id for _, queue_id in chunk.real_queues], np.int32), pa.int32())]
-        self._writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+        columns = memoryview(pa.record_batch(arrays, schema=SCHEMA).serialize())
+        self._table += _PLACES.pack(*self._put(chunk.data.data), 0, *self._put(columns), 0)
         self._row_count += chunk.row_count
+
+    def _put(self, data: memoryview | bytes) -> _Part:
+        """Append bytes. Small parts are written together."""
+        part = _Part(self._size, len(data), record.crc32(data))
+        if len(data) >= _BUFFER_SIZE:
+            self._flush()
+            self.disk.pwrite(self._file, data, self._size)
+            self._size += len(data)
+        else:
+            self._waiting += data
+            self._size += len(data)
+        padding = bytes(-self._size % _ALIGNED_SIZE)
+        self._waiting += padding
+        self._size += len(padding)
+        if len(self._waiting) >= _BUFFER_SIZE:
+            self._flush()
+        return part
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self.disk.pwrite(self._file, self._waiting, self._size - len(self._waiting))
+            self._waiting = bytearray()
 
     def finish(self) -> StagedFile:
         """Complete and close the file."""
-        self._writer.close()
-        self._buffered.close()
+        end = self._put(bytes(self._table) + _END.pack(FORMAT.encode(), len(self._table) // _PLACES.size))
+        self._flush()
         self._file.close()
         path = finished(self.path)
         self.disk.rename(self.path, path)
         self.path = path
         self._finished = True
-        return StagedFile(self.path, self._sink.size, self._sink.crc, self._row_count)
+        return StagedFile(self.path, self._size, end.crc, self._row_count)
 
     def __enter__(self) -> Self:
         return self
@@ -174,11 +173,6 @@ class StagingWriter:
             remove([self.path], self.disk)
 
 
-def _one_binary(data: NDArray[np.uint8]) -> pa.Array:
-    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
-
-
 def _one_list(values: NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(array_of(np.array([0, len(values)], np.int32)), array_of(values).cast(kind))
 
@@ -187,145 +181,177 @@ def _list_of(texts: list[str]) -> pa.Array:
     return list_array([texts], pa.list_(pa.string()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Where a chunk is; `whole` is its file, if that stays in memory."""
+
+    path: str
+    data: _Part
+    columns: _Part
+    whole: memoryview | None
+
+
 class StagedChunks:
     """The chunks of several staging files, in the given order (by partition), for `transaction.append_batch`.
 
     Raises
     ------
     ChecksumError
-        A file is not what its task wrote.
+        A file is not what its task wrote. For the data of a large file, this is raised when they are read.
     """
 
     def __init__(self, files: Iterable[StagedFile], disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
-        self._places: list[tuple[str, int]] = []
-        self._open: tuple[str, pa.RecordBatchFileReader] | None = None
-        self._data_of: tuple[str, File, list[tuple[int, int]]] | None = None
-        self._kept: dict[str, pa.RecordBatchFileReader] = {}
+        self._chunks: list[_Chunk] = []
+        self._open: File | None = None
+        self._kept: dict[int, Rows] = {}
+        self._kept_room = _KEPT_COLUMNS_SIZE
         self._latest: tuple[int, Rows] | None = None
-        """The number of the chunk that was read last, and its rows without data: a chunk is read several times."""
+        """The chunk whose columns were read last, if there is no room to keep them."""
         self._buffer = [np.empty(0, np.uint8)]
         room = _KEPT_SIZE
         for staged in files:
-            data = _checked(self.disk, staged, keep=staged.size <= room)
-            with pa.OSFile(staged.path) if data is None else pa.BufferReader(data) as source:
-                reader = pa.ipc.open_file(source)
-                if (reader.schema.metadata or {}).get(b"format") != FORMAT.encode():
-                    raise CorruptionError(
-                        staged.path,
-                        0,
-                        FORMAT,
-                        str(reader.schema.metadata),
-                        hint="Spark's retry writes the batch again.",
-                    )
-                self._places += [(staged.path, i) for i in range(reader.num_record_batches)]
-            if data is not None:  # the file is small: it stays in memory and is not read again
+            chunks = _chunks_of(self.disk, staged, keep=staged.size <= room)
+            if chunks and chunks[0].whole is not None:
                 room -= staged.size
-                self._kept[staged.path] = pa.ipc.open_file(pa.py_buffer(data))
+            self._chunks += chunks
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._chunks)
 
     def read(self, index: int, *, with_data: bool) -> Rows:
         """Chunk `index`."""
-        path, number = self._places[index]
-        if self._latest is None or self._latest[0] != index:
-            self._latest = (index, _rows_of(self._reader(path).get_batch(number)))
-        rows = self._latest[1]
-        return replace(rows, **self._data(path, number)) if with_data else rows
+        chunk, rows = self._chunks[index], self._kept.get(index)
+        if rows is None and self._latest is not None and self._latest[0] == index:
+            rows = self._latest[1]
+        if rows is None:
+            rows = self._read_columns(chunk)
+            if chunk.columns.size <= self._kept_room:
+                self._kept_room -= chunk.columns.size
+                self._kept[index] = rows
+            else:
+                self._latest = index, rows
+        if not with_data:
+            return rows
+        if chunk.whole is not None:  # the rows are stamped, and the chunk may be read again
+            return replace(rows, data=np.frombuffer(_part_of(chunk, chunk.data), np.uint8).copy())
+        return replace(rows, stored=self._stored(chunk))
 
-    def _reader(self, path: str) -> pa.RecordBatchFileReader:
-        """What reads the columns of a file except its data."""
-        if path in self._kept:
-            return self._kept[path]
-        if self._open is None or self._open[0] != path:
-            others = pa.ipc.IpcReadOptions(included_fields=list(range(1, len(SCHEMA))))
-            self._open = (path, pa.ipc.open_file(pa.OSFile(path), options=others))
-        return self._open[1]
+    def _stored(self, chunk: _Chunk) -> _Stored:
+        return _Stored(self.disk, self._file(chunk.path), 0, chunk.data.size, _Data(chunk.data), self._buffer)
 
-    def _data(self, path: str, number: int) -> dict[str, Any]:
-        """The records of a chunk: where they are, or those of a small file themselves."""
-        if path in self._kept:
-            _, offsets, values = self._kept[path].get_batch(number).column("data").buffers()
-            begin, end = np.frombuffer(offsets, np.int64, 2).tolist()
-            return {"data": np.frombuffer(values, np.uint8)[begin:end].copy()}  # Arrow's own must not be changed
-        if self._data_of is None or self._data_of[0] != path:
-            file = self.disk.open(path)
-            self._data_of = (path, file, _data_places(self.disk, file))
-        _, file, places = self._data_of
-        return {"stored": _Stored(self.disk, file, *places[number], self._buffer)}
+    def _read_columns(self, chunk: _Chunk) -> Rows:
+        if chunk.whole is not None:
+            columns: memoryview | bytes = _part_of(chunk, chunk.columns)
+        else:
+            columns = self.disk.pread(self._file(chunk.path), chunk.columns.size, chunk.columns.position)
+            _compare(chunk.path, chunk.columns, len(columns), record.crc32(columns))
+        rows = _rows_of(pa.ipc.read_record_batch(pa.py_buffer(columns), SCHEMA))
+        if rows.end != chunk.data.size:
+            expected = f"records of {chunk.data.size} bytes"
+            raise CorruptionError(chunk.path, chunk.columns.position, expected, f"{rows.end}", hint=_NOT_ITS_TASKS)
+        return rows
+
+    def _file(self, path: str) -> File:
+        if self._open is None or self._open.path != path:
+            self._open = _opened(self.disk, path)
+        return self._open
+
+
+class _Data:
+    """The data of a chunk in a large file, which are read once, in order, and compared with their CRC."""
+
+    __slots__ = ("_crc", "_done", "part")
+
+    def __init__(self, part: _Part) -> None:
+        self.part = part
+        self._done = self._crc = 0
+
+    def take(self, path: str, begin: int, block: memoryview) -> None:
+        """Note that a block was read."""
+        if begin != self._done:
+            raise ValueError(f"found a block at {begin}; allowed is {self._done}, where the one before ended")
+        self._crc = record.crc32(block, self._crc)
+        self._done += len(block)
+        if self._done == self.part.size:
+            _compare(path, self.part, self._done, self._crc)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A part of a staging file, which comes into memory block by block: see `Stored`.
+    """Bytes `start` to `end - 1` of a chunk's data, which come into memory block by block: see `Stored`.
 
     `buffer` has one array as its only item, which all chunks share: new memory costs page faults.
     """
 
     disk: Disk
     file: File
-    position: int
-    size: int
+    start: int
+    end: int
+    data: _Data
     buffer: list[NDArray[np.uint8]]
 
     def part(self, begin: int, end: int) -> _Stored:
-        return replace(self, position=self.position + begin, size=end - begin)
+        return replace(self, start=self.start + begin, end=self.start + end)
 
     def read(self, begin: int, end: int) -> NDArray[np.uint8]:
         size = end - begin
-        if not 0 <= begin <= end <= self.size:
-            raise ValueError(f"found bytes {begin} to {end}; allowed is 0 to {self.size}")
+        if not 0 <= begin <= end <= self.end - self.start:
+            raise ValueError(f"found bytes {begin} to {end}; allowed is 0 to {self.end - self.start}")
         if len(self.buffer[0]) < size:
             self.buffer[0] = np.empty(size, np.uint8)
         block = self.buffer[0][:size]
-        done = self.disk.pread_into(self.file, block.data, self.position + begin)
+        position = self.data.part.position + self.start + begin
+        done = self.disk.pread_into(self.file, block.data, position)
         if done != size:
-            at = self.position + begin
-            raise CorruptionError(self.file.path, at, f"{size} bytes", f"{done}", hint=_NOT_ITS_TASKS)
+            raise CorruptionError(self.file.path, position, f"{size} bytes", f"{done}", hint=_NOT_ITS_TASKS)
+        self.data.take(self.file.path, self.start + begin, block.data)
         return block
 
 
-def _data_places(disk: Disk, file: File) -> list[tuple[int, int]]:
-    """Position and size of the `data` of each chunk in a file whose CRC was checked.
-
-    Arrow would read them into new memory. Its footer lists the record batches; the metadata of each lists its buffers,
-    and the third one holds the bytes of the first column (behind its validity and its offsets).
-    """
-    end = disk.length(file) - len(_ARROW_MAGIC) - 4
-    (size,) = struct.unpack("<i", disk.pread(file, 4, end))
-    footer = _Flat(disk.pread(file, size, end - size))
-    places = []
-    for block in footer.items(footer.field(footer.root, 3), 24):
-        offset, metadata_size = struct.unpack_from("<qi", footer.data, block)
-        batch = _Flat(disk.pread(file, metadata_size, offset)[8:])  # behind its own size
-        header = batch.table(batch.field(batch.root, 2))
-        position, size = struct.unpack_from("<qq", batch.data, batch.items(batch.field(header, 2), 16)[2])
-        places.append((offset + metadata_size + position, size))
-    return places
+def _opened(disk: Disk, path: str) -> File:
+    try:
+        return disk.open(path)
+    except FileNotFoundError:
+        hint = "Let tasks and driver see the same stagingDir."
+        raise CorruptionError(path, 0, "a staging file", "no file", hint=hint) from None
 
 
-class _Flat:
-    """The few things that `_data_places` needs of a flatbuffer: tables and vectors, by their positions."""
+def _chunks_of(disk: Disk, staged: StagedFile, *, keep: bool) -> list[_Chunk]:
+    """The chunks of a file whose table is the one that its task wrote; with `keep`, of a file that is so as a whole."""
+    with _opened(disk, staged.path) as file:
+        size = disk.length(file)
+        whole = memoryview(disk.pread(file, size, 0)) if keep and size == staged.size else None
+        end = disk.pread(file, _END.size, size - _END.size) if size >= _END.size else b""
+        count = _END.unpack(end)[1] if len(end) == _END.size else 0
+        table_size = _END.size + count * _PLACES.size
+        if not 0 <= table_size <= size:
+            table_size = min(_END.size, size)
+        table = disk.pread(file, table_size, size - table_size)
+    if (size, record.crc32(table)) != (staged.size, staged.crc):
+        expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x} at the end"
+        found = f"{size} bytes with {record.crc32(table):08x}"
+        raise ChecksumError(staged.path, 0, expected, found, hint=_NOT_ITS_TASKS)
+    name = _END.unpack_from(table, table_size - _END.size)[0].rstrip(b"\0").decode(errors="replace")
+    if name != FORMAT:
+        raise CorruptionError(staged.path, 0, FORMAT, name, hint="Spark's retry writes the batch again.")
+    chunks = []
+    for places in _PLACES.iter_unpack(table[: -_END.size]):
+        chunks.append(_Chunk(staged.path, _Part(*places[:3]), _Part(*places[4:7]), whole))
+        for part in (chunks[-1].data, chunks[-1].columns) if whole is not None else ():
+            _compare(staged.path, part, part.size, record.crc32(_part_of(chunks[-1], part)))
+    return chunks
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.root = self.table(0)
 
-    def table(self, position: int) -> int:
-        """What the offset at a position leads to."""
-        return position + int(struct.unpack_from("<I", self.data, position)[0])
+def _part_of(chunk: _Chunk, part: _Part) -> memoryview:
+    assert chunk.whole is not None
+    return chunk.whole[part.position : part.position + part.size]
 
-    def field(self, table: int, number: int) -> int:
-        """Where a field of a table is."""
-        vtable = table - int(struct.unpack_from("<i", self.data, table)[0])
-        return table + int(struct.unpack_from("<H", self.data, vtable + 4 + 2 * number)[0])
 
-    def items(self, position: int, size: int) -> range:
-        """Where the items of a vector of structures are."""
-        vector = self.table(position)
-        count = int(struct.unpack_from("<I", self.data, vector)[0])
-        return range(vector + 4, vector + 4 + count * size, size)
+def _compare(path: str, part: _Part, size: int, crc: int) -> None:
+    if (size, crc) != (part.size, part.crc):
+        expected = f"{part.size} bytes with CRC-32 {part.crc:08x}"
+        raise ChecksumError(path, part.position, expected, f"{size} bytes with {crc:08x}", hint=_NOT_ITS_TASKS)
 
 
 def _rows_of(row: pa.RecordBatch) -> Rows:
@@ -349,29 +375,3 @@ def _rows_of(row: pa.RecordBatch) -> Rows:
 
 def _values(row: pa.RecordBatch, name: str) -> NDArray[Any]:
     return numpy_of(row.column(name).flatten())
-
-
-def _checked(disk: Disk, staged: StagedFile, *, keep: bool) -> memoryview | None:
-    """Read a whole file and compare its CRC; its bytes, if they are to be kept."""
-    try:
-        file = disk.open(staged.path)
-    except FileNotFoundError:
-        raise CorruptionError(
-            staged.path,
-            0,
-            f"a staging file of {staged.size} bytes",
-            "no file",
-            hint="Let tasks and driver see the same stagingDir.",
-        ) from None
-    crc, size = 0, 0
-    wanted = staged.size + 1  # one more: the file may have grown
-    buffer = memoryview(bytearray(wanted if keep else min(_READ_SIZE, wanted)))
-    while count := disk.pread_into(file, buffer, size):
-        crc = record.crc32(buffer[:count], crc)
-        size += count
-        if keep:
-            break
-    if (size, crc) != (staged.size, staged.crc):
-        expected = f"{staged.size} bytes with CRC-32 {staged.crc:08x}"
-        raise ChecksumError(staged.path, 0, expected, f"{size} bytes with {crc:08x}", hint=_NOT_ITS_TASKS)
-    return buffer[:size] if keep else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import time
 from dataclasses import replace
@@ -64,30 +65,82 @@ def test_chunks_come_back(tmp_path: Path) -> None:
             assert same(chunks.read(index, with_data=with_data), one, with_data=with_data)
 
 
-def test_large_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not stay in memory is found in the file, in any part of a chunk, and stamped block by block."""
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file counts as large, and every chunk has several blocks."""
     monkeypatch.setattr("messagestore.write.staging._KEPT_SIZE", 0)
     monkeypatch.setattr("messagestore.format.record_columns.BLOCK_SIZE", 1000)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("kept", [0, 3000, 1 << 20])
+def test_large_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """What does not stay in memory is found in the file, in any part of a chunk, and stamped block by block."""
+    monkeypatch.setattr("messagestore.write.staging._KEPT_COLUMNS_SIZE", kept)
     written = [chunk(20), chunk(1, 20), chunk(300, 30)]
     chunks = StagedChunks([staged(tmp_path, *written[:2]), staged(tmp_path, written[2])])
     for index, one in enumerate(written):
+        assert same(chunks.read(index, with_data=False), one, with_data=False)
+    for index, one in enumerate(written):
         found = chunks.read(index, with_data=True)
         assert found.stored is not None and same(found, one, with_data=False)
-        assert found.stored.read(0, len(one.data)).tobytes() == one.data.tobytes()
         blocks = [bytes(block) for block in stamped(found.at(500, 9))]
         wanted = replace(one, data=one.data.copy()).at(500, 9)
         assert b"".join(blocks) == b"".join(map(bytes, stamped(wanted)))
         assert len(blocks) > len(one.data) // 2000
-        middle, part = found.slice(index, one.row_count - 1), one.slice(index, one.row_count - 1)
-        if middle.row_count and middle.stored is not None:
-            assert middle.stored.read(0, len(part.data)).tobytes() == part.data.tobytes()
-            with pytest.raises(ValueError, match="allowed is 0 to"):
-                middle.stored.read(0, len(part.data) + 1)
+        found = chunks.read(index, with_data=True)  # as it lies in two segments
+        first, second = found.slice(0, index), found.slice(index, one.row_count)
+        assert first.stored is not None and second.stored is not None
+        parts = [part.stored.read(0, int(part.starts[-1])).tobytes() for part in (first, second) if part.stored]
+        assert b"".join(parts) == one.data.tobytes()
+        with pytest.raises(ValueError, match="allowed is 0 to"):
+            second.stored.read(0, int(second.starts[-1]) + 1)
+        again = chunks.read(index, with_data=True).stored
+        assert again is not None
+        with pytest.raises(ValueError, match="where the one before ended"):  # else its CRC would not be compared
+            again.read(1, 2)
 
 
-def test_a_large_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its CRC was right a moment ago; nothing that is missing is taken for zeros."""
-    monkeypatch.setattr("messagestore.write.staging._KEPT_SIZE", 0)
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("where", [0.0, 0.4, 0.999])
+def test_data_that_were_damaged_in_staging_are_taken_out_of_the_log_again(tmp_path: Path, where: float) -> None:
+    """The batch is not in the log, no BATCH record seals its bytes, and Spark's retry brings it."""
+    rows = chunk(300)
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.append_batch(columns(bodies(5)), BatchRequest("a", 0))
+        before, end = read_all(store), store.writer.end
+        file = staged(tmp_path / "s" / "spark" / "staging", chunk(50), rows)
+        data = bytearray(Path(file.path).read_bytes())
+        begin = data.index(rows.data[:200].tobytes())
+        data[begin + int(where * len(rows.data))] ^= 4
+        Path(file.path).write_bytes(data)
+        with pytest.raises(ChecksumError, match="Spark's retry writes the batch again") as caught:
+            append_batch(store.writer, StagedChunks([file]), BatchRequest("a", 1))
+        assert file.path in str(caught.value)
+        assert store.writer.end == end and read_all(store) == before
+        assert not store.writer.log.nonzero_ranges(end.physical_offset)
+        good = staged(tmp_path / "s" / "spark" / "staging", chunk(50), rows)
+        assert append_batch(store.writer, StagedChunks([good]), BatchRequest("a", 1)).status == "appended"
+        assert read_all(store) == [*before, *bodies(50)[::2], *bodies(300)[::2]]
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("where", ["columns", "table", "end"])
+def test_what_a_plan_is_made_of_is_checked_before_it_is_used(tmp_path: Path, where: str) -> None:
+    """Also of large files, whose data are compared while they are read."""
+    file = staged(tmp_path, chunk())
+    path = Path(file.path)
+    data = bytearray(path.read_bytes())
+    places = struct.unpack_from("<8q", data, len(data) - 32 - 64)
+    data[{"columns": places[4] + places[5] - 9, "table": len(data) - 40, "end": len(data) - 5}[where]] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ChecksumError, match="CRC-32"):
+        StagedChunks([file]).read(0, with_data=False)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_file_that_is_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Its table was right a moment ago; nothing that is missing is taken for zeros."""
     file = staged(tmp_path, chunk(300))
     chunks = StagedChunks([file])
     found = chunks.read(0, with_data=True)
