@@ -253,7 +253,7 @@ class Rows:
 
         The bytes in `data` say so only when they are stamped.
         """
-        times = np.broadcast_to(np.int64(store_timestamp_ms), self.row_count)
+        times = np.ndarray(self.row_count, np.int64, np.array([store_timestamp_ms], np.int64), strides=(0,))
         return replace(
             self,
             physical_offsets=self.physical_offsets + (physical_offset - self.physical_offset),
