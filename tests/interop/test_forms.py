@@ -15,7 +15,7 @@ import zstandard
 from interop.compare import check_messages, check_statuses
 from interop.java_store import Driver, JavaStore, batch, java_config, of_message, single
 from interop.trees import difference, tree
-from messagestore import ConfigError, Message, MessageStore, NotAStoreError, UnknownTopicError
+from messagestore import ConfigError, Message, MessageStore, NotAStoreError, ReadOnlyStore, UnknownTopicError
 from messagestore.format import javahash
 from messagestore.verify.verify import verify
 from small import SMALL, columns
@@ -203,27 +203,45 @@ def no_writer(root: Path, named: str) -> None:
     assert {path.name for path in root.iterdir()} == names
 
 
-def test_batch_queues_are_refused_by_name(java: Driver, root: Path) -> None:
-    """An inner batch is one record for several messages, in BatchConsumeQueues: other topics are read as ever."""
+def test_batch_queues_are_read_message_by_message(java: Driver, root: Path) -> None:
+    """An inner batch is one record for several messages, in BatchConsumeQueues of many small files; a store with such
+    queues has no writer of ours."""
     inner = {"inner": {"queue.type": "BatchCQ"}}
-    with JavaStore(java, root, java_config(SMALL), inner) as theirs:
-        messages = [single("inner", b"%d" % i) for i in range(3)]
-        (put, _) = theirs.put(
-            [
-                batch("inner", messages, inner=True, properties=[["UNIQ_KEY", "U1"]]),
-                single("t", b"an ordinary one", keys=["k"]),
-            ]
-        )
-        assert (put["ok"], put["count"]) == (True, 3)
+    sent: list[tuple[bytes, str]] = []
+    with (
+        JavaStore(java, root, java_config(SMALL, mapperFileSizeBatchConsumeQueue="460"), inner) as theirs,
+        MessageStore.open_read_only(root, SMALL) as store,
+    ):
+        for number in range(60):
+            texts = [b"%d/%d" % (number, i) for i in range(1 + number % 5)]
+            messages = [single("inner", text, keys=[f"k{number}-{i}"]) for i, text in enumerate(texts)]
+            (put, _) = theirs.put(
+                [
+                    batch("inner", messages, inner=True, properties=[["UNIQ_KEY", f"U{number}"]]),
+                    single("t", b"an ordinary one", keys=["k"]),
+                ]
+            )
+            assert (put["ok"], put["count"]) == (True, len(texts))
+            sent += [(text, f"k{number}-{i}") for i, text in enumerate(texts)]
         theirs.dispatched()
-        shown_empty_by_nobody(root, ["inner"], "queue.type=BatchCQ")
-        with MessageStore.open_read_only(root, SMALL) as store:
-            check_messages(store, theirs)  # of the topics that can be read
-            raw = store.look_message_by_offset(put["physicalOffset"])
-            assert raw is not None
-            assert (raw.sys_flag & 0xC0, raw.system_properties["INNER_NUM"]) == (0xC0, "3")
-    shown_empty_by_nobody(root, ["inner"], "queue.type=BatchCQ")
+        assert (store.min_offset("inner", 0), store.max_offset("inner", 0)) == theirs.ends("inner", 0) == (0, len(sent))
+        check_inner(store, sent)
+        raw = store.look_message_by_offset(put["physicalOffset"])
+        assert raw is not None
+        assert (raw.sys_flag & 0xC0, raw.system_properties["INNER_NUM"]) == (0xC0, "5")
+        assert [message.body for message in store.get_message("t", 0, 0, 100).messages] == [b"an ordinary one"] * 60
+    with MessageStore.open_read_only(root, SMALL) as store:
+        check_inner(store, sent)
     no_writer(root, "batch queues")
+
+
+def check_inner(store: ReadOnlyStore, sent: list[tuple[bytes, str]]) -> None:
+    """Each message of the topic `inner` once, from the start and from within a record."""
+    for start in (0, 1, 2, len(sent) // 2, len(sent) - 1):
+        batches = store.read("inner", 0, start, columns=["queue_offset", "body", "keys"])
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert [(row["body"], *row["keys"]) for row in rows] == sent[start:]
+        assert [row["queue_offset"] for row in rows] == list(range(start, len(sent)))
 
 
 def test_light_queues_are_refused_by_name(java: Driver, root: Path) -> None:

@@ -105,6 +105,10 @@ class ConsumeQueue(MappedFileQueue):
         """The number of the first unit that does not fit into the last file; 0 without files."""
         return self.max_offset // UNIT.size
 
+    def number_in_record(self, queue_offset: int) -> int:
+        """Return the queue offset that the record of a message should contain: its own, as each has a record."""
+        return queue_offset
+
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> Units:
@@ -484,10 +488,11 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
 def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
     """Return the ids of one topic's queues that have a folder, ascending."""
     folder = os.path.join(root, CONSUME_QUEUE_FOLDER, topic)
-    return sorted(int(name) for name, is_folder in disk.entries(folder) if is_folder and _is_queue_id(name))
+    return sorted(int(name) for name, is_folder in disk.entries(folder) if is_folder and is_queue_id(name))
 
 
-def _is_queue_id(name: str) -> bool:
+def is_queue_id(name: str) -> bool:
+    """Whether a folder below a topic's is a queue's."""
     plain = name.isascii() and name.isdigit() and len(name) <= len(str(_INT32.max))
     return plain and str(int(name)) == name and int(name) <= int(_INT32.max)
 

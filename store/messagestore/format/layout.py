@@ -163,6 +163,21 @@ UNIT = Layout(
 )
 FILLER_UNIT_SIZE = 0x7FFFFFFF
 
+BATCH_UNIT = Layout(
+    "BatchConsumeQueue unit",
+    46,
+    [
+        (0, "physical_offset", "i8", "where the record begins in the log"),
+        (8, "size", "i4", "TOTALSIZE of the record"),
+        (12, "tags_code", "i8", "as in a ConsumeQueue unit"),
+        (20, "store_timestamp_ms", "i8", "store time of the record"),
+        (28, "base", "i8", "queue offset of the record's first message (INNER_BASE)"),
+        (36, "count", "i2", "messages in the record (INNER_NUM); 1 for an ordinary one"),
+        (38, "compacted_offset", "i4", "-1"),
+        (42, "reserved", "i4", "0"),
+    ],
+)
+
 # ---- IndexFile
 
 INDEX_HEADER = Layout(

@@ -49,9 +49,11 @@ def proven_queue_end(
 
 
 def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log_end: int, crc: bool) -> bool:
-    units = files.queue(topic, queue_id).read(queue_offset, 1)
+    queue = files.queue(topic, queue_id)
+    units = queue.read(queue_offset, 1)
     if not len(units):
         return False
+    number = queue.number_in_record(queue_offset)
     physical_offset, size = int(units["physical_offset"][0]), int(units["size"][0])
     if physical_offset < files.commit_log.min_offset:
         return True  # below the first segment (or filler): nothing can be read back
@@ -60,10 +62,10 @@ def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log
     head = files.commit_log.head(physical_offset)
     if head is None or (int(head["total_size"]), int(head["queue_id"])) != (size, queue_id):
         return False
-    same_number = int(head["queue_offset"]) == queue_offset
+    same_number = int(head["queue_offset"]) == number
     if same_number and not crc:
         return True
-    if not same_number and not _is_behind(files, topic, queue_id, queue_offset, physical_offset):
+    if not same_number and not _is_behind(files, topic, queue_id, number, physical_offset):
         return False
     data = files.commit_log.record_bytes(physical_offset)
     if data is None or len(data) != size:

@@ -18,6 +18,7 @@ import numpy as np
 
 from messagestore.errors import ConfigError, NotAStoreError
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import list_queues
 from messagestore.files.mapped_file import Disk
@@ -31,7 +32,6 @@ from messagestore.log.walk import Depth, Run, Walk
 
 _DISPATCHED = re.compile(rb"INNER_MULTI_QUEUE_OFFSET\x01")
 """The property in which a broker's store records the number of a message in each of its light queues."""
-_BATCH_QUEUES = "batchconsumequeue"
 _CONTROLLER_FILES = frozenset(
     {"epochFileCheckpoint", "epochFileCheckpoint.bak", "brokerIdentity", "brokerIdentity-temp"}
 )
@@ -117,7 +117,7 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     """
     refuse_rocksdb(disk, paths)
     _refuse_elected(disk, paths)
-    folder = os.path.join(paths.root, _BATCH_QUEUES)
+    folder = os.path.join(paths.root, BATCH_QUEUE_FOLDER)
     if disk.names(folder):
         text = f"{folder}: found RocketMQ's batch queues; only simple queues can be written. Send to the broker instead"
         raise NotAStoreError(text, path=paths.root)
@@ -212,19 +212,15 @@ def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
         )
 
 
-def check_readable_topic(files: StoreFiles, topic: str) -> None:
+def check_readable_topic(topic: str) -> None:
     """Refuse a topic whose queues are of a kind that cannot be read, because it would look empty.
 
     Raises
     ------
     ConfigError
     """
-    fault = ""
     if topic.startswith(LMQ_PREFIX):
         fault = "found a light queue (enableLmq), which points to messages of other topics. Read those topics instead"
-    elif files.disk.exists(os.path.join(files.paths.root, _BATCH_QUEUES, topic)):
-        fault = "found batch queues (queue.type=BatchCQ); only simple queues can be read"
-    if fault:
         raise ConfigError(f"topic {topic!r}: {fault}", key="topic", value=topic)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from messagestore.errors import CorruptionError, NotAStoreError
+from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER, BatchConsumeQueue, batch_queues
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.files.index_file import IndexService
@@ -292,6 +293,7 @@ class StoreFiles:
         self.state_file = StateFile(disk, paths.state)
         self._queues: OrderedDict[Key, ConsumeQueue] = OrderedDict()
         self._written: dict[Key, ConsumeQueue] = {}
+        self._batch_queues: set[str] = set()
         self.ever_written: set[Key] = set()
         """Queues that got units since the journal last recorded them."""
         self.ends: SealedEnds | None = None
@@ -332,14 +334,11 @@ class StoreFiles:
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._written.get(key) or ConsumeQueue(  # one object per queue: it knows what is not synced
-                queue_directory(self.paths.root, topic, queue_id),
-                self.identity.mapped_file_size_consume_queue if self.identity is not None else 0,
-                self.pool,
-                self.paths.spark,
-            )
+            queue = self._written.get(key) or self._made_queue(
+                topic, queue_id
+            )  # one object: it knows what is not synced
             queue.load()
-            if not queue.file_size:
+            if not queue.file_size and topic not in self._batch_queues:
                 queue.assume_file_size(self._queue_file_size())
             self._queues[key] = queue
             while len(self._queues) > _CACHED_QUEUES:
@@ -347,6 +346,28 @@ class StoreFiles:
         else:
             self._queues.move_to_end(key)
         return queue
+
+    def _made_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        if topic in self._batch_queues:
+            folder = os.path.join(self.paths.root, BATCH_QUEUE_FOLDER, topic, str(queue_id))
+            return BatchConsumeQueue(folder, 0, self.pool, self.paths.spark)
+        size = self.identity.mapped_file_size_consume_queue if self.identity is not None else 0
+        return ConsumeQueue(queue_directory(self.paths.root, topic, queue_id), size, self.pool, self.paths.spark)
+
+    def find_batch_queues(self) -> dict[str, list[int]]:
+        """Return topic -> queue ids of the batch queues, read from the folders. Only readers call this: a store with
+        such queues cannot be written.
+        """
+        found = batch_queues(self.disk, self.paths.root)
+        for topic in found.keys() - self._batch_queues:
+            for key in [key for key in self._queues if key[0] == topic]:
+                del self._queues[key]
+        self._batch_queues |= found.keys()
+        return found
+
+    def has_batch_queues(self, topic: str) -> bool:
+        """Whether a topic's queues are batch queues, as far as `find_batch_queues` has seen."""
+        return topic in self._batch_queues
 
     def _queue_file_size(self) -> int:
         # Without store.json, the size is taken from any queue that has a file.

@@ -65,6 +65,10 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
     messages: list[MessageExt] = []
     if status is GetMessageStatus.FOUND:
         end = min(high, queue_offset + max(1, max_count))
+        if view.files.has_batch_queues(topic):
+            blocks = view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES)
+            messages = [message for block in blocks for message in block.messages()]
+            return GetMessageResult(status, messages, end, low, high)
         units = view.units(topic, queue_id, queue_offset, end)
         found = (message_of(view, topic, queue_id, number, unit) for number, unit in enumerate(units, queue_offset))
         messages = [message for message in found if message is not None]
@@ -221,8 +225,15 @@ def _messages_with(
     visible = view.refresh()
     files = view.files
     if topic not in view.topics():
-        check_readable_topic(files, topic)
+        check_readable_topic(topic)
         raise UnknownTopicError(topic, view.topics())
+    if files.has_batch_queues(topic):
+        raise ConfigError(
+            f"topic {topic!r} has batch queues (queue.type=BatchCQ), and RocketMQ's index does not contain the keys of "
+            "their messages. Read the topic, and compare its keys",
+            key="topic",
+            value=topic,
+        )
     # Entries hold whole seconds, and hits may be other keys with the same hash: ask for more, and check them.
     hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     if view.refresh().recovered != visible.recovered:  # a recovery began or ended meanwhile

@@ -49,8 +49,9 @@ from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
+from messagestore.format.inner_batch import single_records
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
-from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.queue_proof import proven_queue_end
@@ -478,7 +479,7 @@ class StoreView:
     def topics(self) -> dict[str, list[int]]:
         """The queue ids of each topic, from the existing folders."""
         self.check_place()
-        found = self.files.queue_names()
+        found = self.files.queue_names() | self.files.find_batch_queues()
         for topic, queue_id in (*(self.tail.units if self.tail is not None else ()), *self._lost_queues()):
             if queue_id not in found.setdefault(topic, []):
                 found[topic] = sorted([*found[topic], queue_id])
@@ -504,8 +505,10 @@ class StoreView:
         ConfigError
             The topic's queues are not simple queues.
         """
-        check_readable_topic(self.files, topic)
+        check_readable_topic(topic)
         found = queue_ids_of(self.files.disk, self.files.paths.root, topic)
+        if not found:
+            found = self.files.find_batch_queues().get(topic, [])
         if self.tail is not None:
             found = sorted({*found, *(queue_id for name, queue_id in self.tail.units if name == topic)})
         return sorted({*found, *(queue_id for _, queue_id in self._lost_queues(topic))})
@@ -522,8 +525,9 @@ class StoreView:
             queue.load()
             if not queue.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
                 self._ends.pop((topic, queue_id), None)
-        if not queue.offsets or topic.startswith(LMQ_PREFIX):
-            check_readable_topic(self.files, topic)
+        check_readable_topic(topic)
+        if not queue.offsets and topic in self.files.find_batch_queues():
+            queue = self.files.queue(topic, queue_id)
         return queue
 
     def _at_path(self, queue: ConsumeQueue) -> bool:
@@ -817,15 +821,20 @@ class StoreView:
                 return Gathered(topic, queue_id, position, end, none, none, sizes, none.astype(np.uint8), none, path)
         sizes = units["size"][rows].astype(np.int32)
         physical_offsets = all_offsets[rows]
-        count = max(1, int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), max_bytes, side="right")))
+        costs = sizes
+        if self.files.has_batch_queues(topic):  # the messages of one record are read together
+            costs = np.where(np.diff(physical_offsets, prepend=-1) == 0, 0, sizes).astype(np.int32)
+        count = max(1, int(np.searchsorted(np.cumsum(costs, dtype=np.int64), max_bytes, side="right")))
         gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
-        read_together = np.cumsum(sizes[1:count] + np.where((gaps > 0) & (gaps <= GAP), gaps, 0), dtype=np.int64)
+        read_together = np.cumsum(costs[1:count] + np.where((gaps > 0) & (gaps <= GAP), gaps, 0), dtype=np.int64)
         count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
         if count < len(rows):
             end = position + int(rows[count])
         queue_offsets = position + rows[:count]
         sizes, physical_offsets = sizes[:count], physical_offsets[:count]
         self.check_units(topic, queue_id, queue_offsets, physical_offsets, sizes)
+        if self.files.has_batch_queues(topic):
+            return self._gathered_singly(topic, queue_id, position, queue_offsets, physical_offsets, sizes)
         data, positions = self.files.commit_log.gather(physical_offsets, sizes)
         self.check_place()  # after reading, because files are opened by their paths
         renumbered = None
@@ -834,6 +843,45 @@ class StoreView:
         path = self.files.paths.commit_log
         return Gathered(
             topic, queue_id, position, end, queue_offsets, physical_offsets, sizes, data, positions, path, renumbered
+        )
+
+    def _gathered_singly(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        queue_offsets: NDArray[np.int64],
+        physical_offsets: NDArray[np.int64],
+        sizes: NDArray[np.int32],
+    ) -> Gathered:
+        """Messages of a batch queue, each with a record of its own that is made from its part of the inner batch."""
+        queue, log, path = self.files.queue(topic, queue_id), self.files.commit_log, self.files.paths.commit_log
+        places, firsts = np.unique(physical_offsets, return_index=True)
+        data, positions = log.gather(places, sizes[firsts])
+        self.check_place()
+        found: list[bytes] = []
+        for row, (place, first) in enumerate(zip(places.tolist(), firsts.tolist(), strict=True)):
+            at, size = int(positions[row]), int(sizes[first])
+            records = single_records(data[at : at + size].tobytes(), path, place)
+            skipped = int(queue_offsets[first]) - queue.number_in_record(int(queue_offsets[first]))
+            wanted = int(np.count_nonzero(physical_offsets == place))
+            if skipped + wanted > len(records):
+                said = f"unit {int(queue_offsets[first]) + wanted - 1} of {topic}/{queue_id}"
+                raise MagicError(path, place, said, f"a record with {len(records)} messages")
+            found += records[skipped : skipped + wanted]
+        lengths = np.fromiter(map(len, found), np.int32, len(found))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        return Gathered(
+            topic,
+            queue_id,
+            start,
+            start + len(found),
+            queue_offsets,
+            physical_offsets,
+            lengths,
+            np.frombuffer(b"".join(found), np.uint8),
+            ends - lengths,
+            path,
         )
 
     def _in_order(

@@ -242,7 +242,7 @@ class LocalReader:
     def _mean_size(self, each: Range) -> float:
         middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
         sizes = [
-            self._view.units(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS))["size"]
+            self.sizes(Range(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS)))
             for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
         ]
         count = sum(map(len, sizes))
@@ -250,7 +250,11 @@ class LocalReader:
 
     def sizes(self, each: Range) -> NDArray[np.int32]:
         """The sizes in the units of a range."""
-        found = self._view.units(each.topic, each.queue_id, each.start, each.end)["size"].astype(np.int32)
+        units = self._view.units(each.topic, each.queue_id, each.start, each.end)
+        found = units["size"].astype(np.int32)
+        if self._view.files.has_batch_queues(each.topic):  # several messages share a record
+            _, same, counts = np.unique(units["physical_offset"], return_inverse=True, return_counts=True)
+            found = np.maximum(1, found // counts[same]).astype(np.int32)
         found[(found == FILLER_UNIT_SIZE) | (found < 0)] = 0
         return found
 

@@ -141,19 +141,15 @@ def with_queue(root: Path, folder: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("folder", "topic", "named"),
-    [("consumequeue/%LMQ%a/0", "%LMQ%a", "light queue"), ("batchconsumequeue/b/0", "b", "batch queues")],
-)
-def test_queues_of_another_kind_look_empty(tmp_path: Path, folder: str, topic: str, named: str) -> None:
-    """A topic with light or batch queues was shown as one without messages: it is refused by name."""
-    root = with_queue(tmp_path / "store", folder)
+def test_light_queues_look_empty(tmp_path: Path) -> None:
+    """A topic with light queues was shown as one without messages: it is refused by name."""
+    root = with_queue(tmp_path / "store", "consumequeue/%LMQ%a/0")
     with MessageStore.open_read_only(root) as store:
         assert store.topics() == {"t": [0, 1]}
-        for read in (lambda: store.get_message(topic, 0, 0), lambda: store.query_message(topic, "k")):
-            with pytest.raises(ConfigError, match=named):
+        for read in (lambda: store.get_message("%LMQ%a", 0, 0), lambda: store.query_message("%LMQ%a", "k")):
+            with pytest.raises(ConfigError, match="light queue"):
                 read()
-    with pytest.raises(NotAStoreError, match=named):
+    with pytest.raises(NotAStoreError, match="light queue"):
         MessageStore.open(root, SMALL)
 
 
