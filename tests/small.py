@@ -54,6 +54,20 @@ def bodies(count: int, size: int = 50, start: int = 0) -> list[bytes]:
     return [f"{i:06d}".encode() + b"." * (size - 6) for i in range(start, start + count)]
 
 
+def delayed(levels: list[int | None], topic: str = "t", **more: object) -> MessageColumns:
+    """Rows with delay levels, spread over two queues."""
+    count = len(levels)
+    rows = {
+        "body": pa.array(bodies(count), pa.binary()),
+        "queue_id": pa.array(np.arange(count, dtype=np.int32) % 2),
+        "keys": pa.array([f"k{i}" for i in range(count)]),
+        "tags": ["tag"] * count,
+        "delay_time_level": pa.array(levels, pa.int32()),
+        **more,
+    }
+    return MessageColumns.from_arrow(pa.record_batch(rows), topic=topic)
+
+
 def filled(root: Path, count: int = 10, config: StoreConfig = SMALL, disk: Disk | None = None) -> Path:
     """A closed store with `count` single puts in topic t, queues 0 and 1."""
     with MessageStore.open(root, config, disk=disk) as store:

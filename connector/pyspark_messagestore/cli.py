@@ -14,6 +14,7 @@ import sys
 from pyspark_messagestore.cli_app import app, first_sentence
 from pyspark_messagestore.cli_batches import batches_app
 from pyspark_messagestore.cli_checkpoint import checkpoint_app
+from pyspark_messagestore.cli_deliver import deliver
 from pyspark_messagestore.cli_demo import demo
 from pyspark_messagestore.cli_doctor import doctor
 from pyspark_messagestore.cli_gc import gc
@@ -24,7 +25,7 @@ from pyspark_messagestore.cli_store import dump, recover, status, verify
 from pyspark_messagestore.cli_topics import offsets, topic_app, topics
 
 _SHOWING = (status, topics, offsets, groups, lag, metrics)
-for _command in (*_SHOWING, put, get, tail, find, dump, verify, recover, gc, doctor, demo):
+for _command in (*_SHOWING, put, get, tail, find, dump, verify, recover, gc, deliver, doctor, demo):
     app.command()(_command)
 app.add_typer(topic_app, name="topic")
 app.add_typer(batches_app, name="batches")

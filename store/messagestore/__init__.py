@@ -51,8 +51,9 @@ from messagestore.format.message import (
 from messagestore.format.record_columns import MessageColumns
 from messagestore.half_messages import CheckReport, HalfMessage, LocalTransactionState
 from messagestore.log.expired import ExpiredFiles
-from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore
+from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore, deliver_delayed
 from messagestore.recovery.report import RecoveryReport
+from messagestore.write.delivery import Delivered
 from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "ChecksumError",
     "ConfigError",
     "CorruptionError",
+    "Delivered",
     "ExpiredFiles",
     "GetMessageResult",
     "GetMessageStatus",
@@ -101,4 +103,5 @@ __all__ = [
     "TornRecordError",
     "UnknownTopicError",
     "VersionRegressionError",
+    "deliver_delayed",
 ]

@@ -73,6 +73,7 @@ from messagestore.read.open_halves import OpenHalves
 from messagestore.read.view import StoreView
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
+from messagestore.write.delivery import Delivered
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.write.states import Health
@@ -1775,6 +1776,42 @@ class MessageStore(ReadOnlyStore):
             chunks = Chunks(map(encode, pieces, first_rows))
         return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
 
+    def deliver_delayed(self) -> Delivered:
+        """Deliver delayed messages that are due to their topics and queues, as one batch.
+
+        Each message is delivered once, whatever is killed and when, as long as only this project delivers. A call
+        delivers at most 16,384 messages; call it until its `count` is 0, and again at `next_due_ms` or a second later.
+        `messagestore.deliver_delayed` does the same in turns with other writers.
+
+        Returns
+        -------
+        Delivered
+
+        Raises
+        ------
+        CorruptionError
+            A message that is due is damaged. It stays, and holds back those behind it in its level.
+        StoreFullError
+            The disk is full. Nothing was delivered.
+        StorePoisonedError
+            A sync failed. Whether the messages were delivered is decided when the store is opened next.
+
+        Examples
+        --------
+        >>> import time
+        >>> from messagestore import Message, MessageStore, StoreConfig
+        >>> with MessageStore.open("store", StoreConfig(message_delay_level="1s 5s")) as store:
+        ...     _ = store.put_message(Message("gates", b"B12", queue_id=0, delay_time_level=1))
+        ...     time.sleep(1.1)
+        ...     store.deliver_delayed().count, store.get_message("gates", 0, 0).messages[0].body
+        (1, b'B12')
+        """
+        writer, delivery = self.writer, self._attached.delivery
+        if delivery is None:
+            writer.check_usable()
+            raise StoreClosedError("the store is closed. Open it again")
+        return delivery.deliver()
+
     def flush(self) -> None:
         """Wait until everything that was put so far is on the disk and visible to readers.
 
@@ -1926,3 +1963,51 @@ class MessageStore(ReadOnlyStore):
             if error is None:
                 raise
             error.add_note(f"{poisoned}")  # the caller's own exception, such as KeyboardInterrupt, goes on
+
+
+def deliver_delayed(
+    root: str | os.PathLike[str],
+    config: StoreConfig | None = None,
+    *,
+    timeout_s: float | None = None,
+    disk: Disk | None = None,
+) -> Delivered:
+    """Deliver delayed messages that are due, in a store that other processes write to in turns.
+
+    The call holds the store for one batch, as the commit of a Spark query does. Several processes may deliver: each
+    message is delivered once. `messagestore deliver` calls this in a loop.
+
+    Parameters
+    ----------
+    root : path
+        The store's root folder.
+    config : StoreConfig | None
+        The settings; None: the defaults.
+    timeout_s : float | None
+        How long to wait for another writer; None: the setting `lockTimeout`.
+    disk : Disk | None
+        For tests.
+
+    Returns
+    -------
+    Delivered
+
+    Raises
+    ------
+    StoreLockedError
+        A broker, which delivers by itself, or another writer holds the store.
+    CorruptionError, StoreFullError, StorePoisonedError
+        As for `MessageStore.deliver_delayed`.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore, deliver_delayed
+    >>> with MessageStore.open("store") as store:
+    ...     _ = store.put_message(Message("gates", b"B12", queue_id=0, delay_time_level=3))
+    >>> deliver_delayed("store").count
+    0
+    """
+    store = attached_store(arguments.path("root", root), None if config is None else _settings(config), disk)
+    with store.writing("delivering delayed messages", timeout_s):
+        assert store.delivery is not None
+        return store.delivery.deliver()

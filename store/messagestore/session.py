@@ -30,7 +30,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from messagestore.errors import ConfigError, StoreClosedError, StoreError, StoreLockedError, StorePermissionError
+from messagestore.errors import (
+    ConfigError,
+    CorruptionError,
+    StoreClosedError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StorePermissionError,
+)
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
@@ -43,6 +51,7 @@ from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.catching_up import catch_up
+from messagestore.write.delivery import Delivery, follow
 from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayCounts
@@ -106,6 +115,8 @@ class AttachedStore:
         self.report: RecoveryReport | None = None
         self.oneway = OnewayCounts()
         """How the one-way puts of this process ended."""
+        self.delivery: Delivery | None = None
+        """Delivers the store's delayed messages, through `writer`."""
         self.presence = Presence.DETACHED
         """What this process holds. It changes after a lock is taken and before one is released, so it never names a
         lock that is not held.
@@ -252,7 +263,7 @@ class AttachedStore:
         if self.writer is not None:
             self.writer.retire(self._closed)
             self.writer.files.close()
-        self.flush = self.writer = None
+        self.flush = self.writer = self.delivery = None
         refuse_to_write(self.disk, self.paths, self.config)
         found = establish(self.disk, self.paths, self.config, accept_loss=accept_loss)
         files = StoreFiles(self.paths, self.config, found.identity, self.disk)
@@ -260,9 +271,24 @@ class AttachedStore:
         files.load()
         self.writer, self.report = recover(files, accept_loss=accept_loss)
         self.report.notes[:0] = found.notes
+        self.delivery = Delivery(self.writer)
+        self._follow_deliveries()
         self.writer.locks_intact = self._locks_intact
         self.writer.broker_waits = self._broker_waits
         self.retention = Retention(self.writer)
+
+    def _follow_deliveries(self) -> None:
+        """Let a broker know which delayed messages were delivered. The log knows it in any case."""
+        assert self.writer is not None
+        try:
+            follow(self.writer)
+        except (CorruptionError, StoreFullError, OSError) as error:
+            _log.warning(
+                "%s: config/delayOffset.json could not be brought up to date, so that a broker would deliver messages "
+                "again: %s",
+                self.paths.root,
+                error,
+            )
 
     def _locks_intact(self) -> bool:
         attachment = self._attachment
@@ -432,6 +458,7 @@ class AttachedStore:
             writer.finish()
             if flush is not None:
                 flush.finished(writer.synced_end)
+            self._follow_deliveries()
             alone = attachment.alone()
             if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
                 writer.clean_end.move(closing=alone)
@@ -450,7 +477,7 @@ class AttachedStore:
         if self.writer is not None:
             self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
             self.writer.files.close()
-            self.writer = self.retention = None
+            self.writer = self.retention = self.delivery = None
             self._sessions = 0
         self._move(PresenceEvent.DETACH)
         if self._attachment is not None:  # before the lock: its next holder must not find us attached

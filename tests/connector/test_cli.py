@@ -1090,3 +1090,30 @@ def test_batches_of_apps(tmp_path: Path) -> None:
         ("b", "q2", 1, ["q1"]),
     ]
     assert "no message store" in error("batches", tmp_path / "nothing", code=2)
+
+
+def test_deliver_brings_delayed_messages_when_they_are_due(tmp_path: Path, config: Path) -> None:
+    """It waits for what is not due yet, shares the store with a writer, and closes it when it is told to end."""
+    root = tmp_path / "store"
+    config.write_text(CONFIG + "messageDelayLevel=1s 2s\n")
+    settings = SMALL.replace(message_delay_level="1s 2s")
+    with MessageStore.open(root, settings) as store:
+        store.put_message(Message("t", b"one", queue_id=0, delay_time_level=1))
+        store.put_message(Message("t", b"two", queue_id=0, delay_time_level=2))
+    assert lines(run("deliver", root, "--once", "--store-config", config)) == ["0 messages delivered"]
+    process = start("deliver", root, "--json", "--store-config", config)
+    try:
+        assert [json.loads(line)["delivered"] for line in read_lines(process, 2)] == [1, 1]
+        with MessageStore.open(root, settings) as store:
+            assert [m.body for m in store.get_message("t", 0, 0).messages] == [b"one", b"two"]
+            store.put_message(Message("t", b"three", queue_id=0, delay_time_level=1))
+        assert [json.loads(line)["delivered"] for line in read_lines(process, 1)] == [1]
+        assert (root / "abort").exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (root / "abort").exists()
+    assert '"offsetTable":{1:2,2:1' in (root / "config" / "delayOffset.json").read_text()
+    assert lines(run("deliver", root, "--once", "--store-config", config)) == ["0 messages delivered"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -25,7 +24,7 @@ from messagestore import (
 from messagestore.format import kernel
 from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.verify.verify import verify
-from small import SMALL, SMALL_ASYNC, bodies, read_all
+from small import SMALL, SMALL_ASYNC, bodies, delayed, read_all
 
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
 OTHER_LEVELS = SMALL.replace(message_delay_level="7s 2m 1d")
@@ -37,20 +36,6 @@ def due_times(store: MessageStore, queue_id: int) -> list[int]:
     messages = store.get_message(SCHEDULE_TOPIC, queue_id, 0, max_count=1000).messages
     codes = store.view.units(SCHEDULE_TOPIC, queue_id, 0, len(messages))["tags_code"]
     return [int(code) - message.store_timestamp_ms for code, message in zip(codes, messages, strict=True)]
-
-
-def delayed(levels: list[int | None], topic: str = "t", **more: object) -> MessageColumns:
-    """Rows with delay levels, spread over two queues."""
-    count = len(levels)
-    rows = {
-        "body": pa.array(bodies(count), pa.binary()),
-        "queue_id": pa.array(np.arange(count, dtype=np.int32) % 2),
-        "keys": pa.array([f"k{i}" for i in range(count)]),
-        "tags": ["tag"] * count,
-        "delay_time_level": pa.array(levels, pa.int32()),
-        **more,
-    }
-    return MessageColumns.from_arrow(pa.record_batch(rows), topic=topic)
 
 
 @pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC, SMALL.replace(enabled_append_prop_crc=True)])

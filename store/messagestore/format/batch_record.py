@@ -26,6 +26,10 @@ BODY_BEGIN = b'{"messagestore":1,"app":'
 CHUNK_SIZE = 16 * 1024 * 1024
 """Number of log bytes that one CRC covers."""
 MAX_APP_ID_SIZE = 255
+OWN_APP_PREFIX = "rmq_sys_"
+"""Names of apps that the store keeps for itself begin with this."""
+DELIVERY_APP = "rmq_sys_schedule"
+"""The app whose batches are deliveries of delayed messages."""
 MAX_ORIGIN_SIZE = 32 * 1024
 """Bytes of an origin's JSON text."""
 _WIDEST = (1 << 63) - 1

@@ -24,7 +24,7 @@ LMQ_PREFIX = "%LMQ%"
 """Names of light queues begin with this. Their units point to records of other topics (a broker's enableLmq)."""
 MAX_TOPIC_SIZE = 127
 MAX_GROUP_TOPIC_SIZE = 255
-GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")
+RETRY_PREFIX, DLQ_PREFIX = GROUP_TOPIC_PREFIXES = ("%RETRY%", "%DLQ%")
 MAX_GROUP_SIZE = 255
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 """Names of consumer groups that a broker keeps for itself begin with this."""

@@ -53,10 +53,24 @@ def delayed(rows: Rows, level: int, delays_ms: tuple[int, ...]) -> Rows:
     real: dict[str, int] = {}
     for run in runs:
         real[run.topic] = max(real.get(run.topic, 0), run.queue_id)
-    return replace(unplaced(data, begins, delays_ms, rows), real_queues=tuple(real.items()))
+    found = unplaced(
+        data,
+        begins,
+        delays_ms,
+        store_timestamp_position=rows.store_timestamp_position,
+        property_crc=rows.property_crc,
+    )
+    return replace(found, row_hash_sum=rows.row_hash_sum, real_queues=tuple(real.items()))
 
 
-def unplaced(data: NDArray[np.uint8], starts: NDArray[np.int64], delays_ms: tuple[int, ...], like: Rows) -> Rows:
+def unplaced(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    delays_ms: tuple[int, ...],
+    *,
+    store_timestamp_position: int,
+    property_crc: bool,
+) -> Rows:
     """Rows without a place of records that lie back to back; the last start is the end of the data."""
     begins = starts[:-1]
     found = rows_of(data, begins, record_scan.heads(data, begins), 0, delays_ms)
@@ -66,9 +80,8 @@ def unplaced(data: NDArray[np.uint8], starts: NDArray[np.int64], delays_ms: tupl
         data=data,
         queue_offsets=nothing,
         store_timestamps_ms=nothing,
-        store_timestamp_position=like.store_timestamp_position,
-        property_crc=like.property_crc,
-        row_hash_sum=like.row_hash_sum,
+        store_timestamp_position=store_timestamp_position,
+        property_crc=property_crc,
     )
 
 
@@ -80,6 +93,7 @@ def readdressed(
     queue_ids: NDArray[np.int32],
     *,
     property_crc: bool,
+    order: NDArray[np.int64] | None = None,
     more: pa.Array | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """The bytes of records with other topics and queues, and without a place.
@@ -94,6 +108,8 @@ def readdressed(
         The new topic of each record, by its index in `topics`, and its new queue.
     property_crc : bool
         Whether each record ends in an empty `__CRC32#`, to be stamped; one that it had goes in any case.
+    order : int64[k] | None
+        Which of the records to return, and in which order; None: all of them.
     more : pa.Array[n] | None
         large_binary: what comes behind the properties of each record.
 
@@ -101,7 +117,7 @@ def readdressed(
     -------
     data : uint8[k]
         The records, back to back; writable.
-    starts : int64[n + 1]
+    starts : int64[k + 1]
         Where each begins, and where the last one ends.
     """
     n = len(starts)
@@ -110,20 +126,22 @@ def readdressed(
     if count < n:
         raise AssertionError(f"record {count} of {n} was checked, and its lengths do not add up")
     ends = parts.ends - np.where(_has_crc(data, parts.property_starts, parts.ends), PROPERTY_CRC_SIZE, 0)
-    packed = [topic_bytes(topic, True) for topic in topics]  # they were accepted when the messages were put
-    behind = [] if more is None else [more]
+    property_sizes = ends - parts.property_starts
+    slices = _slices(data, starts, parts.body_ends, parts.property_starts, ends)
+    rows = np.arange(n) if order is None else order
+    n, topic_codes, queue_ids = len(rows), topic_codes[rows], queue_ids[rows]
+    behind = [] if more is None else [more.take(array_of(rows))]
     if property_crc:
         behind.append(list_array([PROPERTY_CRC_BLANK], pa.large_binary()).take(array_of(np.zeros(n, np.int64))))
-    added = np.zeros(n, np.int64)
+    lengths = property_sizes[rows]
     for column in behind:
-        added += lengths_of(column)
-    lengths = (ends - parts.property_starts + added).astype(">i2")
-    slices = _slices(data, starts, parts.body_ends, parts.property_starts, ends)
+        lengths = lengths + lengths_of(column)
+    packed = [topic_bytes(topic, True) for topic in topics]  # they were accepted when the messages were put
     joined = pc.binary_join_element_wise(
-        slices.take(array_of(np.arange(0, 4 * n, 4))),
+        slices.take(array_of(4 * rows)),
         list_array([topic for _, topic in packed], pa.large_binary()).take(array_of(topic_codes)),
-        _fixed(lengths.view(np.uint8), PROPERTIES_LENGTH_SIZE),
-        slices.take(array_of(np.arange(2, 4 * n, 4))),
+        _fixed(lengths.astype(">i2").view(np.uint8), PROPERTIES_LENGTH_SIZE),
+        slices.take(array_of(4 * rows + 2)),
         *behind,
         pa.scalar(b"", pa.large_binary()),
     )

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.mapped_file import Disk, replace_file
-from messagestore.format.batch_record import SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
+from messagestore.format.batch_record import DELIVERY_APP, SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
 from messagestore.format.layout import (
     JOURNAL_CHECKPOINT_KNOWN,
     JOURNAL_ENTRY,
@@ -46,6 +46,8 @@ MISSING = "missing"
 """The fault reported when the journal has no file."""
 KEPT_REPLACED = 1_000
 """How many replaced query ids are remembered for each app."""
+KEPT_DELIVERIES = 10
+"""How many deliveries of delayed messages are remembered at least."""
 _ROW = np.dtype([(f.name, f.type) for f in JOURNAL_ENTRY.fields])
 _HEADER = JOURNAL_HEADER.struct
 _CRC_POSITION = JOURNAL_HEADER.offset("crc")
@@ -339,6 +341,9 @@ class BatchJournal:
     def trim(self, retention: int) -> None:
         """Keep the last `retention` batches and the last version of each app; keep everything if there are few more."""
         self._tidy()
+        own = self._rows_of(DELIVERY_APP)
+        if len(own) > 2 * KEPT_DELIVERIES:  # they come several times a second, and only the last one counts
+            self._keep(np.setdiff1d(np.arange(self._count), own[:-KEPT_DELIVERIES]))
         if self._count - self._kept <= retention + retention // _SLACK:
             return
         rows = self._rows[: self._count]

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from messagestore.errors import ConfigError, MessageIllegalError
 from messagestore.files.topics import MAX_QUEUE_COUNT
 from messagestore.format import arguments, batch_record
-from messagestore.format.batch_record import SOURCE_NONE, SOURCE_SPARK, BatchRecord, check_app_id, check_origin
+from messagestore.format.batch_record import (
+    OWN_APP_PREFIX,
+    SOURCE_NONE,
+    SOURCE_SPARK,
+    BatchRecord,
+    check_app_id,
+    check_origin,
+)
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.layout import BLANK
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
@@ -131,6 +138,12 @@ class BatchRequest:
                 raise ConfigError("origin: found without app_id. Give the app that the batch belongs to", key="origin")
         if self.app_id is not None:
             check_app_id(self.app_id)
+            if self.app_id.startswith(OWN_APP_PREFIX) and not isinstance(self, OwnRequest):
+                raise MessageIllegalError(
+                    f"txnAppId: found {self.app_id[:80]!r}; names that begin with {OWN_APP_PREFIX} belong to the "
+                    "store. Choose another one",
+                    field="txnAppId",
+                )
             # 4.2 would be stored as 4, and would not be recognised in a replay
             version = arguments.whole_number("txnVersion", self.version, 0, (1 << 63) - 1)
             object.__setattr__(self, "version", version)
@@ -144,6 +157,12 @@ class BatchRequest:
         arguments.true_or_false("start", self.start)
         queue_nums = arguments.whole_number("write_queue_nums", self.write_queue_nums, 1, MAX_QUEUE_COUNT)
         object.__setattr__(self, "write_queue_nums", queue_nums)
+
+
+class OwnRequest(BatchRequest):
+    """A batch that the store itself appends: its app id is reserved."""
+
+    __slots__ = ()
 
 
 @dataclass(slots=True)

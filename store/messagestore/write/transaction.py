@@ -73,7 +73,7 @@ class _LogCrc:
         self._crc = self._size = 0
 
 
-def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> BatchResult:
+def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest, *, own: bool = False) -> BatchResult:
     """Append a batch. The log contains all of it once if this returns, and nothing of it if this raises.
 
     Parameters
@@ -82,6 +82,8 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
         The caller holds the writer lock.
     source : ChunkSource
     request : BatchRequest
+    own : bool
+        The store made the records itself: their topics, which are in `config/topics.json`, and queues are not checked.
 
     Raises
     ------
@@ -103,7 +105,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest) 
             return known
         writer.check_disk()
         end = writer.end.physical_offset
-        plan = BatchPlan(writer.files, end, writer.numbers.next_offset, source, request, decision.replaces)
+        plan = BatchPlan(writer.files, end, writer.numbers.next_offset, source, request, decision.replaces, own=own)
         _append(writer, plan, request)
         return BatchResult(
             APPENDED,

@@ -1,0 +1,374 @@
+"""Delivers delayed messages that are due: to the topic and queue for which they were put, once each.
+
+    SCHEDULE_TOPIC_XXXX/2:  | delivered ........ | due ..... | not due yet ... |
+                                                 ^ progress of level 3
+
+RocketMQ looks at the first message of each level that was not delivered yet, delivers while it is due, and writes its
+progress to `config/delayOffset.json` now and then; after a kill it delivers messages again. Here the due messages of
+all levels and the progress behind them are one batch of the log: its BATCH record, of app `DELIVERY_APP`, holds the
+progress as its origin. So the progress is in the log exactly if the messages are. `delayOffset.json` follows it, and a
+broker goes on from there. Where both say something, the larger progress counts, since a broker may have delivered in
+between.
+
+A delivery is always a SYNC_FLUSH batch: what it has delivered is on the disk with everything below it, before
+`delayOffset.json` says so.
+
+Source: RocketMQ broker/schedule/ScheduleMessageService.java.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from messagestore.errors import CorruptionError, MessageIllegalError
+from messagestore.files.delay_offsets import DelayOffsets
+from messagestore.format import record_decode, record_scan, rerouting
+from messagestore.format.arrow_bytes import numpy_of
+from messagestore.format.batch_record import DELIVERY_APP
+from messagestore.format.layout import (
+    BLANK,
+    FILLER_UNIT_SIZE,
+    MAX_PROPERTIES_SIZE,
+    PROPERTY_CRC_SIZE,
+    SYS_FLAG_BORN_HOST_V6,
+)
+from messagestore.format.message import DLQ_PREFIX, MAX_QUEUE_ID, RETRY_PREFIX, put_topic_fault
+from messagestore.format.properties import REAL_QID, REAL_TOPIC
+from messagestore.format.record import store_timestamp_position
+from messagestore.format.record_rows import values_of
+from messagestore.format.rows import SCHEDULE_TOPIC, Rows
+from messagestore.log.batch_search import known_batch
+from messagestore.write.batch_plan import OwnRequest
+from messagestore.write.log_writer import LogWriter
+from messagestore.write.transaction import Chunks, append_batch
+
+MAX_ROWS, MAX_SIZE = 16_384, 16 * 1024 * 1024
+"""How much one batch delivers at most; puts wait meanwhile."""
+_DEFAULT_QUEUE_NUMS = 8
+_ORIGIN = "delayOffset"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What one round of delivery did.
+
+    Parameters
+    ----------
+    count : int
+        How many messages were delivered.
+    left_out : int
+        How many messages that were due cannot be delivered. They stay in SCHEDULE_TOPIC_XXXX, and a warning names the
+        first one.
+    next_due_ms : int | None
+        When the next message that waits is due, in milliseconds since 1970: the past, if more are due now. None: none
+        waits.
+
+    Examples
+    --------
+    >>> from messagestore import Message, MessageStore
+    >>> with MessageStore.open("store") as store:
+    ...     _ = store.put_message(Message("gates", b"B12", queue_id=0, delay_time_level=3))
+    ...     store.deliver_delayed().count
+    0
+    """
+
+    count: int
+    left_out: int
+    next_due_ms: int | None
+
+
+@dataclass(slots=True)
+class _Due:
+    """The messages of one level that are due: their units, and the number of the first one."""
+
+    level: int
+    first: int
+    units: NDArray[np.void]
+
+
+class Delivery:
+    """Delivers the delayed messages of one writer's store.
+
+    Parameters
+    ----------
+    writer : LogWriter
+        The caller holds the writer lock.
+    """
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+        self._file = DelayOffsets(writer.files.disk, writer.files.paths.root)
+        self._of_broker: dict[int, int] | None = None
+        self._saved_s = time.monotonic()
+
+    def deliver(self, max_rows: int = MAX_ROWS) -> Delivered:
+        """Deliver messages that are due, as one batch; the rest, if there are more, is for the next call.
+
+        Raises
+        ------
+        CorruptionError
+            A message that is due is damaged. The other levels were delivered.
+        StoreFullError, StorePoisonedError, StoreLockedError
+            As for `append_batch`.
+        """
+        damaged: dict[int, CorruptionError] = {}
+        with self._writer.mutex:
+            while True:
+                before = len(damaged)
+                done = self._round(max_rows, damaged)
+                if done.count or len(damaged) == before:
+                    break
+        if damaged:
+            raise next(iter(damaged.values()))
+        return done
+
+    def _round(self, max_rows: int, damaged: dict[int, CorruptionError]) -> Delivered:
+        """Deliver once, without the levels whose next message is damaged; more of those are noted."""
+        progress = self._progress()
+        found, next_due_ms = self._due({level: at for level, at in progress.items() if level not in damaged}, max_rows)
+        chunks, after, left_out = Chunks(), dict(progress), 0
+        for due in found:
+            try:
+                rows, faults = self._undamaged(due)
+            except CorruptionError as error:
+                damaged[due.level] = error
+                continue
+            chunks += rows
+            after[due.level] = due.first + len(due.units)
+            left_out += faults
+        if after != progress:
+            if not self._append(chunks, after):
+                return self._round(max(1, sum(len(due.units) for due in found) // 2), damaged)
+            self._save(after)
+        return Delivered(sum(rows.row_count for rows in chunks), left_out, next_due_ms)
+
+    # ---- the progress
+
+    def _progress(self) -> dict[int, int]:
+        """The number of the next message of each level that has any."""
+        writer, files = self._writer, self._writer.files
+        if self._of_broker is None:
+            self._of_broker = self._file.load()
+        known = delivered(writer)
+        progress = {}
+        for level in range(1, len(files.config.delays_ms) + 1):
+            queue = files.queue(SCHEDULE_TOPIC, level - 1)
+            if queue.offsets:
+                end = writer.numbers.next_offset(SCHEDULE_TOPIC, level - 1)
+                progress[level] = min(max(known.get(level, 0), self._of_broker.get(level, 0)), end)
+        return progress
+
+    def _save(self, progress: dict[int, int]) -> None:
+        """Let `delayOffset.json` follow, at RocketMQ's interval."""
+        if time.monotonic() - self._saved_s >= self._writer.files.config.flush_delay_offset_interval / 1000:
+            self._file.save(progress)
+            self._saved_s = time.monotonic()
+
+    # ---- what is due
+
+    def _due(self, progress: dict[int, int], max_rows: int) -> tuple[list[_Due], int | None]:
+        """The messages that are due, at most so many, and when the next one is."""
+        files = self._writer.files
+        now_ms = files.disk.time_ns() // 1_000_000
+        found: list[_Due] = []
+        nexts: list[int] = []
+        room, size = max_rows, MAX_SIZE
+        for level, offset in progress.items():
+            first = self._first_left(level, offset)
+            delay_ms = files.config.delays_ms[level - 1]
+            units = self._units(level, first, room + 1)
+            codes = units["tags_code"]
+            # As in RocketMQ: a time that is further away than the level's delay is one of a clock that was ahead
+            waits = (codes > now_ms) & (codes <= now_ms + delay_ms)
+            count = int(waits.argmax()) if waits.any() else len(units)
+            if count < len(units):
+                nexts.append(int(codes[count]))
+            ends = np.cumsum(units["size"][:count], dtype=np.int64)
+            fitting = min(max(int(np.searchsorted(ends, size, "right")), 1), room) if size > 0 else 0
+            if count > fitting:
+                nexts.append(now_ms)
+            count = min(count, fitting)
+            if count:
+                found.append(_Due(level, first, units[:count]))
+                room -= count
+                size -= int(ends[count - 1])
+        return found, min(nexts, default=None)
+
+    def _first_left(self, level: int, offset: int) -> int:
+        """The first message at or behind a number whose record is in the log."""
+        files = self._writer.files
+        queue, begin = files.queue(SCHEDULE_TOPIC, level - 1), files.commit_log.min_offset
+        first = max(offset, queue.first_file_queue_offset)
+        units = queue.read(first, 1)
+        if len(units) and (int(units["size"][0]) == FILLER_UNIT_SIZE or int(units["physical_offset"][0]) < begin):
+            first = max(first, queue.search_physical(begin))
+        return first
+
+    def _units(self, level: int, first: int, count: int) -> NDArray[np.void]:
+        """The next units of a level, at most so many."""
+        files = self._writer.files
+        queue = files.queue(SCHEDULE_TOPIC, level - 1)
+        end = self._writer.numbers.next_offset(SCHEDULE_TOPIC, level - 1)
+        units = queue.read(first, min(count, end - first))
+        there = (units["size"] > 0) & (units["size"] != FILLER_UNIT_SIZE)
+        there &= units["physical_offset"] + units["size"] <= self._writer.end.physical_offset
+        return units if there.all() else units[: int(there.argmin())]
+
+    # ---- what is delivered
+
+    def _undamaged(self, due: _Due) -> tuple[list[Rows], int]:
+        """The result of `_restored` for the messages before the first damaged one; `due` is left with these."""
+        while True:
+            try:
+                return self._restored(due)
+            except CorruptionError:
+                if len(due.units) == 1:
+                    raise
+                due.units = due.units[: len(due.units) // 2]
+
+    def _restored(self, due: _Due) -> tuple[list[Rows], int]:
+        """The records of due messages for the topics and queues that they were put for, and how many have none."""
+        files, config = self._writer.files, self._writer.files.config
+        places, sizes = due.units["physical_offset"].astype(np.int64), due.units["size"].astype(np.int32)
+        numbers = np.arange(due.first, due.first + len(places))
+        data, starts = files.commit_log.gather(places, sizes)
+        may_differ = np.ones(len(places), np.bool_)  # a broker's units may have other numbers than their records
+        expected = record_decode.Expected(SCHEDULE_TOPIC, due.level - 1, numbers, places, may_differ)
+        path = files.commit_log.path_of(int(places[0]))
+        columns = record_decode.decode(
+            data, starts, sizes, ("system_properties", "sys_flag"), expected=expected, path=path
+        )
+        names, codes, queue_ids = _real_queues(columns.column(0))
+        legal = [put_topic_fault(name) is None and files.topics.is_simple_queue(name) for name in names]
+        topics = [name for name, good in zip(names, legal, strict=True) if good]
+        codes = np.where([*legal, False], np.cumsum([*legal, False]) - 1, -1)[codes]
+        room = files.commit_log.segment_size - BLANK.size
+        longest = np.array([*map(len, topics), 0], np.int64)
+        codes[sizes + longest[codes] + PROPERTY_CRC_SIZE > room] = -1
+        good = (codes >= 0) & (queue_ids >= 0)
+        if not good.all():
+            self._warn(due, int(np.flatnonzero(~good)[0]), int((~good).sum()))
+        self._create_missing(topics, codes[good], queue_ids[good])
+        ipv6 = numpy_of(columns.column(1)) & SYS_FLAG_BORN_HOST_V6 != 0
+        with_crc = np.full(len(codes), config.enabled_append_prop_crc)
+        if config.enabled_append_prop_crc:
+            with_crc &= _property_sizes(data, starts) <= MAX_PROPERTIES_SIZE - PROPERTY_CRC_SIZE
+        order = np.argsort(codes * (MAX_QUEUE_ID + 1) + queue_ids, kind="stable")
+        chunks = []
+        for wide, crc in ((False, False), (False, True), (True, False), (True, True)):
+            some = order[(good & (ipv6 == wide) & (with_crc == crc))[order]]
+            if len(some):
+                moved, begins = rerouting.readdressed(
+                    data, starts, topics, codes, queue_ids, order=some, property_crc=crc
+                )
+                position = store_timestamp_position(SYS_FLAG_BORN_HOST_V6 if wide else 0)
+                chunks.append(
+                    rerouting.unplaced(
+                        moved, begins, config.delays_ms, store_timestamp_position=position, property_crc=crc
+                    )
+                )
+        return chunks, int((~good).sum())
+
+    def _warn(self, due: _Due, row: int, count: int) -> None:
+        _log.warning(
+            "%s: %d messages in %s/%d have no topic and queue to which they could be delivered, or do not fit into a "
+            "segment there. They stay where they are. The first of them has number %d, at physical offset %d "
+            "(look_message_by_offset)",
+            self._writer.files.paths.root,
+            count,
+            SCHEDULE_TOPIC,
+            due.level - 1,
+            due.first + row,
+            int(due.units["physical_offset"][row]),
+        )
+
+    def _create_missing(self, topics: list[str], codes: NDArray[np.int64], queue_ids: NDArray[np.int32]) -> None:
+        """Create the topics that have gone since the messages were put."""
+        table = self._writer.files.topics
+        missing = [code for code in np.unique(codes).tolist() if table.get(topics[code]) is None]
+        for code in missing:
+            least = 1 if topics[code].startswith((RETRY_PREFIX, DLQ_PREFIX)) else _DEFAULT_QUEUE_NUMS
+            table.create(topics[code], max(least, int(queue_ids[codes == code].max()) + 1))
+        if missing:
+            table.save()
+
+    def _append(self, chunks: Chunks, after: dict[int, int]) -> bool:
+        """Append a delivery and its progress; False if its BATCH record would be too large for a segment."""
+        last = _last_version(self._writer)
+        request = OwnRequest(
+            app_id=DELIVERY_APP,
+            version=0 if last is None else last + 1,
+            origin={_ORIGIN: {str(level): offset for level, offset in after.items()}},
+        )
+        try:
+            append_batch(self._writer, chunks, request, own=True)
+        except MessageIllegalError as error:
+            if error.field != "batch" or sum(rows.row_count for rows in chunks) <= 1:
+                raise
+            return False
+        return True
+
+
+def _real_queues(properties: pa.MapArray) -> tuple[list[str], NDArray[np.int64], NDArray[np.int32]]:
+    """The distinct topics that messages were put for, and the index of each message's topic, and its queue; -1 where a
+    message has none.
+    """
+    n = len(properties)
+    codes, queue_ids = np.full(n, -1, np.int64), np.full(n, -1, np.int32)
+    rows, names = values_of(properties, REAL_TOPIC)
+    known = names.dictionary_encode()
+    codes[rows] = numpy_of(known.indices)
+    rows, texts = values_of(properties, REAL_QID)
+    numbers = texts.dictionary_encode()
+    queue_ids[rows] = np.array([_queue_id(text) for text in numbers.dictionary.to_pylist()], np.int32)[
+        numpy_of(numbers.indices)
+    ]
+    return known.dictionary.to_pylist(), codes, queue_ids
+
+
+def _queue_id(text: str) -> int:
+    """A queue id, or -1 if the text is none."""
+    good = text.isascii() and text.isdigit() and len(text) <= 10
+    return int(text) if good and int(text) <= MAX_QUEUE_ID else -1
+
+
+def _property_sizes(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    _, parts = record_scan.parts(data, starts, record_scan.heads(data, starts))
+    return parts.ends - parts.property_starts
+
+
+def _last_version(writer: LogWriter) -> int | None:
+    last = writer.journal.last(DELIVERY_APP)
+    return None if last is None else last.version
+
+
+def delivered(writer: LogWriter) -> dict[int, int]:
+    """The progress that the log holds: level -> number of the next message to deliver."""
+    last = writer.journal.last(DELIVERY_APP)
+    if last is None or last.physical_offset < writer.log.min_offset:
+        return {}  # where its record is gone, so are all the messages that it or an earlier one delivered
+    batch = known_batch(writer.log, last.physical_offset)
+    offsets = {} if batch is None or batch.origin is None else batch.origin.get(_ORIGIN, {})
+    return {int(level): offset for level, offset in offsets.items()}
+
+
+def follow(writer: LogWriter) -> None:
+    """Let `config/delayOffset.json` say what the log says, so that a broker delivers nothing again.
+
+    This is done when a store is recovered and when it is closed. What a broker has delivered since stays.
+    """
+    if writer.journal.last(DELIVERY_APP) is None:
+        return
+    file = DelayOffsets(writer.files.disk, writer.files.paths.root)
+    known = delivered(writer)
+    of_broker = file.load()
+    ahead = {level: offset for level, offset in known.items() if offset > of_broker.get(level, 0)}
+    if ahead:
+        file.save(ahead)

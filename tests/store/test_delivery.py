@@ -1,0 +1,377 @@
+"""Delivery of delayed messages: each that is due comes to its topic and queue once, whoever delivers and whatever stops."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crash.harness import die
+from crash.imitate import Broker, flip
+from crash.simdisk import KillDisk, Killed
+from messagestore import (
+    BatchRequest,
+    CorruptionError,
+    Message,
+    MessageIllegalError,
+    MessageStore,
+    StoreConfig,
+    StorePoisonedError,
+    deliver_delayed,
+)
+from messagestore.files.config_file import parsed
+from messagestore.format.batch_record import BATCH_TOPIC, DELIVERY_APP
+from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.verify.verify import verify
+from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, delayed, read_all
+
+NOW_MS = 1_795_170_401_381
+ROOMY = SMALL.replace(mapped_file_size_commit_log=256 * 1024)
+
+
+def delivered(store: MessageStore, topic: str = "t") -> list[bytes]:
+    return sorted(body for queue_id in store.topics().get(topic, []) for body in read_all(store, topic, queue_id))
+
+
+def deliver_all(store: MessageStore) -> int:
+    count = 0
+    while (done := store.deliver_delayed()).count:
+        count += done.count
+    return count
+
+
+def offsets_of_file(root: Path) -> dict[str, int]:
+    return dict(parsed((root / "config" / "delayOffset.json").read_text())["offsetTable"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SMALL,
+        SMALL_ASYNC,
+        SMALL.replace(enabled_append_prop_crc=True),
+        SMALL.replace(broker_ip1="::1"),
+        SMALL.replace(message_index_enable=False),
+    ],
+    ids=["sync", "async", "crc", "ipv6", "no index"],
+)
+def test_a_due_message_is_delivered_once_with_all_that_it_had(tmp_path: Path, config: StoreConfig) -> None:
+    disk = ClockDisk(NOW_MS)
+    message = Message(
+        "t",
+        b"later",
+        queue_id=5,
+        keys=["k", "l"],
+        tags="tag",
+        properties={"own": "1"},
+        flag=7,
+        born_timestamp_ms=17,
+        born_host="[2001:db8::1]:1234",
+        reconsume_times=3,
+        delay_time_level=2,
+    )
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        store.put_message(message)
+        store.flush()
+        disk.now_ms += 4_999
+        assert store.deliver_delayed() == (result := store.deliver_delayed())
+        assert (result.count, result.left_out, result.next_due_ms) == (0, 0, NOW_MS + 5_000)
+        disk.now_ms += 1
+        result = store.deliver_delayed()
+        assert (result.count, result.left_out, result.next_due_ms) == (1, 0, None)
+        assert store.deliver_delayed().count == 0
+        (found,) = store.get_message("t", 5, 0).messages
+        (waiting,) = store.get_message(SCHEDULE_TOPIC, 1, 0).messages
+        assert (found.body, found.keys, found.tags, found.properties) == (b"later", ("k", "l"), "tag", {"own": "1"})
+        assert (found.flag, found.born_timestamp_ms, found.reconsume_times) == (7, 17, 3)
+        assert (found.born_host, found.store_host) == (waiting.born_host, waiting.store_host)
+        assert found.born_host == "[2001:db8::1]:1234"
+        assert {name: found.system_properties[name] for name in ("DELAY", "REAL_TOPIC", "REAL_QID")} == {
+            "DELAY": "2", "REAL_TOPIC": "t", "REAL_QID": "5"
+        }  # fmt: skip
+        assert found.store_timestamp_ms == disk.now_ms
+        assert [m.body for m in store.query_message("t", "l")] == [b"later"]
+    assert verify(tmp_path, config).ok
+    assert offsets_of_file(tmp_path) == {"2": 1}
+
+
+def test_messages_of_many_levels_topics_and_queues(tmp_path: Path) -> None:
+    """Within a queue, the messages of a level keep their order."""
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        for topic in ("t", "u"):
+            store.append_batch(delayed([1, 2, 3] * 40, topic))
+        disk.now_ms += 5_000
+        assert store.deliver_delayed().count == 160
+        disk.now_ms += 5_000
+        assert store.deliver_delayed().count == 80
+        for topic in ("t", "u"):
+            assert delivered(store, topic) == bodies(120)
+            for queue_id in (0, 1):
+                found = store.get_message(topic, queue_id, 0, 100).messages
+                for level in ("1", "2", "3"):
+                    numbers = [int(m.body[:6]) for m in found if m.system_properties["DELAY"] == level]
+                    assert numbers == sorted(numbers)
+    assert verify(tmp_path, ROOMY).ok
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_a_round_is_limited(tmp_path: Path, rows: int) -> None:
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        store.append_batch(delayed([1] * 20 + [2] * 20))
+        disk.now_ms += 10_000
+        delivery = store._attached.delivery
+        assert delivery is not None
+        counts = []
+        while (done := delivery.deliver(rows)).count:
+            assert done.count <= rows
+            counts.append(done.count)
+            assert (done.next_due_ms is not None) == (sum(counts) < 40)
+        assert sum(counts) == 40
+        assert delivered(store) == bodies(40)
+
+
+def test_a_due_time_that_a_clock_far_ahead_gave_is_now(tmp_path: Path) -> None:
+    """As in RocketMQ: a message waits at most for its level's time."""
+    disk = ClockDisk(NOW_MS + 7_200_000)
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"x", queue_id=0, delay_time_level=3))
+        disk.now_ms = NOW_MS
+        assert store.deliver_delayed().count == 1
+
+
+def test_progress_is_in_the_log(tmp_path: Path) -> None:
+    """A killed deliverer's successor goes on behind what was delivered, without delayOffset.json, and writes it."""
+    disk = ClockDisk(NOW_MS)
+    store = MessageStore.open(tmp_path, SMALL, disk=disk)
+    store.append_batch(delayed([1, 1, 2, 1]))
+    disk.now_ms += 1_000
+    assert deliver_all(store) == 3
+    die(tmp_path)
+    assert not (tmp_path / "config" / "delayOffset.json").exists()
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        assert offsets_of_file(tmp_path) == {"1": 3}
+        assert store.deliver_delayed().count == 0
+        disk.now_ms += 4_000
+        assert deliver_all(store) == 1
+        assert delivered(store) == bodies(4)
+    assert offsets_of_file(tmp_path) == {"1": 3, "2": 1}
+    for name in ("config/delayOffset.json", "spark/journal", "spark/state"):
+        (tmp_path / name).unlink()
+        with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+            assert store.deliver_delayed().count == 0
+            assert delivered(store) == bodies(4)
+
+
+def test_the_larger_progress_counts(tmp_path: Path) -> None:
+    """A broker that delivered after us wrote its file; a number that no queue has is its end, as in RocketMQ."""
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        store.append_batch(delayed([1, 1, 1, 1, 2, 2]))
+        disk.now_ms += 1_000
+        delivery = store._attached.delivery
+        assert delivery is not None
+        assert delivery.deliver(1).count == 1
+    file = tmp_path / "config" / "delayOffset.json"
+    file.write_text(file.read_text().replace("{1:1", "{1:3,2:99,7:5"))
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        disk.now_ms += 10_000
+        assert deliver_all(store) == 1
+        assert delivered(store) == [bodies(4)[0], bodies(4)[3]]
+    assert offsets_of_file(tmp_path) == {"1": 4, "2": 99, "7": 5}
+
+
+def test_deliverers_take_turns(tmp_path: Path) -> None:
+    """Sessions and calls of `deliver_delayed` one after the other, also after a kill: no message comes twice."""
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        store.append_batch(delayed([1] * 60))
+    disk.now_ms += 1_000
+    assert deliver_delayed(tmp_path, ROOMY, disk=disk).count == 60
+    die(tmp_path)
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        assert store.deliver_delayed().count == 0
+        store.append_batch(delayed([1] * 60))
+        disk.now_ms += 1_000
+        assert store.deliver_delayed().count == 60
+    assert deliver_delayed(tmp_path, ROOMY, disk=disk).count == 0
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        assert delivered(store) == sorted(bodies(60) * 2)
+
+
+HOSTILE = {
+    "no topic": [("REAL_QID", "0")],
+    "no queue": [("REAL_TOPIC", "t")],
+    "a folder above": [("REAL_TOPIC", "../t"), ("REAL_QID", "0")],
+    "the batches'": [("REAL_TOPIC", BATCH_TOPIC), ("REAL_QID", "0")],
+    "itself": [("REAL_TOPIC", SCHEDULE_TOPIC), ("REAL_QID", "0")],
+    "half": [("REAL_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC"), ("REAL_QID", "0")],
+    "timer": [("REAL_TOPIC", "rmq_sys_wheel_timer"), ("REAL_QID", "0")],
+    "no number": [("REAL_TOPIC", "t"), ("REAL_QID", "x")],
+    "negative": [("REAL_TOPIC", "t"), ("REAL_QID", "-1")],
+    "large": [("REAL_TOPIC", "t"), ("REAL_QID", "65536")],
+    "long": [("REAL_TOPIC", "t" * 200), ("REAL_QID", "0")],
+}
+
+
+@pytest.mark.parametrize("many", [1, 40])
+def test_messages_that_cannot_be_delivered_stay_and_hold_nothing_back(
+    tmp_path: Path, many: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    broker = Broker(root, ROOMY)
+    for _ in range(many):
+        for properties in HOSTILE.values():
+            broker.put(SCHEDULE_TOPIC, b"never", 0, properties=[("DELAY", "1"), *properties])
+        broker.put(SCHEDULE_TOPIC, b"good", 0, properties=[("DELAY", "1"), ("REAL_TOPIC", "t"), ("REAL_QID", "9")])
+    disk = ClockDisk(NOW_MS * 2)
+    with caplog.at_level(logging.WARNING), MessageStore.open(root, ROOMY, disk=disk) as store:
+        done = store.deliver_delayed()
+        assert (done.count, done.left_out) == (many, many * len(HOSTILE))
+        assert store.deliver_delayed().left_out == 0
+        assert read_all(store, "t", 9) == [b"good"] * many
+        assert set(store.topics()) == {SCHEDULE_TOPIC, BATCH_TOPIC, "t"}
+        config = store.topic_config("t")
+        assert config is not None and config.write_queue_nums == 10
+    assert [m for m in caplog.messages if "have no topic and queue" in m]
+    assert verify(root, ROOMY).ok
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 30])
+def test_a_damaged_message_holds_back_only_its_own_level(tmp_path: Path, damaged: int) -> None:
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        store.append_batch(delayed([1] * 40 + [2] * 40))
+        units = store.view.units(SCHEDULE_TOPIC, 0, damaged, damaged + 1)
+        at = int(units["physical_offset"][0])
+    flip(tmp_path, at + 100)
+    disk.now_ms += 10_000
+    with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
+        errors = 0
+        for _ in range(12):
+            try:
+                store.deliver_delayed()
+            except CorruptionError as error:
+                assert error.physical_offset == at
+                errors += 1
+        assert errors
+        found = [int(body[:6]) for body in delivered(store)]
+        assert set(range(40, 80)) <= set(found) and len(set(found)) == len(found)
+        assert len([number for number in found if number < 40]) == damaged
+
+
+def test_a_segment_too_small_for_the_batch_of_many_queues(tmp_path: Path) -> None:
+    disk, config = ClockDisk(NOW_MS), SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=1024)
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        store.create_topic("t", queue_nums=600)
+        for number in range(600):
+            store.put_message(Message("t", b"%06d" % number, queue_id=number, delay_time_level=1))
+        disk.now_ms += 1_000
+        assert deliver_all(store) == 600
+        assert delivered(store) == [b"%06d" % number for number in range(600)]
+
+
+def test_what_retention_took_is_not_waited_for(tmp_path: Path) -> None:
+    """The first segments are gone, and the last delivery's record with them: what is left is delivered, once."""
+    disk, config = ClockDisk(NOW_MS), SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        store.append_batch(delayed([1] * 10))
+        disk.now_ms += 1_000
+        assert deliver_all(store) == 10
+        store.append_batch(delayed([1] * 100))
+    shutil.rmtree(tmp_path / "config")
+    for name in sorted(p.name for p in (tmp_path / "commitlog").iterdir())[:3]:
+        (tmp_path / "commitlog" / name).unlink()
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        left = store.max_offset(SCHEDULE_TOPIC, 0) - store.min_offset(SCHEDULE_TOPIC, 0)
+        assert 10 < left < 100
+        disk.now_ms += 1_000
+        assert deliver_all(store) == left
+        assert deliver_all(store) == 0
+
+
+def test_a_topic_that_is_gone_is_created_again(tmp_path: Path) -> None:
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"x", queue_id=3, delay_time_level=1))
+    file = tmp_path / "config" / "topics.json"
+    fields = json.loads(file.read_text())
+    fields["topicConfigTable"] = {}
+    file.write_text(json.dumps(fields))
+    disk.now_ms += 1_000
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        assert deliver_all(store) == 1
+        config = store.topic_config("t")
+        assert config is not None and config.write_queue_nums == 8
+
+
+def test_the_app_of_deliveries_is_the_stores_own(tmp_path: Path) -> None:
+    with pytest.raises(MessageIllegalError, match="belong to the store"):
+        BatchRequest(app_id=DELIVERY_APP)
+    with MessageStore.open(tmp_path, SMALL) as store, pytest.raises(MessageIllegalError, match="belong to the store"):
+        store.start_batches(DELIVERY_APP, 3)
+
+
+def test_deliveries_do_not_push_other_batches_out_of_the_journal(tmp_path: Path) -> None:
+    config = ROOMY.replace(journal_retention=50)
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        for version in range(20):
+            store.append_batch(delayed([1, 0]), BatchRequest(app_id="a", version=version))
+        delivery = store._attached.delivery
+        assert delivery is not None
+        for _ in range(15):
+            store.append_batch(delayed([1] * 20))
+            disk.now_ms += 1_000
+            while delivery.deliver(1).count:
+                pass
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        assert len(store.writer.journal.entries("a")) == 20
+        assert store.append_batch(delayed([1, 0]), BatchRequest(app_id="a", version=19)).status == "known"
+        assert 10 <= len(store.writer.journal.entries(DELIVERY_APP)) <= 20
+        assert store.deliver_delayed().count == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["sync", "async"])
+def test_a_kill_during_a_delivery_loses_and_doubles_nothing(tmp_path: Path, config: StoreConfig) -> None:
+    """The deliverer dies at every third operation, also while it writes delayOffset.json; its successor delivers the rest."""
+
+    class Dying(KillDisk):
+        now_ms = NOW_MS
+
+        def time_ns(self) -> int:
+            return self.now_ms * 1_000_000
+
+    base, root = tmp_path / "base", tmp_path / "store"
+    clock = ClockDisk(NOW_MS)
+    with MessageStore.open(base, config, disk=clock) as store:
+        store.append_batch(delayed([1, 1, 2, 0, 1]))
+    at = 0
+    while True:
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(base, root)
+        disk = Dying(at)
+        disk.now_ms = NOW_MS + 10_000
+        try:
+            with MessageStore.open(root, config, disk=disk) as store:
+                deliver_all(store)
+        except (Killed, StorePoisonedError):
+            pass
+        die(root)
+        later = ClockDisk(NOW_MS + 10_000)
+        with MessageStore.open(root, config, disk=later) as store:
+            deliver_all(store)
+            assert delivered(store) == bodies(5), at
+        assert offsets_of_file(root) == {"1": 3, "2": 1}
+        report = verify(root, config)
+        assert report.ok, (at, report.findings[:3])
+        if not disk.dead:
+            break
+        at += 3
+    assert at > 40
