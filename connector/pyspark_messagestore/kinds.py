@@ -86,8 +86,7 @@ class Option:
     side : str
         "source" or "sink".
     name : str
-    kind : Kind | None
-        None: a later release may have this option; this one refuses it by name.
+    kind : Kind
     default : str | None
         The default as text, or None.
     meaning : str
@@ -101,7 +100,7 @@ class Option:
 
     side: str
     name: str
-    kind: Kind | None
+    kind: Kind
     default: str | None = None
     meaning: str = ""
     aliases: tuple[str, ...] = ()
@@ -112,8 +111,3 @@ class Option:
     def field(self) -> str:
         """The attribute of `SourceOptions` or `SinkOptions`."""
         return self.attribute or re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
-
-
-def later(side: str, *names: str) -> tuple[Option, ...]:
-    """Options that this release refuses by name."""
-    return tuple(Option(side, name, None) for name in names)

@@ -385,7 +385,7 @@ def check_names(options: Iterable[str]) -> None:
     """
     for key in options:
         if not _is_sparks(key) and all(key.lower() not in names for names in _NAMES.values()):
-            raise _unknown(key, [option.name for option in OPTIONS if option.kind is not None])
+            raise _unknown(key, [option.name for option in OPTIONS])
 
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
@@ -394,7 +394,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
     Raises
     ------
     ConfigError
-        For the first option that is missing, unknown, not built yet or wrong, or does not go with another one.
+        For the first option that is missing, unknown or wrong, or does not go with another one.
     """
     parsed = SourceOptions(**_parsed(SOURCE, options))
     parsed.check()
@@ -407,7 +407,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     Raises
     ------
     ConfigError
-        For the first option that is missing, unknown, not built yet or wrong.
+        For the first option that is missing, unknown or wrong.
     """
     parsed = SinkOptions(**_parsed(SINK, options))
     if parsed.txn_version is not None and parsed.txn_app_id is None:
@@ -439,10 +439,6 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
             if not _is_sparks(key):
                 raise _misplaced(side, key)
             continue
-        if option.kind is None:
-            raise ConfigError(
-                f"option {option.name}: this release does not have it yet. Leave it out", key=option.name, value=value
-            )
         if option.name in given and given[option.name][1] != value:
             raise ConfigError(
                 f"option {option.name}: found twice, as {given[option.name][0]} and as {key}. Give one of them",
@@ -455,12 +451,12 @@ def _parsed(side: str, options: Mapping[str, str]) -> dict[str, Any]:
             given.setdefault("path", (key, value))
     values: dict[str, Any] = {}
     for option in OPTIONS:
-        if option.side == side and option.kind is not None:
-            values[option.field] = _value(option, option.kind, given)
+        if option.side == side:
+            values[option.field] = _value(option, given)
     return values
 
 
-def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> Any:
+def _value(option: Option, given: Mapping[str, tuple[str, str]]) -> Any:
     _key, text = given.get(option.name, (option.name, option.default))
     if text is None:
         if option.shown == "required":
@@ -469,12 +465,12 @@ def _value(option: Option, kind: Kind, given: Mapping[str, tuple[str, str]]) -> 
             raise ConfigError(f"option {option.name}{also}: is missing. {hint}", key=option.name, value=None)
         return None
     try:
-        return kind.parse(text)
+        return option.kind.parse(text)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError) and error.key == option.name:
             raise  # its message says more than the one below
         raise ConfigError(
-            f"option {option.name}: found {text!r}; allowed is {kind.allowed}", key=option.name, value=text
+            f"option {option.name}: found {text!r}; allowed is {option.kind.allowed}", key=option.name, value=text
         ) from None
 
 
@@ -498,7 +494,7 @@ def _misplaced(side: str, key: str) -> ConfigError:
         return ConfigError(
             f"option {key}: is for {_DOING[other]}, but this is {_DOING[side]}. Leave it out", key=key, value=None
         )
-    return _unknown(key, [option.name for option in OPTIONS if option.kind is not None and option.side == side])
+    return _unknown(key, [option.name for option in OPTIONS if option.side == side])
 
 
 def _unknown(key: str, names: list[str]) -> ConfigError:
@@ -523,13 +519,12 @@ def table(side: str) -> str:
     """The options of one side as a Markdown table."""
     lines = ["| Option | Default | Meaning |", "|---|---|---|"]
     for option in OPTIONS:
-        if option.side == side and option.kind is not None:
+        if option.side == side:
             names = ", ".join(f"`{alias}`" for alias in option.aliases)
             default = option.shown or (f"`{option.default}`" if option.default is not None else "none")
             meaning = option.meaning.replace("|", "\\|")
             lines.append(f"| `{option.name}`{f' ({names})' if names else ''} | {default} | {meaning} |")
-    later = ", ".join(f"`{option.name}`" for option in OPTIONS if option.side == side and option.kind is None)
-    return "\n".join([*lines, "", f"Not built yet, and refused by name: {later}."] if later else lines)
+    return "\n".join(lines)
 
 
 def with_tables(text: str) -> str:
@@ -543,7 +538,7 @@ def with_tables(text: str) -> str:
 
 
 for _kind, _side in ((SourceOptions, SOURCE), (SinkOptions, SINK)):
-    if [f.name for f in dataclasses.fields(_kind)] != [o.field for o in OPTIONS if o.side == _side and o.kind]:
+    if [f.name for f in dataclasses.fields(_kind)] != [o.field for o in OPTIONS if o.side == _side]:
         raise TypeError(f"{_kind.__name__} and the table of options do not have the same fields")
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from messagestore import ConfigError, StoreConfig
 from messagestore.spi import group_fault
-from pyspark_messagestore.kinds import BOOLEAN, DURATION, MOST, PATH, SIZE, SOURCE, Kind, Option, choice, later, whole
+from pyspark_messagestore.kinds import BOOLEAN, DURATION, MOST, PATH, SIZE, SOURCE, Kind, Option, choice, whole
 from pyspark_messagestore.positions import (
     ENDING_OFFSETS,
     LATEST,
@@ -214,6 +214,17 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SOURCE,
+        "readUpTo",
+        choice("visible", "flushed"),
+        "visible",
+        "`flushed`: only messages that survive a power cut. SYNC_FLUSH messages are on the disk when they become "
+        "visible. ASYNC_FLUSH messages are read when they have been synced: after half a second under load "
+        "(`flushIntervalCommitLog`), otherwise after 10 s (`flushCommitLogThoroughInterval`), or when a writer of "
+        "Spark detaches (`attachTimeout`, 20 s). A store that a Java broker wrote last is refused, since its files do "
+        "not say what has been synced.",
+    ),
+    Option(
+        SOURCE,
         "onMissingTopic",
         choice("fail", "wait"),
         "fail",
@@ -306,10 +317,6 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         "topics and no positions. Batch reads only.",
         attribute="contents",
     ),
-    *later(
-        SOURCE,
-        *("readUpTo",),
-    ),
 )
 
 
@@ -337,6 +344,7 @@ class SourceOptions:
     max_bytes_per_partition: int | None
     fail_on_data_loss: bool
     fail_on_unproven: bool
+    read_up_to: str
     on_missing_topic: str
     consumer_group: str | None
     tags: tuple[str, ...] | None
@@ -351,7 +359,7 @@ class SourceOptions:
 
     def config(self) -> StoreConfig:
         """The settings with which the store is read."""
-        return StoreConfig(fail_on_unproven=self.fail_on_unproven)
+        return StoreConfig(fail_on_unproven=self.fail_on_unproven, read_up_to=self.read_up_to)
 
     @property
     def subscription(self) -> Subscription:

@@ -184,9 +184,14 @@ class _Check:
         self.slot = slot_of(data)
         if self.slot is None:
             found.find("spark/state", 0, "a valid slot", "none")
-        rest = data[64:512] + data[576:]
+        rest = data[80:512] + data[592:]
         if rest.count(0) != len(rest):
-            found.find("spark/state", 64, "zeros beside the slots", "other bytes")
+            found.find("spark/state", 80, "zeros beside the slots", "other bytes")
+        for position in (0, 512):
+            flushed_end, slot_crc, crc = struct.unpack_from(">qII", data, position + 64)
+            whole = crc == binascii.crc32(data[position + 64 : position + 76]) and flushed_end >= -1
+            if slot_crc == struct.unpack_from(">I", data, position + 60)[0] and slot_crc and not whole:
+                found.find("spark/state", position + 64, "a flushed end", data[position + 64 : position + 80].hex())
 
     def _files(self, folder: str, size: object) -> dict[int, bytes]:
         """Read files named by offsets; they must have one size and no gap."""

@@ -226,8 +226,8 @@ def used_ranges(sample: Sample) -> Iterator[tuple[str, int, int]]:
         else:
             end = len(data.rstrip(b"\0"))
         if path == "spark/state":
-            yield path, 0, 64
-            yield path, 512, 576
+            yield path, 0, 80
+            yield path, 512, 592
         elif path.startswith("index/"):
             yield path, 0, 32  # the count of used slots follows, which nobody reads
             yield path, 36, min(len(data), end + 2)

@@ -135,7 +135,7 @@ def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
         Target("records", records, _read_record, 35),
         Target("segments", logs, _read_segment, 10),
         Target("BATCH records", batches, _read_batch, 10),
-        Target("state slots", [d[i : i + 64] for d in of("spark/state") for i in (0, 512)], State.from_bytes, 10),
+        Target("state slots", [d[i : i + 80] for d in of("spark/state") for i in (0, 512)], State.from_bytes, 10),
         Target("journals", of("spark/journal"), BatchJournal.from_bytes, 8),
         Target("journals of format 1", [_JOURNAL_1], BatchJournal.from_json, 2),
         Target("checkpoints", of("checkpoint"), partial(_read_small, memory, "checkpoint", _read_checkpoint), 4),

@@ -28,10 +28,12 @@ from crash.harness import Step, scratch_folder
 from crash.imitate import another_boot
 from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemDisk, MemRecordingDisk
-from crash.power_cut import MODES, Folder, Image, Write
+from crash.power_cut import MODES, SECTOR_SIZE, Folder, Image, Write
 from crash.shrink import smallest
 from crash.simdisk import RecordingDisk
 from crash.workloads import WORKLOADS, Base, Bases, Recorded, Workload, copy_of, record, record_in_memory
+from messagestore.files.state import State
+from messagestore.format.layout import STATE_FLUSHED, STATE_SLOT, STATE_SLOT_POSITIONS
 
 POWER_MODES = tuple(mode for mode in MODES if mode != "all")
 
@@ -92,14 +94,33 @@ class Death:
         """Return what is left of the store, and what must be there."""
         story, disk = self.story, self.story.run.disk
         promise, config = story.run.promised(self.cut), story.workload.config
+        flushed = flushed_end(disk, self.cut)
         if self.image is not None:
-            return Crash(self.image.folder, promise, story.steps, config)
+            return Crash(self.image.folder, promise, story.steps, config, flushed_end=flushed)
         content, left = disk.image(self.cut, "all").folder, (disk, self.cut, story.run.promised(self.cut))
         if self.half:
             content = with_half_write(disk, self.cut, content, root)
         return Crash(
-            content, killed(promise), story.steps, config, power_cut=False, left=None if self.half else left
-        )  # fmt: skip
+            content,
+            killed(promise),
+            story.steps,
+            config,
+            power_cut=False,
+            left=None if self.half else left,
+            flushed_end=flushed,
+        )
+
+
+def flushed_end(disk: RecordingDisk, cut: int) -> int:
+    """Return how far a reader with `readUpTo=flushed` may have seen after the first `cut` operations."""
+    replay = disk._replay_at(cut)
+    inode = next((inode for inode, path in replay.paths().items() if path == "spark/state"), None)
+    if inode is None:
+        return 0
+    file, size = replay.files[inode], STATE_SLOT.size + STATE_FLUSHED.size
+    slots = (file.sector(position // SECTOR_SIZE, 1 << 30)[:size] for position in STATE_SLOT_POSITIONS)
+    states = [state for slot in slots if (state := State.from_bytes(slot)) is not None]
+    return max(states, key=lambda state: state.counter).flushed_end if states else 0
 
 
 def half_write(disk: RecordingDisk, cut: int) -> Write | None:
@@ -189,10 +210,15 @@ def again(crash: Crash, root: Path, chance: random.Random) -> tuple[str, Crash]:
     promise = run.promised(cut)
     if by_kill and not crash.power_cut:
         promise = killed(promise)
+    flushed = crash.flushed_end
+    if not crash.power_cut:  # otherwise the store is of an earlier boot until it is recovered
+        flushed = max(flushed, flushed_end(disk, cut))
     # A replay appends after what was lost: what is there is still whole, but not a prefix of what was done first.
     steps = crash.steps if not replays else ()
     words = f"then {'kill' if by_kill else 'power cut'} {cut}, {image.label}"
-    return words, Crash(image.folder, promise, steps, crash.config, power_cut=crash.power_cut or not by_kill)
+    return words, Crash(
+        image.folder, promise, steps, crash.config, power_cut=crash.power_cut or not by_kill, flushed_end=flushed
+    )
 
 
 def another_put(crash: Crash, root: Path) -> Crash:

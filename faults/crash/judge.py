@@ -74,6 +74,8 @@ class Crash:
         The next process runs in another boot. False: the process was killed, and the page cache is intact.
     left : (RecordingDisk, int, Promise) | None
         For a kill: the disk, how many operations had been done, and what a power cut at this point must leave.
+    flushed_end : int
+        What readers with `readUpTo=flushed` had seen: the log must reach at least this far.
     """
 
     content: Folder
@@ -82,6 +84,7 @@ class Crash:
     config: StoreConfig
     power_cut: bool = True
     left: tuple[RecordingDisk, int, Promise] | None = None
+    flushed_end: int = 0
 
 
 def judge(crash: Crash, root: Path, *, thorough: bool = False, briefly: bool = False) -> Verdict:
@@ -120,6 +123,8 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
     with MessageStore.open(root, config, disk=disk) as store:
         if state is not None and store.report is not None:
             _nothing_was_in_flight(state, store.report, before, disk, verdict)
+        if store.writer.end.physical_offset < crash.flushed_end:
+            verdict.lost.append(f"flushed up to {crash.flushed_end}, and {store.writer.end.physical_offset} is left")
         found = checker.check(disk.tree())
         note_faults(verdict, found, "after recovery")
         note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)

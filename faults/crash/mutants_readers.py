@@ -16,6 +16,7 @@ from messagestore.read import queue_ends
 from messagestore.read.proven_tail import _Chain
 from messagestore.read.queue_ends import QueueEnds
 from messagestore.read.view import StoreView
+from messagestore.write.standing import Standing
 from pyspark_messagestore import reading
 from pyspark_messagestore.follower import Follower
 
@@ -91,6 +92,15 @@ def every_batch_proves(real: Any) -> Any:
     return take
 
 
+def flushed_as_soon_as_written(real: Any) -> Any:
+    """Whatever is in the log counts as flushed."""
+
+    def changed(writer: Standing, changes: dict[str, int]) -> State:
+        return replace(real(writer, changes), known_flushed_end=writer.end.physical_offset)
+
+    return changed
+
+
 _ASYNC = ("async batches", "async, then sync", "async roll-over")
 MUTANTS = (
     Mutant("a stream checks the log on its first plan only", patched(Follower, "check_start", on_the_first_plan_only), "surprises", changed_under_streams),
@@ -102,5 +112,6 @@ MUTANTS = (
     Mutant("tasks read whatever is there", without(reading, "_check_planned"), "a restored backup", story(surprises.restored_before_the_tasks)),
     Mutant("a reader takes the visible end of another boot", patched(StoreView, "_proven_end_of", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
     Mutant("a reader of another boot stays at the clean end", patched(_Chain, "run", clean_end_only), "power cuts", power_cuts("batches", "roll-over")),
+    Mutant("what was written counts as flushed", patched(Standing, "changed_state", flushed_as_soon_as_written), "power cuts", power_cuts(*_ASYNC, "async puts")),
     Mutant("any batch proves what is below it, whatever its CRCs say", patched(_Chain, "_take_batch", every_batch_proves), "a torn body", story(surprises.a_body_torn_by_a_power_cut)),
 )  # fmt: skip

@@ -865,7 +865,7 @@ class MessageStore(ReadOnlyStore):
             The store's root folder.
         config : StoreConfig | None
             The settings; None: the defaults. Only `max_hash_slot_num`, `max_index_num`, `max_msgs_num_batch`,
-            `proven_tail_size` and `fail_on_unproven` matter to a reader.
+            `proven_tail_size`, `fail_on_unproven` and `read_up_to` matter to a reader.
         disk : Disk | None
             For tests.
 

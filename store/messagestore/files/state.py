@@ -4,8 +4,11 @@
 one slot. A slot counts if its CRC matches; if both match, the one with the higher counter counts. A torn write
 therefore leaves the previous state.
 
-    0         64        512       576                4096
-    | slot 0  | zeros   | slot 1  | zeros            |       a state with counter n is in slot n % 2
+    0         64    80        512       576   592            4096
+    | slot 0  | F   | zeros   | slot 1  | F   | zeros        |       a state with counter n is in slot n % 2
+
+F, the flushed end, is written together with the slot before it. It counts if its own CRC matches and it names the CRC
+of that slot; otherwise the flushed end is unknown, as in what earlier releases wrote.
 
 Written only under the writer lock; read by any thread and process at any time.
 """
@@ -23,6 +26,7 @@ from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
     STATE_FILE_SIZE,
+    STATE_FLUSHED,
     STATE_OWN,
     STATE_POISONED,
     STATE_RECOVERING,
@@ -31,13 +35,16 @@ from messagestore.format.layout import (
 )
 
 NOTHING_IN_FLIGHT = -1
+UNKNOWN_FLUSHED_END = -1
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_READ_SIZE = STATE_SLOT_POSITIONS[-1] + STATE_SLOT.size
+_SIZE = STATE_SLOT.size + STATE_FLUSHED.size
+_READ_SIZE = STATE_SLOT_POSITIONS[-1] + _SIZE
 _READ_TRIES = 3
 
-_SLOT = STATE_SLOT.struct
+_SLOT, _FLUSHED = STATE_SLOT.struct, STATE_FLUSHED.struct
+_FLUSHED_CRC_POSITION = STATE_SLOT.size + STATE_FLUSHED.offset("crc")
 _CRC_POSITION = STATE_SLOT.offset("crc")
-_PACKED = struct.Struct(_SLOT.format[:-1])  # what the CRC covers
+_PACKED, _FLUSHED_FIELDS = struct.Struct(_SLOT.format[:-1]), struct.Struct(_FLUSHED.format[:-1])  # without the CRC
 
 _values = attrgetter(*(field.name for field in STATE_SLOT.fields if field.name != "crc"))
 
@@ -55,7 +62,7 @@ def boot_hash() -> int:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One slot.
+    """One slot, and the flushed end behind it.
 
     Parameters
     ----------
@@ -75,6 +82,9 @@ class State:
         STATE_POISONED, STATE_ASYNC, STATE_CLEAN, STATE_RECOVERING, STATE_OWN of `layout`.
     writer_pid : int
         The process that wrote the slot; for messages only.
+    known_flushed_end : int
+        F: the end up to which the log was synced, which matters while the state is asynchronous;
+        `UNKNOWN_FLUSHED_END` if an earlier release wrote the state.
     """
 
     counter: int = 1
@@ -87,6 +97,7 @@ class State:
     boot_hash: int = 0
     flags: int = 0
     writer_pid: int = 0
+    known_flushed_end: int = UNKNOWN_FLUSHED_END
 
     @property
     def poisoned(self) -> bool:
@@ -97,6 +108,16 @@ class State:
     def asynchronous(self) -> bool:
         """Bytes above C were appended in ASYNC_FLUSH, so a ConsumeQueue unit there proves nothing."""
         return bool(self.flags & STATE_ASYNC)
+
+    @property
+    def flushed_end(self) -> int:
+        """The end of what survives a power cut, as far as this state says. It never goes back.
+
+        SYNC_FLUSH makes bytes visible when they are on the disk.
+        """
+        if not self.asynchronous:
+            return self.visible_end
+        return min(self.visible_end, max(self.clean_end, self.known_flushed_end))
 
     @property
     def clean(self) -> bool:
@@ -130,7 +151,7 @@ class State:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the slot's bytes.
+        """Return the bytes of the slot and of the flushed end.
 
         Raises
         ------
@@ -139,17 +160,24 @@ class State:
         """
         values = _values(self)
         try:
-            return _SLOT.pack(*values, zlib.crc32(_PACKED.pack(*values)))
+            crc = zlib.crc32(_PACKED.pack(*values))
+            flushed = _FLUSHED_FIELDS.pack(self.known_flushed_end, crc)
+            return _SLOT.pack(*values, crc) + flushed + zlib.crc32(flushed).to_bytes(4, "big")
         except struct.error as error:
             raise ValueError(f"state: {error}; found {self}") from error
 
     @classmethod
     def from_bytes(cls, data: bytes) -> State | None:
-        """Return the state in a slot; None if the slot was never written or is torn."""
-        if len(data) != STATE_SLOT.size:
+        """Return the state in a slot, with what lies behind it; None if the slot was never written or is torn."""
+        if len(data) != _SIZE:
             return None
-        *values, crc = _SLOT.unpack(data)
-        return cls(*values) if crc == zlib.crc32(data[:_CRC_POSITION]) else None
+        *values, crc = _SLOT.unpack_from(data)
+        if crc != zlib.crc32(data[:_CRC_POSITION]):
+            return None
+        flushed_end, slot_crc, flushed_crc = _FLUSHED.unpack_from(data, STATE_SLOT.size)
+        if slot_crc != crc or flushed_crc != zlib.crc32(data[STATE_SLOT.size : _FLUSHED_CRC_POSITION]):
+            flushed_end = UNKNOWN_FLUSHED_END
+        return cls(*(*values, flushed_end))
 
 
 class StateFile:
@@ -186,7 +214,7 @@ class StateFile:
         """Create the file, whole and synced, with `state` in its slot; an existing one is replaced."""
         data = bytearray(STATE_FILE_SIZE)
         position = STATE_SLOT_POSITIONS[state.counter % 2]
-        data[position : position + STATE_SLOT.size] = state.to_bytes()
+        data[position : position + _SIZE] = state.to_bytes()
         self.close()
         replace_file(self.disk, self.path, bytes(data), via=via)
         self._last = state
@@ -200,7 +228,7 @@ class StateFile:
                 return None
             state: State | None = None
             for position in STATE_SLOT_POSITIONS:
-                found = State.from_bytes(data[position : position + STATE_SLOT.size])
+                found = State.from_bytes(data[position : position + _SIZE])
                 if found is not None and (state is None or found.counter > state.counter):
                     state = found
             if state is not None:

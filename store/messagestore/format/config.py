@@ -23,6 +23,8 @@ from messagestore.format.layout import CRC_MASK, UNIT
 
 SYNC_FLUSH = "SYNC_FLUSH"
 ASYNC_FLUSH = "ASYNC_FLUSH"
+VISIBLE = "visible"
+FLUSHED = "flushed"
 MIN_SEGMENT_SIZE = 4096
 DEFAULT_RESERVED_HOURS = 72
 """RocketMQ's fileReservedTime."""
@@ -167,6 +169,9 @@ class StoreConfig:
         After a reboot and before recovery: how much of the log a reader examines to prove what is on the disk.
     fail_on_unproven : bool
         True: a reader that then finds messages it cannot prove raises `NotRecoveredError`; False: it logs a warning.
+    read_up_to : str
+        "visible": a reader shows what is visible. "flushed": only what survives a power cut, so ASYNC_FLUSH messages
+        appear when they are synced.
     broker_settings : tuple of (str, str)
         Set by `load`: what a broker's own file says about who may write to the store, and how.
     given : frozenset of str
@@ -229,6 +234,7 @@ class StoreConfig:
     journal_retention: int = 10_000
     proven_tail_size: int = 1024 * 1024 * 1024
     fail_on_unproven: bool = False
+    read_up_to: str = VISIBLE
     broker_settings: tuple[tuple[str, str], ...] = _no_setting(())
     """Keys and values of a broker's own file that say who may write, and how."""
     given: frozenset[str] = _no_setting(frozenset())
@@ -281,6 +287,8 @@ class StoreConfig:
         self._check_range("proven_tail_size", 0, 1 << 40)
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             self._refuse("flush_disk_type", f"{SYNC_FLUSH} or {ASYNC_FLUSH}")
+        if self.read_up_to not in (VISIBLE, FLUSHED):
+            self._refuse("read_up_to", f"{VISIBLE} or {FLUSHED}")
         try:
             ipaddress.ip_address(self.broker_ip1.replace("%", " "))  # an address in a record cannot hold a zone
         except ValueError:

@@ -245,6 +245,16 @@ STATE_SLOT = Layout(
         (60, "crc", "u4", "CRC-32 of the 60 bytes before"),
     ],
 )
+STATE_FLUSHED = Layout(
+    "flushed end",
+    16,
+    [
+        (0, "flushed_end", "i8", "F: while flag 2 is set, the log is synced below it"),
+        (8, "slot_crc", "u4", "the CRC of the slot to which this belongs"),
+        (12, "crc", "u4", "CRC-32 of the 12 bytes before"),
+    ],
+)
+"""Lies behind each slot. Earlier releases do not write it, and leave the one of an older slot there."""
 STATE_POISONED = 1
 STATE_ASYNC = 2
 STATE_CLEAN = 4
@@ -335,8 +345,8 @@ ENDS_ENTRY = Layout(
 )
 
 ALL = (
-    RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT, JOURNAL_HEADER, JOURNAL_ENTRY,
-    ENDS_HEADER, ENDS_ENTRY,
+    RECORD_HEAD, BLANK, UNIT, INDEX_HEADER, INDEX_ENTRY, CHECKPOINT, STATE_SLOT, STATE_FLUSHED, JOURNAL_HEADER,
+    JOURNAL_ENTRY, ENDS_HEADER, ENDS_ENTRY,
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ then reads `abort` again; if that is ours now, `state` decides.
 Until a writer has recovered the store, a V that was written in another boot counts only up to C, and up to the end of
 the last batch after C that is proven to be on the disk (`proven_tail`). Readers never write.
 
+A reader with `readUpTo=flushed` takes the flushed end instead of V. What is proven after a reboot is on the disk.
+
 A view belongs to the folder that was at its path when it was opened. If that folder is renamed, or another one takes
 its place, the view raises an error and never shows the other store. The view notices files that retention deletes, and
 counts what they held.
@@ -32,6 +34,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from messagestore.errors import (
+    ConfigError,
     CorruptionError,
     MagicError,
     NotAStoreError,
@@ -47,7 +50,7 @@ from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.mapped_file import Disk, File
 from messagestore.files.state import State, boot_hash
 from messagestore.format import record, record_columns
-from messagestore.format.config import StoreConfig
+from messagestore.format.config import FLUSHED, StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.inner_batch import single_records
 from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
@@ -122,8 +125,8 @@ class StoreView:
     ----------
     root : path
     config : StoreConfig
-        It gives the index slot and entry counts of a store without `spark/store.json`, and `proven_tail_size` and
-        `fail_on_unproven`.
+        It gives the index slot and entry counts of a store without `spark/store.json`, and `proven_tail_size`,
+        `fail_on_unproven` and `read_up_to`.
     disk : Disk
     tail : ProvenTail, optional
         The result of an earlier search in a store that no writer has recovered since the machine was started. It saves
@@ -198,6 +201,8 @@ class StoreView:
             `abort` is ours and no slot of `state` is valid: `messagestore recover` decides what the store contains.
         NotRecoveredError
             With `failOnUnproven`: the log has records that only recovery can show.
+        ConfigError
+            With `readUpTo=flushed`: a Java broker wrote the store last.
         NotAStoreError, StoreWentBackwardsError
             The folder that was opened is no longer at the path: it was renamed, or another one is there.
         """
@@ -229,8 +234,17 @@ class StoreView:
                     hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
                 )
             same_boot = state.boot_hash == boot_hash()
-            visible_end = state.visible_end if same_boot else self._proven_end_of(state)
+            up_to = state.flushed_end if files.config.read_up_to == FLUSHED else state.visible_end
+            visible_end = up_to if same_boot else self._proven_end_of(state)
             self.visible = Visible(visible_end, state.counter, state.clean_end, same_boot and not state.recovering)
+        if files.config.read_up_to == FLUSHED and self.known_end is None:
+            raise ConfigError(
+                f"readUpTo: found flushed, but nothing in {files.paths.root} says what is on the disk: a Java broker "
+                f"wrote the store last, or spark/state is lost. Read up to visible, or run `messagestore recover` when "
+                f"no broker is running",
+                key="readUpTo",
+                value=FLUSHED,
+            )
         self.own = state is not None and state.own and self.known_end is not None
         if self.visible.end is None or same_boot:
             self.tail = self._tail_key = None

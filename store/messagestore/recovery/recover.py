@@ -26,7 +26,7 @@ from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.checkpoint import StoreCheckpoint
 from messagestore.files.mapped_file import replace_file
-from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
+from messagestore.files.state import NOTHING_IN_FLIGHT, UNKNOWN_FLUSHED_END, State, boot_hash
 from messagestore.format import record
 from messagestore.format.batch_record import BatchRecord
 from messagestore.format.config import ASYNC_FLUSH
@@ -927,6 +927,7 @@ class _Recovery:
             # zeros are on the disk (`CleanEnd.move`).
             flags=old.flags & (STATE_ASYNC | STATE_OWN) if old is not None else STATE_OWN * self._is_new(),
             writer_pid=os.getpid(),
+            known_flushed_end=UNKNOWN_FLUSHED_END if old is None else min(old.known_flushed_end, end.physical_offset),
         )
         if old is None or files.disk.size(files.paths.state) != STATE_FILE_SIZE:
             files.state_file.create(files.paths.temporary("state"), state)

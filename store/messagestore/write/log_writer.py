@@ -117,8 +117,9 @@ class LogWriter(Standing):
             # The flag must be on the disk before the first ASYNC byte: without it, a ConsumeQueue unit proves that its
             # record is synced.
             flags = (self.state.flags | STATE_ASYNC) & ~STATE_CLEAN
+            flushed = self.state.visible_end  # so far, what is visible is synced
             self.state = self.files.state_file.write_both(
-                self.changed_state({"flags": flags, "in_flight": physical_offset})
+                self.changed_state({"flags": flags, "in_flight": physical_offset, "known_flushed_end": flushed})
             )
             try:
                 self.files.state_file.sync()
@@ -316,6 +317,8 @@ class LogWriter(Standing):
             self.synced_end = max(self.synced_end, end)
             try:
                 self._drain(end)
+                with self.unbroken("`state` was being written"):
+                    self.note_flushed(end)
             except StoreFullError as error:
                 self.tell_undispatched(error)  # the records are durable, so they are acknowledged
         return end

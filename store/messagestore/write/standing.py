@@ -293,6 +293,15 @@ class Standing:
         counter = max(self.state.counter, self.files.state_file.last_counter) + 1  # a change may have failed midway
         return replace(self.state, counter=counter, boot_hash=boot_hash(), writer_pid=os.getpid(), **changes)
 
+    def note_flushed(self, end: int) -> None:
+        """Say in `state` that everything below `end` is synced. Call under the mutex, after a sync that succeeded.
+
+        Without ASYNC_FLUSH bytes, what is visible is synced, and nothing has to be said.
+        """
+        state = self.state
+        if state.asynchronous and state.known_flushed_end < min(end, state.visible_end) and self.turn is Turn.HELD:
+            self.write_state(known_flushed_end=end)
+
     def sync_to_end(self) -> None:
         """Make everything up to the log's end durable; a failure poisons the writer. Call under the mutex."""
         self.sync_log(self.end.physical_offset)

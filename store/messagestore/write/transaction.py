@@ -102,6 +102,7 @@ def append_batch(writer: LogWriter, source: ChunkSource, request: BatchRequest, 
         if known is not None:
             if request.flush_disk_type == SYNC_FLUSH and known.end > writer.synced_end:
                 writer.sync_to_end()  # it was appended with ASYNC_FLUSH, and is now acknowledged as synced
+                writer.note_flushed(known.end)
             return known
         writer.check_disk()
         end = writer.end.physical_offset
@@ -401,6 +402,8 @@ def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:
     next_offsets[BATCH_TOPIC, 0] = batch.queue_offset + 1
     writer.appended(LogEnd(batch.end, *plan.last_record, timestamp_ms), next_offsets)
     writer.write_state(visible_end=batch.end, in_flight=NOTHING_IN_FLIGHT)
+    if batch.flush_disk_type == SYNC_FLUSH:
+        writer.note_flushed(batch.end)
     writer.journal.add(batch)
     writer.clean_end.maybe_move()
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from crash.imitate import Broker
 from spark_runs import bodies, fill
 
 Case = Callable[[object, str], None]
@@ -60,8 +61,12 @@ def wrong_option(spark, root):
     write(spark.range(1).selectExpr("'x' body"), root, flushDiskType="FAST")
 
 
-@case(r"ConfigError: option readUpTo: this release does not have it yet\. Leave it out")
-def option_to_come(spark, root):
+@case(
+    r"ConfigError: readUpTo: found flushed, but nothing in \S+ says what is on the disk: a Java broker wrote the store "
+    r"last, or spark/state is lost\. Read up to visible, or run `messagestore recover` when no broker is running"
+)
+def flushed_in_a_brokers_store(spark, root):
+    Broker(Path(root))
     read(spark, root, readUpTo="flushed").count()
 
 

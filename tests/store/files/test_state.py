@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from messagestore import Message, MessageStore, StoreError
 from messagestore.files.mapped_file import Disk
-from messagestore.files.state import State, StateFile, boot_hash
+from messagestore.files.state import UNKNOWN_FLUSHED_END, State, StateFile, boot_hash
 from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
     STATE_FILE_SIZE,
+    STATE_FLUSHED,
     STATE_POISONED,
     STATE_SLOT,
     STATE_SLOT_POSITIONS,
@@ -41,6 +42,7 @@ STATES = st.builds(
     boot_hash=UINT32,
     flags=UINT32,
     writer_pid=st.integers(0, (1 << 31) - 1),
+    known_flushed_end=INT64,
 )
 
 
@@ -77,15 +79,19 @@ def state_file(disk: CountingDisk, path: str) -> StateFile:
 
 
 def test_the_fields_are_the_tables_rows():
-    """A State is what the layout says, in its order, without the CRC."""
-    assert [f.name for f in fields(State)] == [f.name for f in STATE_SLOT.fields][:-1]
+    """A State is what the layouts say, in their order, without the CRCs."""
+    names = [f.name for f in STATE_SLOT.fields][:-1]
+    assert [f.name for f in fields(State)] == [*names, f"known_{STATE_FLUSHED.fields[0].name}"]
 
 
 def test_a_slot_byte_by_byte():
-    """Big-endian, 60 bytes of fields and their CRC-32: written out by hand."""
-    state = State(7, -1, 0x0102030405060708, 3, 4, 5, 0xFFFFFFFE, 0x80000001, 6, 4711)
+    """Big-endian, 60 bytes of fields and their CRC-32, then the flushed end: written out by hand."""
+    state = State(7, -1, 0x0102030405060708, 3, 4, 5, 0xFFFFFFFE, 0x80000001, 6, 4711, 9)
     head = struct.pack(">qqqqqiIIIi", 7, -1, 0x0102030405060708, 3, 4, 5, 0xFFFFFFFE, 0x80000001, 6, 4711)
-    assert state.to_bytes() == head + struct.pack(">I", zlib.crc32(head))
+    flushed = struct.pack(">qI", 9, zlib.crc32(head))
+    assert state.to_bytes() == head + struct.pack(">I", zlib.crc32(head)) + flushed + struct.pack(
+        ">I", zlib.crc32(flushed)
+    )
 
 
 @given(STATES)
@@ -107,7 +113,34 @@ def test_short_long_and_zero_slots_are_no_state():
     data = State().to_bytes()
     assert State.from_bytes(data[:-1]) is None
     assert State.from_bytes(data + b"\0") is None
-    assert State.from_bytes(bytes(STATE_SLOT.size)) is None
+    assert State.from_bytes(bytes(len(data))) is None
+
+
+@given(STATES, st.integers(STATE_SLOT.size * 8, (STATE_SLOT.size + STATE_FLUSHED.size) * 8 - 1))
+def test_one_flipped_bit_behind_the_slot_makes_the_flushed_end_unknown(state: State, bit: int):
+    """The slot still counts; a reader of what is flushed goes back to the clean end."""
+    data = bytearray(state.to_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    assert State.from_bytes(bytes(data)) == replace(state, known_flushed_end=UNKNOWN_FLUSHED_END)
+
+
+def test_a_slot_of_an_earlier_release_has_no_flushed_end():
+    """It writes 64 bytes, and leaves zeros or the flushed end of an older slot behind them."""
+    state, older = State(counter=9, visible_end=800, clean_end=100), State(counter=7, known_flushed_end=700)
+    for behind in (bytes(STATE_FLUSHED.size), older.to_bytes()[STATE_SLOT.size :]):
+        found = State.from_bytes(state.to_bytes()[: STATE_SLOT.size] + behind)
+        assert found == state
+        assert replace(found, flags=STATE_ASYNC).flushed_end == 100
+        assert found.flushed_end == 800
+
+
+@pytest.mark.parametrize(
+    ("clean_end", "known", "flushed_end"), [(100, -1, 100), (100, 50, 100), (100, 300, 300), (100, 900, 800)]
+)
+def test_the_flushed_end_lies_between_the_clean_and_the_visible_end(clean_end: int, known: int, flushed_end: int):
+    state = State(visible_end=800, clean_end=clean_end, known_flushed_end=known)
+    assert state.flushed_end == 800, "without ASYNC_FLUSH, what is visible is synced"
+    assert replace(state, flags=STATE_ASYNC).flushed_end == flushed_end
 
 
 @pytest.mark.parametrize(
@@ -161,10 +194,10 @@ def test_created_whole(state_file: StateFile, path: str):
 
 
 def test_a_change_is_one_write_of_one_slot(state_file: StateFile, disk: CountingDisk):
-    """64 bytes, in turn in both slots, which share no sector."""
+    """80 bytes, in turn in both slots, which share no sector."""
     state_file.write(State(counter=2))
     state_file.write(State(counter=3))
-    assert disk.writes == [(STATE_SLOT_POSITIONS[0], 64), (STATE_SLOT_POSITIONS[1], 64)]
+    assert disk.writes == [(STATE_SLOT_POSITIONS[0], 80), (STATE_SLOT_POSITIONS[1], 80)]
     assert abs(STATE_SLOT_POSITIONS[0] - STATE_SLOT_POSITIONS[1]) >= 512
 
 
@@ -176,7 +209,7 @@ def test_the_higher_counter_counts(state_file: StateFile, disk: Disk, path: str)
         assert other.read() == state
 
 
-@pytest.mark.parametrize("kept", range(0, 65, 8))
+@pytest.mark.parametrize("kept", range(0, 81, 8))
 def test_a_torn_write_leaves_the_state_before(state_file: StateFile, disk: Disk, path: str, kept: int):
     """A kill in the middle of a write: the old state, or the whole new one."""
     state_file.write(State(counter=2, visible_end=200))
@@ -184,7 +217,7 @@ def test_a_torn_write_leaves_the_state_before(state_file: StateFile, disk: Disk,
     file = disk.open(path, writable=True)
     disk.pwrite(file, new.to_bytes()[:kept], STATE_SLOT_POSITIONS[1])
     found = StateFile(disk, path).read()
-    assert found == (new if kept == 64 else State(counter=2, visible_end=200))
+    assert found == (new if kept >= 64 else State(counter=2, visible_end=200))
 
 
 def test_after_a_torn_write_the_torn_slot_is_written_again(state_file: StateFile, disk: Disk, path: str):
