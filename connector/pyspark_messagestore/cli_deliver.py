@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-from messagestore import CorruptionError, Delivered, StoreConfig, deliver_delayed
+from messagestore import CorruptionError, Delivered, deliver_delayed
 from pyspark_messagestore import cli_output as out
 from pyspark_messagestore.cli_app import FOUND_NOTHING, ConfigFile, Json, Root, Wait, config_of, existing
 
@@ -49,19 +48,11 @@ def deliver(
                 continue
             if once:
                 break
-            ends.wait(pause_s or _pause_s(done, config))
+            ends.wait(pause_s or done.pause_s(config))
     if not as_json:
         out.line(f"{out.count_words(count, 'message')} delivered")
     if damage:
         raise typer.Exit(FOUND_NOTHING)
-
-
-def _pause_s(done: Delivered, config: StoreConfig) -> float:
-    """The time until something may be due: a message that is put now waits for the shortest level, at least."""
-    shortest_s = max(min(config.delays_ms) / 1000, 0.01)
-    if done.next_due_ms is None:
-        return shortest_s
-    return min(max(done.next_due_ms / 1000 - time.time(), 0.001), shortest_s)
 
 
 def _show(done: Delivered, *, as_json: bool) -> None:

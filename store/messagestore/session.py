@@ -199,14 +199,21 @@ class AttachedStore:
 
     def _start_services(self) -> None:
         """Start the threads that an open session needs."""
-        retention = self.retention
-        if self.services or retention is None or not self.config.retention_enabled:
+        retention, delivery = self.retention, self.delivery
+        if self.services or retention is None or delivery is None:
             return
 
         def clean(stopping: Stopping) -> None:
             retention.run_if_due(stopping=stopping)
 
-        self.services = [PeriodicService("retention", lambda: self.config.clean_resource_interval / 1000, clean)]
+        def deliver(stopping: Stopping) -> None:
+            delivery.deliver_all(stopping)
+
+        if self.config.retention_enabled:
+            interval_ms = self.config.clean_resource_interval
+            self.services.append(PeriodicService("retention", lambda: interval_ms / 1000, clean))
+        if self.config.deliver_delayed:
+            self.services.append(PeriodicService("delivery", lambda: delivery.pause_s, deliver))
         for service in self.services:
             service.start()
 

@@ -3,6 +3,7 @@ one stopped."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -10,11 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from crash.harness import die
 from interop.conftest import need
 from interop.java_build import NEWEST
 from interop.java_store import COUNTS
 from interop.real_broker import RealBroker
 from messagestore import BatchRequest, Message, MessageColumns, MessageExt, MessageStore, StoreConfig
+from messagestore.files.delay_offsets import DelayOffsets
+from messagestore.files.mapped_file import Disk
 from messagestore.verify.verify import verify
 
 LONGEST_S = 40
@@ -83,3 +87,93 @@ def test_a_broker_delivers_what_we_wrote(broker: RealBroker, root: Path) -> None
         assert [m.body for m in store.query_message("t", "k1")] == [b"batch/1"]
         assert store.max_offset("SCHEDULE_TOPIC_XXXX", 17) == 3
     assert verify(root, config).ok
+
+
+def put_and_deliver(root: Path, config: StoreConfig, begin: int, count: int, *, closes: bool) -> None:
+    """Put messages that are due after a second, and deliver them; then close, or be killed."""
+    store = MessageStore.open(root, config)
+    store.append_batch(columns([1] * count, begin))
+    time.sleep(1.2)
+    done = 0
+    while (round_ := store.deliver_delayed()).count:
+        done += round_.count
+    assert done == count
+    if closes:
+        store.close()
+    else:
+        die(root)
+
+
+def put_only(root: Path, config: StoreConfig, begin: int, count: int) -> None:
+    with MessageStore.open(root, config) as store:
+        store.append_batch(columns([1] * count, begin))
+
+
+def test_either_goes_on_where_the_other_stopped(broker: RealBroker, root: Path) -> None:
+    """We deliver, a broker goes on, we go on, are killed and recovered, the broker again: each message once."""
+    config = StoreConfig.load(broker.conf)
+    with broker:
+        pass
+    put_and_deliver(root, config, 0, 30, closes=True)
+    put_only(root, config, 30, 20)
+    with broker:
+        wait_for(root, 50)
+        time.sleep(1.0)
+    COUNTS.stores += 1
+    assert DelayOffsets(Disk(), str(root)).load()[1] == 50
+    put_and_deliver(root, config, 50, 10, closes=False)
+    with MessageStore.open(root, config) as store:  # messagestore recover
+        assert store.deliver_delayed().count == 0
+    put_only(root, config, 60, 5)
+    with broker:
+        wait_for(root, 65)
+        time.sleep(2.0)
+    COUNTS.stores += 1
+    with MessageStore.open(root, config) as store:
+        assert store.deliver_delayed().count == 0
+    assert Counter(m.body for m in there(root)) == Counter(b"batch/%d" % n for n in range(65))
+    assert verify(root, config).ok
+
+
+def test_a_broker_after_a_killed_deliverer_repeats_and_loses_nothing_more(broker: RealBroker, root: Path) -> None:
+    """Without `recover` in between, the broker repeats what delayOffset.json does not know yet, and no other message."""
+    config = StoreConfig.load(broker.conf)
+    with broker:
+        pass
+    put_and_deliver(root, config, 0, 20, closes=True)
+    put_and_deliver(root, config, 20, 10, closes=False)
+    with broker:
+        wait_for(root, 40)
+        time.sleep(1.0)
+    COUNTS.stores += 1
+    with MessageStore.open(root, config) as store:
+        assert store.deliver_delayed().count == 0
+    found = Counter(m.body for m in there(root))
+    assert {body for body, count in found.items() if count > 1} <= {b"batch/%d" % n for n in range(20, 30)}
+    assert set(found) == {b"batch/%d" % n for n in range(30)}
+
+
+def test_delay_offset_json_has_the_same_bytes(broker: RealBroker, root: Path) -> None:
+    """What a broker wrote, read and written by us, differs in the counter and the time only."""
+    config = StoreConfig.load(broker.conf)
+    with broker:
+        pass
+    with MessageStore.open(root, config) as store:
+        store.append_batch(columns([1, 1, 1, 2]))
+    with broker:
+        wait_for(root, 4)
+        time.sleep(1.0)
+    COUNTS.stores += 1
+    path = root / "config" / "delayOffset.json"
+    theirs, file = path.read_text(), DelayOffsets(Disk(), str(root))
+    offsets = file.load()
+    assert {level: offset for level, offset in offsets.items() if offset} == {1: 3, 2: 1}
+    file.save({1: 4})
+
+    def fixed(text: str) -> str:
+        return re.sub(r'"(counter|timestamp)":\d+', r'"\1":0', text)
+
+    assert fixed(path.read_text()) == fixed(theirs).replace("1:3", "1:4")
+    with broker:
+        pass
+    assert DelayOffsets(Disk(), str(root)).load()[1] == 3  # more than the queue has: a broker takes its end, as we do

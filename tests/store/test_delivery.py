@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -201,6 +204,27 @@ def test_deliverers_take_turns(tmp_path: Path) -> None:
     assert deliver_delayed(tmp_path, ROOMY, disk=disk).count == 0
     with MessageStore.open(tmp_path, ROOMY, disk=disk) as store:
         assert delivered(store) == sorted(bodies(60) * 2)
+
+
+def test_a_session_delivers_by_a_thread(tmp_path: Path) -> None:
+    """With the wall clock: beside puts of other threads, and it ends with the session."""
+    config = ROOMY.replace(deliver_delayed=True, message_delay_level="1s 2s")
+    with MessageStore.open(tmp_path, config) as store:
+        with ThreadPoolExecutor(3) as pool:
+            puts = [Message("t", b"%03d" % n, queue_id=n % 4, delay_time_level=1 + n % 2) for n in range(60)]
+            assert all(result.is_ok for result in pool.map(store.put_message, puts))
+        until_s = time.monotonic() + 30
+        while len(found := delivered(store)) < 60 and time.monotonic() < until_s:
+            time.sleep(0.05)
+        assert found == [b"%03d" % n for n in range(60)]
+        for queue_id in range(4):
+            for message in store.get_message("t", queue_id, 0, 100).messages:
+                waited_ms = message.store_timestamp_ms - message.born_timestamp_ms
+                assert 1000 * int(message.system_properties["DELAY"]) <= waited_ms + 1 < 20_000
+        assert any(thread.name == "messagestore-delivery" for thread in threading.enumerate())
+    assert not any(thread.name == "messagestore-delivery" for thread in threading.enumerate())
+    assert offsets_of_file(tmp_path) == {"1": 30, "2": 30}
+    assert verify(tmp_path, config).ok
 
 
 HOSTILE = {

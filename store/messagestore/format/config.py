@@ -121,6 +121,8 @@ class StoreConfig:
     message_delay_level : str
         How long a delayed message waits at each level, from level 1 on: whole numbers with s, m, h or d, separated by
         single blanks. It must be the same for all who use the store, as in RocketMQ.
+    deliver_delayed : bool
+        True: an open session (`MessageStore.open`) delivers delayed messages when they are due, by a thread.
     flush_delay_offset_interval : int
         Delivering delayed messages: how often `config/delayOffset.json` is written.
     transaction_time_out, transaction_check_max, transaction_check_interval : int
@@ -208,6 +210,7 @@ class StoreConfig:
     check_crc_on_recover: bool = True
     auto_message_version_on_topic_len: bool = True
     message_delay_level: str = ROCKETMQS_LEVELS
+    deliver_delayed: bool = False
     flush_delay_offset_interval: int = 10_000
     transaction_time_out: int = 6000
     transaction_check_max: int = 15

@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError, MessageIllegalError
+from messagestore.errors import CorruptionError, MessageIllegalError, StoreLockedError
 from messagestore.files.delay_offsets import DelayOffsets
 from messagestore.format import record_decode, record_scan, rerouting
 from messagestore.format.arrow_bytes import numpy_of
 from messagestore.format.batch_record import DELIVERY_APP
+from messagestore.format.config import StoreConfig
 from messagestore.format.layout import (
     BLANK,
     FILLER_UNIT_SIZE,
@@ -46,12 +48,16 @@ from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.log.batch_search import known_batch
 from messagestore.write.batch_plan import OwnRequest
 from messagestore.write.log_writer import LogWriter
+from messagestore.write.states import Health
 from messagestore.write.transaction import Chunks, append_batch
 
 MAX_ROWS, MAX_SIZE = 16_384, 16 * 1024 * 1024
 """How much one batch delivers at most; puts wait meanwhile."""
 _DEFAULT_QUEUE_NUMS = 8
 _ORIGIN = "delayOffset"
+_SHORTEST_PAUSE_S = 0.01
+AFTER_DAMAGE_S = 10.0
+"""After an error, the next round comes so late, as in RocketMQ."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +89,15 @@ class Delivered:
     left_out: int
     next_due_ms: int | None
 
+    def pause_s(self, config: StoreConfig) -> float:
+        """How long to wait before the next round: until the next message is due, and at most for the shortest level,
+        since a message that is put meanwhile waits for that long at least.
+        """
+        shortest_s = max(min(config.delays_ms) / 1000, _SHORTEST_PAUSE_S)
+        if self.next_due_ms is None:
+            return shortest_s
+        return min(max(self.next_due_ms / 1000 - time.time(), _SHORTEST_PAUSE_S), shortest_s)
+
 
 @dataclass(slots=True)
 class _Due:
@@ -107,6 +122,20 @@ class Delivery:
         self._file = DelayOffsets(writer.files.disk, writer.files.paths.root)
         self._of_broker: dict[int, int] | None = None
         self._saved_s = time.monotonic()
+        self.pause_s = 0.0
+        """The time until `deliver_all` has to be called again."""
+
+    def deliver_all(self, stopping: Callable[[float], bool]) -> None:
+        """Deliver everything that is due, as a service of a session does, until `stopping` says to end."""
+        self.pause_s = AFTER_DAMAGE_S
+        while self._writer.health is Health.SOUND and not stopping(0):
+            try:
+                done = self.deliver()
+            except StoreLockedError:
+                return  # a broker is about to start, and delivers by itself
+            if not done.count:
+                self.pause_s = done.pause_s(self._writer.files.config)
+                return
 
     def deliver(self, max_rows: int = MAX_ROWS) -> Delivered:
         """Deliver messages that are due, as one batch; the rest, if there are more, is for the next call.
