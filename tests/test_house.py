@@ -93,6 +93,28 @@ def test_the_patterns_bite() -> None:
     assert not MACHINE_PATH.search("<root>/ro" + "ot/x and ${user.home}/store and /data/store")
 
 
+def headings(path: Path) -> set[str]:
+    """The anchors of a Markdown file, as a reader's browser has them."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_link_of_a_document_leads_somewhere(texts: dict[str, str]) -> None:
+    """To a file of the repository, and to a heading of it."""
+    dead, seen = [], 0
+    for name, text in texts.items():
+        for link in re.findall(r"\]\(([^)\s]+)\)", text if name.endswith(".md") else ""):
+            path, _, anchor = link.partition("#")
+            if ":" in path:
+                continue
+            seen += 1
+            target = (ROOT / name).parent / path if path else ROOT / name
+            if not target.exists() or (anchor and anchor not in headings(target)):
+                dead.append(f"{name}: {link}")
+    assert dead == []
+    assert seen > 30
+
+
 # ---- settings and versions
 
 

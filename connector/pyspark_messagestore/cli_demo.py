@@ -135,8 +135,10 @@ class _Story:
         with MessageStore.open(self.root, CONFIG) as store:
             report = store.report
         assert report is not None
-        cut = report.cut or "nothing had to be cut off"
-        self._say(f"`messagestore recover` examined {out.count_words(report.record_count, 'record')}; {cut}.")
+        cut = "There was nothing to cut off"
+        if report.cut:
+            cut = f"It cut off what was begun and not acknowledged: {report.cut}"
+        self._say(f"`messagestore recover` examined {out.count_words(report.record_count, 'record')}. {cut}.")
         checked = local_operator.verify(self.root, CONFIG)
         verified = "no fault" if checked.ok else out.count_words(checked.finding_count, "fault")
         self._say(f"`messagestore verify` checked {out.count_words(checked.record_count, 'record')}: {verified}.")
