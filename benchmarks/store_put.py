@@ -1,22 +1,25 @@
 """The speed of single puts.
 
 With ASYNC_FLUSH, the time ends when `put_message` returns, or when the last message is visible. With SYNC_FLUSH, one
-thread puts, or 16 or 64 threads that share syncs. For each put, the floors handle a record of the same size: they copy
-it, write it, or write and sync it.
+thread puts, or 16 or 64 threads that share syncs, or one thread that keeps 64 or 1,000 puts in flight. For each put,
+the floors handle a record of the same size: they copy it, write it, or write and sync it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
+from concurrent.futures import Future
 from pathlib import Path
 
 from benchmarks.measure import Rounds, Settings, Taken, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TAGS, TOPIC
-from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig
+from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, PutMessageResult, StoreConfig
 from messagestore.read.view import StoreView
 
 _THREADS = (16, 64)
+_IN_FLIGHT = (64, 1000)
 _BODY = bytes(range(100))
 
 
@@ -40,6 +43,12 @@ def run(settings: Settings) -> None:
         for threads in _THREADS:
             count = 4 * synchronous // threads * threads
             into.add_rate(f"put.sync.{threads}_threads", count, _sync(stores[SYNC_FLUSH], count, threads))
+        for in_flight in _IN_FLIGHT:
+            into.add_rate(
+                f"put.sync.{in_flight}_in_flight",
+                8 * synchronous,
+                _sync_in_flight(stores[SYNC_FLUSH], 8 * synchronous, in_flight),
+            )
     for store in stores.values():
         store.close()
     for kind in ("memcpy", "pwrite", "fdatasync"):
@@ -50,6 +59,8 @@ def run(settings: Settings) -> None:
     rounds.report("put.sync.1_thread", "messages/s", floor="put.floor.fdatasync")
     for threads in _THREADS:
         rounds.report(f"put.sync.{threads}_threads", "messages/s", floor="put.floor.fdatasync")
+    for in_flight in _IN_FLIGHT:
+        rounds.report(f"put.sync.{in_flight}_in_flight", "messages/s", floor="put.floor.fdatasync")
 
 
 def _messages(count: int, *, by_key: bool = False) -> list[Message]:
@@ -104,6 +115,22 @@ def _sync(store: MessageStore, count: int, thread_count: int) -> Taken:
             thread.join()
 
     return timed(run_all)[0]
+
+
+def _sync_in_flight(store: MessageStore, count: int, in_flight: int) -> Taken:
+    """One thread puts without waiting, and lets at most so many puts be in flight."""
+    messages = _messages(count)
+
+    def put_all() -> None:
+        waiting: deque[Future[PutMessageResult]] = deque()
+        for message in messages:
+            if len(waiting) == in_flight:
+                waiting.popleft().result()
+            waiting.append(store.put_message_async(message))
+        for future in waiting:
+            future.result()
+
+    return timed(put_all)[0]
 
 
 def _floors(folder: Path, size: int, asynchronous: int, synchronous: int, into: Rounds) -> None:

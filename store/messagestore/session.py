@@ -50,6 +50,7 @@ from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, ma
 from messagestore.log.store_identity import establish
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
+from messagestore.write.allocate_segments import AllocateService
 from messagestore.write.catching_up import catch_up
 from messagestore.write.delivery import Delivery, follow
 from messagestore.write.flush import FlushService
@@ -112,6 +113,7 @@ class AttachedStore:
         self.retention: Retention | None = None
         self.services: list[PeriodicService] = []
         """The threads of an open session, besides the flush thread."""
+        self.allocation: AllocateService | None = None
         self.report: RecoveryReport | None = None
         self.oneway = OnewayCounts()
         """How the one-way puts of this process ended."""
@@ -267,6 +269,10 @@ class AttachedStore:
         if self.flush is not None:
             self.flush.stop()
             self.flush.end()
+        if self.allocation is not None:
+            self.allocation.stop()
+            self.allocation.forget()
+            self.allocation = None
         if self.writer is not None:
             self.writer.retire(self._closed)
             self.writer.files.close()
@@ -282,6 +288,9 @@ class AttachedStore:
         self._follow_deliveries()
         self.writer.locks_intact = self._locks_intact
         self.writer.broker_waits = self._broker_waits
+        self.allocation = AllocateService(self.writer)
+        self.writer.allocate_ahead = self.allocation.ask
+        files.commit_log.take_spare = self.allocation.take
         self.retention = Retention(self.writer)
 
     def _follow_deliveries(self) -> None:
@@ -444,6 +453,8 @@ class AttachedStore:
         try:
             if flush is not None:
                 flush.stop()
+            if self.allocation is not None:
+                self.allocation.stop()
             self._make_durable(writer, attachment, flush)
         finally:
             if flush is not None:
@@ -465,6 +476,8 @@ class AttachedStore:
             writer.finish()
             if flush is not None:
                 flush.finished(writer.synced_end)
+            if self.allocation is not None:
+                self.allocation.remove()
             self._follow_deliveries()
             alone = attachment.alone()
             if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
@@ -481,6 +494,10 @@ class AttachedStore:
             self.flush.stop()
             self.flush.end()
             self.flush = None
+        if self.allocation is not None:
+            self.allocation.stop()
+            self.allocation.forget()
+            self.allocation = None
         if self.writer is not None:
             self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
             self.writer.files.close()

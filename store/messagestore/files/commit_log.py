@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,8 @@ class CommitLog(MappedFileQueue):
         self.preallocate = preallocate
         self.delays_ms = delays_of(ROCKETMQS_LEVELS)
         self.written = WrittenFiles(self.disk, pool, hold=True)
+        self.take_spare: Callable[[], File | None] = lambda: None
+        """Gives a file for the next segment that was made ahead, if one is ready."""
 
     @property
     def segment_size(self) -> int:
@@ -244,7 +246,7 @@ class CommitLog(MappedFileQueue):
     def _create_segment(self, start: int, data: memoryview, position: int) -> File:
         """Create the next segment with `data` in it; an error says that it was the creation that failed."""
         try:
-            return self.create(start, data, position, preallocate=self.preallocate)
+            return self.create(start, data, position, preallocate=self.preallocate, spare=self.take_spare())
         except (OSError, StoreError) as error:
             note_statuses(error, PutMessageStatus.CREATE_MAPPED_FILE_FAILED, None)
             raise

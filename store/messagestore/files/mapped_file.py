@@ -7,7 +7,8 @@ below a store's root, and everything in `spark/`, is reached without following l
 root folder (`store_root`).
 
 Two functions give files their names: `new_file` creates a file under a temporary name and renames it when it is
-complete, and `replace_file` does the same with a small file and makes it durable.
+complete (`named_file` does so with a file that was created before), and `replace_file` does the same with a small file
+and makes it durable.
 
 A `File` is one open descriptor. It closes with the last reference to it, so a pool may forget a file that another
 thread is still reading. The module has RocketMQ's name (`logfile/DefaultMappedFile.java`), although nothing is mapped.
@@ -588,13 +589,18 @@ def read_exactly(disk: Disk, file: File, size: int, position: int) -> bytes:
     return data
 
 
-@contextlib.contextmanager
-def new_file(disk: Disk, path: str, size: int, *, via: str) -> Iterator[File]:
+def new_file(disk: Disk, path: str, size: int, *, via: str) -> contextlib.AbstractContextManager[File]:
     """Create a file of `size` zero bytes under the name `via`, which is renamed to `path` when the block ends.
 
     If the block fails, nothing is left. Nothing is synced.
     """
-    file = disk.open_new(via, size)
+    return named_file(disk, disk.open_new(via, size), path)
+
+
+@contextlib.contextmanager
+def named_file(disk: Disk, file: File, path: str) -> Iterator[File]:
+    """Give a file that has a temporary name the name `path` when the block ends; if the block fails, it is removed."""
+    via = file.path
     try:
         yield file
         disk.rename(via, path)

@@ -13,7 +13,7 @@ import re
 import uuid
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, File, FilePool, new_file, sync_errors
+from messagestore.files.mapped_file import Disk, File, FilePool, named_file, new_file, sync_errors
 
 _NAME_DIGITS = 20
 FILE_NAME = re.compile(f"[0-9]{{{_NAME_DIGITS}}}")
@@ -199,9 +199,17 @@ class MappedFileQueue:
         return self.disk.pread_into(self.file(start), buffer[: start + self.file_size - offset], offset - start)
 
     def create(
-        self, file_from_offset: int, data: bytes | memoryview = b"", position: int = 0, *, preallocate: bool = False
+        self,
+        file_from_offset: int,
+        data: bytes | memoryview = b"",
+        position: int = 0,
+        *,
+        preallocate: bool = False,
+        spare: File | None = None,
     ) -> File:
         """Create the next file with `data` at `position` already in it, and give it its name.
+
+        `spare` is a file that was created ahead, with its size and blocks.
 
         At most one name in a folder is unsynced, so after a power cut the remaining files are the first ones, without a
         gap.
@@ -211,12 +219,16 @@ class MappedFileQueue:
         SyncFailedError
             The folder could not be synced; nothing was created.
         """
-        if self._name_unsynced:
-            with sync_errors(self.directory):
-                self.disk.fsync_dir(self.directory)
         path, temporary = self.path(file_from_offset), os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
-        with new_file(self.disk, path, self.file_size, via=temporary) as file:
-            if preallocate:
+        if spare is None:
+            naming = new_file(self.disk, path, self.file_size, via=temporary)
+        else:
+            naming = named_file(self.disk, spare, path)
+        with naming as file:
+            if self._name_unsynced:
+                with sync_errors(self.directory):
+                    self.disk.fsync_dir(self.directory)
+            if preallocate and spare is None:
                 self.disk.fallocate(file, self.file_size)
             if len(data):
                 self.disk.pwrite(file, data, position)
@@ -228,6 +240,16 @@ class MappedFileQueue:
         self.pool.put(file)
         self.set_offsets([*self.offsets, file_from_offset])
         return file
+
+    @property
+    def unsynced_name(self) -> int | None:
+        """The last file, if its name is not known to be synced; the next file syncs it first."""
+        return self.offsets[-1] if self._name_unsynced and self.offsets else None
+
+    def name_synced(self, file_from_offset: int) -> None:
+        """Note that the folder was synced while this was the last file."""
+        if self.unsynced_name == file_from_offset:
+            self._name_unsynced = False
 
     def remove(self, file_from_offset: int) -> None:
         """Unlink a file; whoever has it open can still use it."""

@@ -156,7 +156,9 @@ class StoreConfig:
     correct_logic_min_offset_force_interval : int
         The interval in which the files of all queues are examined even if no segment was deleted.
     preallocate : bool
-        True: a new segment gets all of its disk blocks at once, so that a full disk shows early.
+        True: a new segment gets all of its disk blocks at once, so that a full disk shows early. A thread does this for
+        the next two segments, unless they would take the last room. RocketMQ's `warmMapedFileEnable` has no
+        counterpart: it touches the pages of a mapping, and this store writes without mappings.
     clean_interval : str
         The shortest time between two moves of the clean end (a duration, such as "60s").
     attach_timeout : str

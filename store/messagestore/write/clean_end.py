@@ -48,7 +48,7 @@ class CleanEnd:
         """When the clean end is tried again after the disk had no room for it. None: nothing has failed."""
 
     def maybe_move(self) -> None:
-        """Move the clean end if it is time: after an interval, after 1 GiB, or at a new segment.
+        """Move the clean end if it is time (`is_due`) and nothing is pending.
 
         The clean end saves the next recovery some work, and nothing that was acknowledged depends on it. So if the disk
         has no room for these few bytes, the clean end stays where it is, and is tried again a moment later.
@@ -56,22 +56,30 @@ class CleanEnd:
         with self._writer.mutex:
             self._maybe_move()
 
-    def _maybe_move(self) -> None:
+    def is_due(self) -> bool:
+        """Whether it is time to move the clean end: after an interval, after 1 GiB, or at a new segment."""
         clean, visible, again_s = self._writer.state.clean_end, self._writer.state.visible_end, self._again_s
-        if (clean == visible and again_s is None) or self._writer.pending or self._writer.turn is not Turn.HELD:
-            return
         now_s = time.monotonic()
-        if again_s is not None and now_s < again_s:
-            return
+        if self._writer.turn is not Turn.HELD:
+            return False
+        if again_s is not None:
+            return now_s >= again_s
+        if clean == visible:
+            return False
         due = now_s - self.moved_s >= self._writer.files.config.clean_interval_s
         rolled = self._writer.log.segment_of(visible) != self._writer.log.segment_of(clean)
-        if due or rolled or again_s is not None or visible - clean >= CLEAN_SIZE:
-            try:
-                self.move()
-            except StoreFullError as error:
-                if again_s is None:
-                    _log.warning("%s", error)
-                self._again_s = time.monotonic() + _AGAIN_S
+        return due or rolled or visible - clean >= CLEAN_SIZE
+
+    def _maybe_move(self) -> None:
+        if self._writer.pending or not self.is_due():
+            return
+        again_s = self._again_s
+        try:
+            self.move()
+        except StoreFullError as error:
+            if again_s is None:
+                _log.warning("%s", error)
+            self._again_s = time.monotonic() + _AGAIN_S
 
     def move(self, *, closing: bool = False) -> None:
         """Move the clean end C to the visible end V.

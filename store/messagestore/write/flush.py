@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from _thread import LockType
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from messagestore.errors import StoreError, StoreFullError
 from messagestore.format.message import PutMessageResult
@@ -178,9 +178,21 @@ class FlushService(ServiceThread):
                 self._last_thorough_s = now_s
 
     def _drain(self) -> None:
-        """Dispatch; puts for which the disk has no room are dispatched later, by the next append or by closing."""
+        """Dispatch; puts for which the disk has no room are dispatched later, by the next append or by closing.
+
+        If the clean end is due, the log is synced first, because appends go on meanwhile: the clean end moves under the
+        writer's mutex.
+        """
+        with self._undispatched_told():
+            self.writer.drain(move=False)
+            if self.writer.clean_end.is_due():
+                self.finished(self.writer.group_sync())
+                self.writer.drain()
+
+    @contextlib.contextmanager
+    def _undispatched_told(self) -> Iterator[None]:
         try:
-            self.writer.drain()
+            yield
         except StoreFullError as error:
             self.writer.tell_undispatched(error)
 

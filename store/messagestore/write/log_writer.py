@@ -87,6 +87,10 @@ class LogWriter(Standing):
         self._unbroken_put = self.unbroken("an append was interrupted")
         self.start_flushing: Callable[[], None] = lambda: None
         """Called before each append that the flush thread has to sync or publish."""
+        self.allocate_ahead: Callable[[], None] = lambda: None
+        """Called when the next segments should be made."""
+        self._allocate_from = self.log.segment_of(end.physical_offset) + self.log.segment_size * 7 // 8
+        """The next put from here on asks for the next segments."""
 
     # ---- appending
 
@@ -265,6 +269,9 @@ class LogWriter(Standing):
     def open_space(self, size: int) -> int:
         """The offset where `size` bytes fit: the log's end, or the start of the next segment after a BLANK record."""
         position = self.end.physical_offset
+        if position >= self._allocate_from:
+            self._allocate_from = self.log.segment_of(position) + self.log.segment_size
+            self.allocate_ahead()
         if not self.log.blank_needed(position, size):
             return position
         start = position + self.log.left(position)
@@ -323,8 +330,31 @@ class LogWriter(Standing):
                 self.tell_undispatched(error)  # the records are durable, so they are acknowledged
         return end
 
-    def drain(self, end: int | None = None) -> None:
-        """Dispatch plain puts that end at or below `end` and make them visible.
+    def sync_segment_name(self) -> None:
+        """Sync the name of the last segment, so that the next segment need not wait for it.
+
+        Raises
+        ------
+        StorePoisonedError
+            The sync failed.
+        """
+        with self.mutex:
+            segment = self.log.unsynced_name
+        if segment is None:
+            return
+        with self.sync_mutex:
+            self.check_usable()
+            try:
+                self.files.disk.fsync_dir(self.log.directory)
+            except OSError as error:
+                self.stop(f"a sync failed ({error})")
+        with self.mutex:
+            if self.health is not Health.SOUND:
+                raise self.poison(self.poison_reason)
+            self.log.name_synced(segment)
+
+    def drain(self, end: int | None = None, *, move: bool = True) -> None:
+        """Dispatch plain puts that end at or below `end` and make them visible; with `move`, move the clean end if due.
 
         Raises
         ------
@@ -333,7 +363,8 @@ class LogWriter(Standing):
             dispatched.
         """
         with self.mutex:
-            if self._drain(end):
+            self._drain(end)
+            if move:
                 self.clean_end.maybe_move()
 
     def _drain(self, end: int | None = None) -> bool:

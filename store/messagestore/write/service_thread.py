@@ -71,6 +71,11 @@ class ServiceThread:
         with contextlib.suppress(RuntimeError):  # it is awake, or will be at once
             self._work.release()
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the thread ends, or has ended."""
+        return self._stopped
+
     def stop(self) -> None:
         """End the thread, and wait for its end."""
         self._stopped = True
