@@ -9,6 +9,8 @@ import binascii
 import ipaddress
 import struct
 
+import xxhash
+
 V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 
 
@@ -149,7 +151,7 @@ def index_entry(key_hash: int, physical_offset: int, seconds: int, previous: int
     return struct.pack(">iqii", key_hash, physical_offset, seconds, previous)
 
 
-# ---- the digest rowsum-1, one row at a time
+# ---- the digest rowsum-2, one row at a time
 
 
 def row_hash(
@@ -163,6 +165,44 @@ def row_hash(
     sharding_key: str | None = None,
     queue_id: int | None = None,
     born_ms: int | None = None,
+    delay_time_level: int | None = None,
+    unique_key: str | None = None,
+) -> int:
+    def of_text(text: str | None) -> int | None:
+        return None if text is None else xxhash.xxh3_64_intdigest(text.encode())
+
+    values = [
+        xxhash.xxh3_64_intdigest(body or b""),
+        of_text(topic),
+        of_text(" ".join(keys)) if keys else None,
+        of_text(tags),
+        sum(of_text(f"{k}\x01{v}") or 0 for k, v in properties.items()) if properties else None,
+        flag,
+        of_text(sharding_key),
+        queue_id,
+        born_ms,
+        delay_time_level,
+        of_text(unique_key),
+    ]
+    items = [struct.pack("<QQ", k, value % 2**64) for k, value in enumerate(values) if value is not None]
+    return int(xxhash.xxh3_64_intdigest(b"".join(items)))
+
+
+# ---- the digest rowsum-1 of earlier releases
+
+
+def earlier_row_hash(
+    body: bytes | None,
+    *,
+    topic: str | None = None,
+    keys: list[str] | None = None,
+    tags: str | None = None,
+    properties: dict[str, str] | None = None,
+    flag: int | None = None,
+    sharding_key: str | None = None,
+    queue_id: int | None = None,
+    born_ms: int | None = None,
+    delay_time_level: int | None = None,
 ) -> int:
     def fmix(x: int) -> int:
         x ^= x >> 16
@@ -180,6 +220,7 @@ def row_hash(
         None if sharding_key is None else java_hash(sharding_key),
         queue_id,
         None if born_ms is None else (born_ms ^ (born_ms >> 32)) % 2**32,
+        delay_time_level,
     ]
     mixed = 0
     for number, value in enumerate(values, 1):

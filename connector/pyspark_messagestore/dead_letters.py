@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,8 @@ class DeadLetters:
     batch : str | None
         The number of Spark's batch, for `dlqOrigin`.
     partition_id : int
+    digests : collection of str
+        The digests that the rows of the batch need.
 
     Attributes
     ----------
@@ -60,10 +62,11 @@ class DeadLetters:
         born_host: bytes,
         batch: str | None,
         partition_id: int,
+        digests: Collection[str],
     ) -> None:
         self.mapper, self.topic, self.limits = mapper, topic, limits
         self.store_host, self.born_host = store_host, born_host
-        self.batch, self.partition_id = batch, partition_id
+        self.batch, self.partition_id, self.digests = batch, partition_id, digests
         self.count = 0
         self.first: MessageIllegalError | None = None
 
@@ -102,7 +105,9 @@ class DeadLetters:
             self.count += len(bad)
 
     def _encode(self, texts: ColumnTexts) -> Rows:
-        return encode(texts, limits=self.limits, store_host=self.store_host, born_host=self.born_host)
+        return encode(
+            texts, limits=self.limits, store_host=self.store_host, born_host=self.born_host, digests=self.digests
+        )
 
     def _letters(self, batch: pa.RecordBatch, first_row: int, bad: dict[int, MessageIllegalError]) -> MessageColumns:
         """The dead letters as columns. This is a loop per row, because each has a reason of its own."""

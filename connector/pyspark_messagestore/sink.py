@@ -21,7 +21,7 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +182,8 @@ class Sink:
         mapper = self._mapper(store, f"{batch_id}/{partition_id}", self._unique_keys(query_id, batch_id, partition_id))
         host = store_host_of(self.config)
         hosts = {"store_host": host, "born_host": host[:-4] + bytes(4)}
-        letters = self._dead_letters(mapper, batch_id, partition_id, **hosts)
+        digests = store.digests_of(self.options.txn_app_id or query_id, self._version(batch_id) or 0)
+        letters = self._dead_letters(mapper, batch_id, partition_id, digests, **hosts)
         write = Write(self.driver, self.write_id)
         if streaming and query_id and batch_id:  # one planned write for all batches of a run
             run_id = context.getLocalProperty("spark.jobGroup.id")
@@ -193,7 +194,8 @@ class Sink:
                 if writer is None:
                     writer = store.stage(write, self.store_id)
                 try:
-                    rows = [encode(mapper.messages(batch, row), limits=self.config, first_row=row, **hosts)]
+                    messages = mapper.messages(batch, row)
+                    rows = [encode(messages, limits=self.config, first_row=row, digests=digests, **hosts)]
                 except MessageIllegalError:
                     if letters is None:
                         raise
@@ -237,11 +239,21 @@ class Sink:
         options = self.options
         if not options.uniq_key:
             return None
-        version = options.txn_version if options.txn_version is not None or batch_id is None else int(batch_id)
-        return UniqueKeys(options.txn_app_id or query_id, version, partition_id)
+        return UniqueKeys(options.txn_app_id or query_id, self._version(batch_id), partition_id)
+
+    def _version(self, batch_id: str | None) -> int | None:
+        version = self.options.txn_version
+        return version if version is not None or batch_id is None else int(batch_id)
 
     def _dead_letters(
-        self, mapper: Mapper, batch_id: str | None, partition_id: int, *, store_host: bytes, born_host: bytes
+        self,
+        mapper: Mapper,
+        batch_id: str | None,
+        partition_id: int,
+        digests: Collection[str],
+        *,
+        store_host: bytes,
+        born_host: bytes,
     ) -> DeadLetters | None:
         topic = self.options.dead_letter_topic
         if topic is None:
@@ -254,6 +266,7 @@ class Sink:
             born_host=born_host,
             batch=batch_id,
             partition_id=partition_id,
+            digests=digests,
         )
 
     def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:

@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import reference
-from crash.checker_records import BATCH_TOPIC, Record, Slot, broken, digest_holds, ends_of, journal_of, parse, slot_of
+from crash.checker_records import (
+    BATCH_TOPIC,
+    DIGESTS,
+    Record,
+    Slot,
+    broken,
+    digest_holds,
+    ends_of,
+    journal_of,
+    parse,
+    slot_of,
+)
 
 CHUNK_SIZE = 16 * 1024 * 1024
 _DIGITS = re.compile(r"[0-9]{20}")
@@ -374,7 +385,7 @@ class _Check:
                 versions.pop(body["version"], None)
                 versions[body["version"]] = [
                     body["version"], body["versionSource"], body["queryId"], at, body["end"], body["rows"], body["digest"],
-                    sorted(body["ranges"]), bool(body.get("start")),
+                    sorted(body["ranges"]), bool(body.get("start")), body["digestName"],
                 ]  # fmt: skip
         closed = self.tree.get("abort") is None
         entries = journal["apps"]
@@ -471,7 +482,7 @@ class _Check:
             "crc": body["crc"] == "".join(crcs) and body["chunkSize"] == CHUNK_SIZE,
             "flush": body["flush"] in ("SYNC_FLUSH", "ASYNC_FLUSH"),
             "keys": dict(record.properties).get("KEYS") == body["app"],
-            "digest": body["digestName"] == "rowsum-1" and digest_holds(body["digest"], rows),
+            "digest": body["digestName"] in DIGESTS and digest_holds(body["digestName"], body["digest"], rows),
             "one store time": all(row.store_ms == record.store_ms for row in rows),
         }.items():
             if not is_so:

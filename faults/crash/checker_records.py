@@ -94,10 +94,11 @@ def _parse(data: bytes) -> Record:
 
 
 _ROW_FIELDS = ("queue_id", "topic", "flag", "born_ms")
+DIGESTS = {"rowsum-2": reference.row_hash, "rowsum-1": reference.earlier_row_hash}
 
 
 @lru_cache(1 << 16)
-def _row_hash(record: Record, given: tuple[bool, ...]) -> int:
+def _row_hash(name: str, record: Record, given: tuple[bool, ...]) -> int:
     """Return the row hash of a record, if the columns in `given` (of `_ROW_FIELDS`) were the user's own."""
     fields = dict(record.properties)
     own = {k: v for k, v in fields.items() if k not in ("KEYS", "TAGS", "UNIQ_KEY", "WAIT")}
@@ -107,16 +108,16 @@ def _row_hash(record: Record, given: tuple[bool, ...]) -> int:
         "properties": own or None,
     }
     values |= {name: getattr(record, name) for name, is_given in zip(_ROW_FIELDS, given, strict=True) if is_given}
-    return reference.row_hash(record.body, **values)
+    return DIGESTS[name](record.body, **values)
 
 
-def digest_holds(digest: str, rows: list[Record]) -> bool:
-    """Whether the digest is that of the rows.
+def digest_holds(name: str, digest: str, rows: list[Record]) -> bool:
+    """Whether the digest of this name is that of the rows.
 
     The log does not say which columns the user gave, so each possibility is tried.
     """
     for given in product((True, False), (False, True), (False, True), (False, True)):
-        if f"{sum(_row_hash(row, given) for row in rows) % 2**64:016x}" == digest:
+        if f"{sum(_row_hash(name, row, given) for row in rows) % 2**64:016x}" == digest:
             return True
     return False
 
@@ -202,6 +203,7 @@ def journal_of(data: bytes | None) -> dict[str, Any] | None:
                 f"{row[4]:016x}",
                 None if row[7] < 0 else names["topics"][row[7]],
                 bool(row[8] & 2),
+                names.get("digests", ["rowsum-1"])[row[8] >> 8],
             ]
         )
     return {

@@ -12,7 +12,7 @@
 enum { GOOD, BAD_ROW, DAMAGED, TOO_SMALL };
 
 enum { MAX_PROPERTIES_SIZE = 32767, MAX_QUEUE_ID = 65535, MAX_FIELDS = 8, KNOWN_NAMES = 16, CRC_SIZE = 20 };
-enum { KEYS_FIELD = 2, TAGS_FIELD = 3, PROPERTIES_FIELD = 4 }; /* their numbers in the digest */
+enum { BODY_FIELD = 0, KEYS_FIELD = 2, TAGS_FIELD = 3, PROPERTIES_FIELD = 4 }; /* their numbers in the digests */
 
 static const char KEYS[] = "KEYS\x01", UNIQUE_KEY[] = "UNIQ_KEY\x01", TAGS[] = "TAGS\x01";
 static const char PROPERTY_CRC[] = "__CRC32#\x01" "0000000000\x02";
@@ -90,8 +90,14 @@ static inline bool text_of(const Column *column, int64_t i, Text *text) {
 
 typedef struct {
     long number;
-    Py_buffer values, present; /* int32[n], and bool[n] or nothing */
+    Py_buffer values, present; /* int32[n] or uint64[n], and bool[n] or nothing */
 } Field;
+
+typedef struct {
+    Field fields[MAX_FIELDS];
+    int count;
+    bool wanted;
+} Fields;
 
 typedef struct {
     int64_t n;
@@ -99,8 +105,7 @@ typedef struct {
     Py_buffer head, queue_ids, flags, times;
     Py_buffer topic_codes, topic_bytes, topic_ends, topic_magics, topic_hashes; /* codes: nothing if all are 0 */
     Py_buffer reserved, reserved_ends;
-    Field fields[MAX_FIELDS];
-    int field_count;
+    Fields digest, earlier; /* of rowsum-2 and of rowsum-1, besides body, keys, tags and properties */
     int64_t topic_count, reserved_count, max_body_size;
     bool property_crc;
 } Batch;
@@ -111,10 +116,12 @@ static void drop_batch(Batch *b) {
     Py_buffer *buffers[] = {&b->head,       &b->queue_ids,    &b->flags,        &b->times,    &b->topic_codes,  &b->topic_bytes,
                             &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved, &b->reserved_ends};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) PyBuffer_Release(buffers[i]);
-    for (int i = 0; i < b->field_count; i++) {
-        PyBuffer_Release(&b->fields[i].values);
-        PyBuffer_Release(&b->fields[i].present);
-    }
+    Fields *digests[] = {&b->digest, &b->earlier};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < digests[k]->count; i++) {
+            PyBuffer_Release(&digests[k]->fields[i].values);
+            PyBuffer_Release(&digests[k]->fields[i].present);
+        }
 }
 
 /* Whether ends of int64 begin at 0 or above, never go back, and stay within `size`. */
@@ -131,25 +138,28 @@ static bool ends_fit(const Py_buffer *ends, int64_t count, int64_t size, const c
     return true;
 }
 
-static bool take_fields(PyObject *from, Batch *b) {
+/* From None, which leaves the digest out, or a tuple of (number, values, present). */
+static bool take_fields(PyObject *from, Fields *f, int64_t n, Py_ssize_t width) {
+    if (from == Py_None) return true;
+    f->wanted = true;
     Py_ssize_t count = PyTuple_Check(from) ? PyTuple_Size(from) : -1;
     if (count < 0 || count > MAX_FIELDS) {
-        PyErr_SetString(PyExc_ValueError, "fields: allowed is a tuple of up to 8");
+        PyErr_SetString(PyExc_ValueError, "fields: allowed is None, or a tuple of up to 8");
         return false;
     }
     long before = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
-        Field *field = &b->fields[i];
+        Field *field = &f->fields[i];
         if (!PyArg_ParseTuple(PyTuple_GetItem(from, i), "ly*z*", &field->number, &field->values, &field->present))
             return false;
-        b->field_count++;
+        f->count++;
         if (field->number <= before) {
             PyErr_SetString(PyExc_ValueError, "fields: their numbers must grow");
             return false;
         }
         before = field->number;
-        if (!holds(&field->values, b->n, 4, "fields") ||
-            (field->present.buf != NULL && !holds(&field->present, b->n, 1, "fields")))
+        if (!holds(&field->values, n, width, "fields") ||
+            (field->present.buf != NULL && !holds(&field->present, n, 1, "fields")))
             return false;
     }
     return true;
@@ -161,14 +171,14 @@ static bool optional(const Py_buffer *buffer, int64_t count, Py_ssize_t width, c
 
 /* Take the arguments and compare every size with its buffer. On failure, an exception is set; `drop_batch` is due. */
 static bool take_batch(PyObject *from, Batch *b) {
-    PyObject *body, *key_lists, *keys, *unique_key, *tags, *pair_lists, *names, *values, *fields;
+    PyObject *body, *key_lists, *keys, *unique_key, *tags, *pair_lists, *names, *values, *digest, *earlier;
     long long n, max_body_size;
     int property_crc;
     memset(b, 0, sizeof *b);
-    if (!PyArg_ParseTuple(from, "LOOOOOOOOy*y*z*z*z*y*y*y*y*y*y*OLp", &n, &body, &key_lists, &keys, &unique_key, &tags,
+    if (!PyArg_ParseTuple(from, "LOOOOOOOOy*y*z*z*z*y*y*y*y*y*y*OOLp", &n, &body, &key_lists, &keys, &unique_key, &tags,
                           &pair_lists, &names, &values, &b->head, &b->queue_ids, &b->flags, &b->times, &b->topic_codes,
                           &b->topic_bytes, &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved,
-                          &b->reserved_ends, &fields, &max_body_size, &property_crc))
+                          &b->reserved_ends, &digest, &earlier, &max_body_size, &property_crc))
         return false;
     b->n = n;
     b->max_body_size = max_body_size;
@@ -201,7 +211,8 @@ static bool take_batch(PyObject *from, Batch *b) {
            ends_fit(&b->topic_ends, b->topic_count, b->topic_bytes.len, "topics") &&
            ends_fit(&b->reserved_ends, b->reserved_count, b->reserved.len, "reserved") &&
            holds(&b->queue_ids, n, 4, "queue_ids") && optional(&b->flags, n, 4, "flags") &&
-           optional(&b->times, n, 8, "times") && optional(&b->topic_codes, n, 8, "topic_codes") && take_fields(fields, b);
+           optional(&b->times, n, 8, "times") && optional(&b->topic_codes, n, 8, "topic_codes") &&
+           take_fields(digest, &b->digest, n, 8) && take_fields(earlier, &b->earlier, n, 4);
 }
 
 /* ---- one row */
@@ -374,7 +385,7 @@ static bool names_are_legal(const Batch *b, const Row *r, Names *known) {
         if (!name_is_legal(b, name)) return false;
         if (k >= KNOWN_NAMES) continue;
         known->names[k].text = name;
-        known->names[k].hash = java_hash(0, name.at, (size_t)name.size);
+        if (b->earlier.wanted) known->names[k].hash = java_hash(0, name.at, (size_t)name.size);
     }
     if (!changed) return true;
     known->count = count < KNOWN_NAMES ? count : KNOWN_NAMES;
@@ -385,7 +396,33 @@ static bool names_are_legal(const Batch *b, const Row *r, Names *known) {
     return true;
 }
 
-/* ---- the digest rowsum-1 (row_digest.py) */
+/* ---- the digest rowsum-2 (row_digest.py): each field that is there is an item, of its number and its hash */
+
+typedef struct {
+    uint8_t bytes[16 * (MAX_FIELDS + 4)];
+    size_t size;
+    int next; /* of the fields that Python has hashed */
+} Items;
+
+static inline void add_item(Items *items, uint64_t number, uint64_t value) {
+    put_native_64(items->bytes + items->size, number);
+    put_native_64(items->bytes + items->size + 8, value);
+    items->size += 16;
+}
+
+static inline bool is_present(const Field *field, int64_t row) {
+    return field->present.buf == NULL || ((const uint8_t *)field->present.buf)[row];
+}
+
+static inline void add_fields(const Fields *f, int64_t row, Items *items, long below) {
+    for (; items->next < f->count && f->fields[items->next].number < below; items->next++) {
+        const Field *field = &f->fields[items->next];
+        if (is_present(field, row))
+            add_item(items, (uint64_t)field->number, native_u64((const uint8_t *)field->values.buf + 8 * row));
+    }
+}
+
+/* ---- the digest rowsum-1 of earlier releases (earlier_digest.py) */
 
 static inline uint32_t mixed_with(uint32_t mixed, uint32_t value, uint32_t number) {
     mixed = (mixed ^ (value + number)) * 0x9E3779B1u;
@@ -405,13 +442,41 @@ static inline uint64_t splitmix64(uint64_t x) {
     return x ^ x >> 31;
 }
 
-static uint32_t mixed_fields(const Batch *b, int64_t row, uint32_t mixed, int *next, long below) {
-    for (; *next < b->field_count && b->fields[*next].number < below; ++*next) {
-        const Field *field = &b->fields[*next];
-        if (field->present.buf != NULL && !((const uint8_t *)field->present.buf)[row]) continue;
+static uint32_t mixed_fields(const Fields *f, int64_t row, uint32_t mixed, int *next, long below) {
+    for (; *next < f->count && f->fields[*next].number < below; ++*next) {
+        const Field *field = &f->fields[*next];
+        if (!is_present(field, row)) continue;
         mixed = mixed_with(mixed, (uint32_t)native_i32((const uint8_t *)field->values.buf + 4 * row), (uint32_t)field->number);
     }
     return mixed;
+}
+
+/* The hash of a row that was checked. */
+static uint64_t earlier_hash(const Batch *b, const Row *r, int64_t row, uint32_t crc, const Names *known) {
+    int next = 0;
+    Text text, value;
+    uint32_t mixed = mixed_fields(&b->earlier, row, 0, &next, KEYS_FIELD);
+    if (r->last_key > r->first_key) {
+        uint32_t joined = 0;
+        for (int64_t i = r->first_key; i < r->last_key; i++) {
+            if (i > r->first_key) joined = 31 * joined + ' ';
+            if (text_of(&b->keys, i, &text)) joined = java_hash(joined, text.at, (size_t)text.size);
+        }
+        mixed = mixed_with(mixed, joined, KEYS_FIELD);
+    }
+    if (r->tags.at != NULL) mixed = mixed_with(mixed, java_hash(0, r->tags.at, (size_t)r->tags.size), TAGS_FIELD);
+    if (r->last_pair > r->first_pair) {
+        uint32_t sum = 0;
+        for (int64_t i = r->first_pair; i < r->last_pair; i++) {
+            int64_t k = i - r->first_pair;
+            if (!text_of(&b->names, i, &text) || !text_of(&b->values, i, &value)) continue;
+            uint32_t hash = k < KNOWN_NAMES ? known->names[k].hash : java_hash(0, text.at, (size_t)text.size);
+            sum += fmix(hash * 31 + java_hash(0, value.at, (size_t)value.size));
+        }
+        mixed = mixed_with(mixed, sum, PROPERTIES_FIELD);
+    }
+    mixed = mixed_fields(&b->earlier, row, mixed, &next, 1 << 30);
+    return splitmix64((uint64_t)crc << 32 | mixed);
 }
 
 /* ---- encoding */
@@ -419,15 +484,18 @@ static uint32_t mixed_fields(const Batch *b, int64_t row, uint32_t mixed, int *n
 typedef struct {
     uint8_t *data, *starts, *tags_codes, *key_hashes, *key_counts;
     int64_t size, key_hash_count; /* the room there is */
-    uint64_t row_hash_sum;
+    uint64_t hash_sum, earlier_hash_sum;
 } Output;
 
 static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *position, int64_t *key_position, Names *known,
                       int64_t place) {
     Row r;
     Text text;
-    int code = measure(b, row, &r), next_field = 0;
+    Items items;
+    int code = measure(b, row, &r);
     if (code != GOOD) return code;
+    items.size = 0;
+    items.next = 0;
     if (r.size > out->size - *position || r.key_count > out->key_hash_count - *key_position) return TOO_SMALL;
     int32_t queue_id = native_i32((const uint8_t *)b->queue_ids.buf + 4 * row);
     if (queue_id < 0 || queue_id > MAX_QUEUE_ID) return BAD_ROW;
@@ -449,29 +517,28 @@ static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *positio
     at += 2;
 
     uint32_t topic_hash = (uint32_t)native_i32((const uint8_t *)b->topic_hashes.buf + 4 * r.topic_code);
-    uint32_t mixed = mixed_fields(b, row, 0, &next_field, KEYS_FIELD);
+    if (b->digest.wanted) {
+        add_item(&items, BODY_FIELD, xxh3(r.body.at, (size_t)r.body.size));
+        add_fields(&b->digest, row, &items, KEYS_FIELD);
+    }
     if (r.unique_key.at != NULL) { /* its hash comes before those of the keys, and its property behind theirs */
         if (!text_is_legal(r.unique_key, false)) return BAD_ROW;
         put_native_32(key_hashes, index_hash(java_hash(topic_hash, r.unique_key.at, (size_t)r.unique_key.size)));
         key_hashes += 4;
     }
     if (r.last_key > r.first_key) {
-        uint32_t joined = 0;
         at = append(at, KEYS, sizeof KEYS - 1);
+        const uint8_t *joined = at;
         for (int64_t i = r.first_key; i < r.last_key; i++) {
             if (!text_of(&b->keys, i, &text)) return DAMAGED;
             if (!text_is_legal(text, false)) return BAD_ROW;
-            if (i > r.first_key) {
-                *at++ = ' ';
-                joined = 31 * joined + ' ';
-            }
+            if (i > r.first_key) *at++ = ' ';
             at = append(at, text.at, text.size);
-            joined = java_hash(joined, text.at, (size_t)text.size);
             put_native_32(key_hashes, index_hash(java_hash(topic_hash, text.at, (size_t)text.size)));
             key_hashes += 4;
         }
+        if (b->digest.wanted) add_item(&items, KEYS_FIELD, xxh3(joined, (size_t)(at - joined)));
         *at++ = 2;
-        mixed = mixed_with(mixed, joined, KEYS_FIELD);
     }
     if (r.unique_key.at != NULL) {
         at = append(at, UNIQUE_KEY, sizeof UNIQUE_KEY - 1);
@@ -485,28 +552,30 @@ static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *positio
         at = append(at, r.tags.at, r.tags.size);
         *at++ = 2;
         tags_code = (int32_t)java_hash(0, r.tags.at, (size_t)r.tags.size);
-        mixed = mixed_with(mixed, (uint32_t)tags_code, TAGS_FIELD);
+        if (b->digest.wanted) add_item(&items, TAGS_FIELD, xxh3(r.tags.at, (size_t)r.tags.size));
     }
     if (r.last_pair > r.first_pair) {
-        uint32_t sum = 0;
+        uint64_t sum = 0;
         if (!names_are_legal(b, &r, known)) return BAD_ROW;
         for (int64_t i = r.first_pair; i < r.last_pair; i++) {
             Text value;
             if (!text_of(&b->names, i, &text) || !text_of(&b->values, i, &value)) return DAMAGED;
             if (!text_is_legal(value, true)) return BAD_ROW;
+            const uint8_t *pair = at;
             at = append(at, text.at, text.size);
             *at++ = 1;
             at = append(at, value.at, value.size);
+            if (b->digest.wanted) sum += xxh3(pair, (size_t)(at - pair)); /* no name is there twice */
             *at++ = 2;
-            int64_t k = i - r.first_pair;
-            uint32_t hash = k < KNOWN_NAMES ? known->names[k].hash : java_hash(0, text.at, (size_t)text.size);
-            sum += fmix(hash * 31 + java_hash(0, value.at, (size_t)value.size));
         }
-        mixed = mixed_with(mixed, sum, PROPERTIES_FIELD);
+        if (b->digest.wanted) add_item(&items, PROPERTIES_FIELD, sum);
     }
     if (b->property_crc) append(at, PROPERTY_CRC, CRC_SIZE);
-    mixed = mixed_fields(b, row, mixed, &next_field, 1 << 30);
-    out->row_hash_sum += splitmix64((uint64_t)crc << 32 | mixed);
+    if (b->digest.wanted) {
+        add_fields(&b->digest, row, &items, 1 << 30);
+        out->hash_sum += xxh3(items.bytes, items.size);
+    }
+    if (b->earlier.wanted) out->earlier_hash_sum += earlier_hash(b, &r, row, crc, known);
     put_native_64(out->starts + 8 * place, (uint64_t)*position);
     put_native_64(out->tags_codes + 8 * place, (uint64_t)(int64_t)tags_code);
     put_native_32(out->key_counts + 4 * place, (uint32_t)r.key_count);
@@ -574,7 +643,7 @@ PyObject *kernel_encode_size(PyObject *module, PyObject *batch) {
     return found;
 }
 
-/* encode(batch, order or None, data, starts, tags_codes, key_hashes, key_counts): the sum of the row hashes, or None. */
+/* encode(batch, order or None, data, starts, tags_codes, key_hashes, key_counts): the sums of the row hashes, or None. */
 PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
     (void)module;
     Batch b;
@@ -585,7 +654,7 @@ PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
     if (take_batch(batch, &b) && optional(&order, b.n, 8, "order") && holds(&starts, b.n + 1, 8, "starts") &&
         holds(&tags_codes, b.n, 8, "tags_codes") && holds(&key_counts, b.n, 4, "key_counts") &&
         item_count(&key_hashes, 4, "key_hashes") >= 0) {
-        Output out = {data.buf, starts.buf, tags_codes.buf, key_hashes.buf, key_counts.buf, data.len, key_hashes.len / 4, 0};
+        Output out = {data.buf, starts.buf, tags_codes.buf, key_hashes.buf, key_counts.buf, data.len, key_hashes.len / 4, 0, 0};
         Names known;
         known.count = 0;
         int64_t position = 0, key_position = 0, row = 0;
@@ -607,7 +676,7 @@ PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
         if (code == BAD_ROW)
             found = Py_NewRef(Py_None);
         else if (!raised(code, row))
-            found = PyLong_FromUnsignedLongLong(out.row_hash_sum);
+            found = Py_BuildValue("KK", (unsigned long long)out.hash_sum, (unsigned long long)out.earlier_hash_sum);
     }
     drop_batch(&b);
     PyBuffer_Release(&order);

@@ -64,6 +64,11 @@ PyObject *kernel_crc32(PyObject *module, PyObject *arguments);
 PyObject *kernel_crcs_of_ranges(PyObject *module, PyObject *arguments);
 PyObject *kernel_crc32_methods(PyObject *module, PyObject *arguments);
 
+/* ---- XXH3 with 64 bits (xxh3.c) */
+
+uint64_t xxh3(const uint8_t *data, size_t size);
+PyObject *kernel_xxh3_of_ranges(PyObject *module, PyObject *arguments);
+
 /* ---- Java's String.hashCode of UTF-8 text (javahash.c) */
 
 /* `before` is the hash of the text before this one, or 0. */

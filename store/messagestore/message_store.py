@@ -77,7 +77,15 @@ from messagestore.write.delivery import Delivered
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.write.states import Health
-from messagestore.write.transaction import BatchRequest, BatchResult, Chunks, StoredBatch, append_batch, last_batch
+from messagestore.write.transaction import (
+    BatchRequest,
+    BatchResult,
+    Chunks,
+    StoredBatch,
+    append_batch,
+    digests_needed,
+    last_batch,
+)
 
 DEFAULT_QUEUE_NUMS = 8
 CHUNK_ROWS = 65_536
@@ -1365,7 +1373,11 @@ class MessageStore(ReadOnlyStore):
                 "batch: found a delay level; allowed is none. Use append_batch", field="delay_time_level"
             )
         chunk = record_columns.encode(
-            batch.columns, limits=config, store_host=writer.files.store_host, born_host=self._born_host()
+            batch.columns,
+            limits=config,
+            store_host=writer.files.store_host,
+            born_host=self._born_host(),
+            digests=(),
         )
         if len(chunk.run_topics) != 1:
             raise MessageIllegalError(
@@ -1765,9 +1777,11 @@ class MessageStore(ReadOnlyStore):
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
         first_rows = itertools.accumulate((piece.row_count for piece in pieces), initial=0)
 
+        digests = digests_needed(writer, request)
+
         def encode(piece: MessageColumns, first_row: int) -> Rows:
             hosts = {"store_host": writer.files.store_host, "born_host": self._born_host()}
-            return record_columns.encode(piece, limits=config, first_row=first_row, **hosts)
+            return record_columns.encode(piece, limits=config, first_row=first_row, digests=digests, **hosts)
 
         if len(pieces) > 1:
             with ThreadPoolExecutor(_ENCODERS) as pool:  # most of encoding is Arrow's and numpy's, without the GIL

@@ -125,5 +125,5 @@ def test_a_digest_is_made_again_from_the_rows(sample: Sample, root: Path) -> Non
     """The guard of the digest's check: it is not true of other rows."""
     found = checker.check(MemDisk(root, sample.content).tree())
     _, body, rows = found.batches[0]
-    assert checker.digest_holds(body["digest"], rows)
-    assert not checker.digest_holds(body["digest"], rows[:1])
+    assert checker.digest_holds(body["digestName"], body["digest"], rows)
+    assert not checker.digest_holds(body["digestName"], body["digest"], rows[:1])

@@ -22,6 +22,7 @@ from unittest import mock
 
 import spark_runs
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig
+from messagestore.spi import LOCAL_STORES, ColumnTexts, Write, encode, store_host_of
 from messagestore.write.log_writer import LogWriter
 from small import SMALL, SMALL_ASYNC, bodies, columns
 
@@ -82,6 +83,27 @@ def killed_async(folder: Path) -> None:
     _in_child(lambda: fill(folder / "store", SMALL_ASYNC, dies=True))
 
 
+def staged(folder: Path) -> dict[str, list[list[object]]]:
+    """A query's batches 0 to 2, and what the tasks of two attempts left: of batch 2 again, and of batch 3."""
+    with MessageStore.open(folder / "store", SMALL) as store:
+        for version in range(3):
+            rows = columns(bodies(40, start=1000 + 40 * version), topic="orders")
+            store.append_batch(rows, _request(SMALL, "orders", version))
+    (folder / "staging").mkdir()
+    options = {"staging_ttl_s": 3600.0, "staging_dir": str(folder / "staging")}
+    writer = LOCAL_STORES.writer(str(folder / "store"), SMALL, **options)  # type: ignore[arg-type]
+    store_id, host = writer.prepare().store_id, store_host_of(SMALL)
+    found: dict[str, list[list[object]]] = {}
+    for version in (2, 3):
+        rows = columns(bodies(40, start=1000 + 40 * version), topic="orders")
+        for number, part in enumerate((rows.slice(25, 15), rows.slice(0, 25))):
+            with writer.stage(Write("0", f"{version}/{number}"), store_id) as file:
+                file.write(encode(ColumnTexts(part), limits=SMALL, store_host=host, born_host=host))
+                done = file.finish()
+            found.setdefault(str(version), []).append([Path(done.path).name, done.size, done.crc, done.row_count])
+    return found
+
+
 def stream(folder: Path) -> None:
     """A query that was stopped after its last commit was lost, and 300 messages that it has not read."""
     _spark(folder, "copy")
@@ -139,15 +161,26 @@ def contents(root: Path) -> dict[str, dict[str, list[str]]]:
         }
 
 
-STORES = {"closed": closed, "killed": killed, "killed-async": killed_async, "stream": stream, "foreach": foreach}
+STORES: dict[str, Callable[[Path], object]] = {
+    "closed": closed,
+    "killed": killed,
+    "killed-async": killed_async,
+    "staged": staged,
+    "stream": stream,
+    "foreach": foreach,
+}
 
 
 def make(name: str, target: Path) -> str:
     """One store, as a zip; its line for PROVENANCE.md."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        STORES[name](folder)
-        expected = {"contents": contents(folder / "store"), "flush": ASYNC_FLUSH if "async" in name else "SYNC_FLUSH"}
+        files = STORES[name](folder)
+        expected = {
+            "contents": contents(folder / "store"),
+            "flush": ASYNC_FLUSH if "async" in name else "SYNC_FLUSH",
+            "staged": files or {},
+        }
         (folder / "expected.json").write_text(json.dumps(expected, indent=1))
         with zipfile.ZipFile(target / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import zipfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,16 @@ import pytest
 import spark_runs
 from crash.imitate import another_boot
 from golden.make_earlier import QUERY, contents
-from messagestore import BatchRequest, Message, MessageStore, VersionRegressionError
+from messagestore import BatchConflictError, BatchRequest, ChecksumError, Message, MessageStore, VersionRegressionError
+from messagestore.format.layout import EARLIER_DIGEST_NAME
+from messagestore.spi import LOCAL_STORES, ColumnTexts, StagedFile, Write, encode, store_host_of
 from messagestore.verify.verify import verify
 from messagestore.write.transaction import APPENDED, KNOWN
 from small import SMALL, bodies, columns
 
 HERE = Path(__file__).resolve().parent
 ROW = re.compile(r"^\| `earlier/([\w.-]+)\.zip` \| (\d+) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
+STAGED = ("staged", "staged-3")
 STORES = ("closed", "killed", "killed-async")
 
 
@@ -44,7 +49,7 @@ def test_provenance() -> None:
     rows = {name: (int(size), sha) for name, size, sha in ROW.findall((HERE / "PROVENANCE.md").read_text("utf-8"))}
     found = {path.stem: path.read_bytes() for path in (HERE / "earlier").glob("*.zip")}
     assert rows == {name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in found.items()}
-    assert set(rows) == {*STORES, "stream", "foreach"}
+    assert set(rows) == {*STORES, *STAGED, "stream", "foreach"}
 
 
 @pytest.mark.parametrize("other_boot", [False, True])
@@ -83,6 +88,85 @@ def test_its_batches_are_known_and_the_next_one_is_not(name: str, tmp_path: Path
     assert [len(found["orders"][queue]) for queue in "01"] == [100, 100]
     assert found["t"] == {"0": expected["contents"]["t"]["0"], "1": [*expected["contents"]["t"]["1"], "new"]}
     assert verify(root, SMALL).findings == []
+
+
+def committed(root: Path, version: int, flush: str = "SYNC_FLUSH", *, rows: object = None, old: object = ()) -> str:
+    """Stage a batch as tasks of this release do, beside files that are there, and commit it."""
+    writer = LOCAL_STORES.writer(str(root), SMALL.replace(flush_disk_type=flush), staging_ttl_s=3600.0)
+    given, request = of_orders(version, flush)
+    store_id, host, files = writer.prepare().store_id, store_host_of(SMALL), list(old)  # type: ignore[call-overload]
+    with writer.stage(Write("0", str(version)), store_id) as file:
+        digests = writer.digests_of("orders", version)
+        texts = ColumnTexts(given if rows is None else rows)  # type: ignore[arg-type]
+        file.write(encode(texts, limits=SMALL, store_host=host, born_host=host, digests=digests))
+        files.append(file.finish())
+    return writer.commit(files, request, store_id, closing=True).result.status
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_its_batches_are_known_when_tasks_send_them_again(name: str, tmp_path: Path) -> None:
+    """Its digest is computed beside this release's, also for a batch below the first one that this release appended."""
+    root, expected = unpack(name, tmp_path)
+    flush = expected["flush"]
+    assert [committed(root, version, flush) for version in (3, 1, 4, 2, 4)] == [KNOWN, KNOWN, APPENDED, KNOWN, KNOWN]
+    for version in (3, 4):
+        with pytest.raises(BatchConflictError, match=f"version {version} is in the store with 40 rows"):
+            committed(root, version, flush, rows=columns(bodies(40), topic="orders"))
+    found = contents(root)
+    assert [len(found["orders"][queue]) for queue in "01"] == [100, 100]
+    assert verify(root, SMALL).findings == []
+
+
+def staged_by_it(name: str, tmp_path: Path, version: int) -> tuple[Path, list[StagedFile]]:
+    root, expected = unpack(name, tmp_path)
+    return root, [
+        StagedFile(str(tmp_path / "staging" / name), size, crc, count)
+        for name, size, crc, count in expected["staged"][str(version)]
+    ]
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(("version", "status"), [(2, KNOWN), (3, APPENDED)])
+def test_what_its_tasks_staged_is_committed(name: str, version: int, status: str, tmp_path: Path) -> None:
+    """The driver is upgraded between a task and the commit. The batch keeps the digest that the tasks computed."""
+    root, files = staged_by_it(name, tmp_path, version)
+    _, request = of_orders(version, "SYNC_FLUSH")
+    writer = LOCAL_STORES.writer(str(root), SMALL, staging_ttl_s=3600.0)
+    assert writer.commit(files, request, writer.describe().store_id, closing=True).result.status == status
+    with MessageStore.open(root, SMALL) as store:
+        entry = store.writer.journal.find("orders", version)
+        assert entry is not None and entry.digest_name == EARLIER_DIGEST_NAME
+        assert store.append_batch(*of_orders(version, "SYNC_FLUSH")).status == KNOWN
+    assert committed(root, version) == KNOWN
+    with pytest.raises(BatchConflictError, match="came again with 40 rows"):
+        committed(root, version, rows=columns(bodies(40), topic="orders"))
+    assert len(contents(root)["orders"]["0"]) == 20 * (version + 1)
+    assert verify(root, SMALL).findings == []
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_tasks_of_two_releases_stage_one_batch(name: str, tmp_path: Path) -> None:
+    """A part of the executors is upgraded: the digest that all of them computed counts."""
+    root, (_, first) = staged_by_it(name, tmp_path, 3)
+    rest = of_orders(3, "SYNC_FLUSH")[0].slice(25, 15)  # type: ignore[attr-defined]
+    again = tmp_path / "again"
+    shutil.copyfile(first.path, again)
+    assert committed(root, 3, rows=rest, old=[first]) == APPENDED
+    assert committed(root, 3, rows=rest, old=[replace(first, path=str(again))]) == KNOWN
+    assert committed(root, 3) == KNOWN
+    assert verify(root, SMALL).findings == []
+
+
+def test_a_damaged_file_of_its_tasks_is_refused(tmp_path: Path) -> None:
+    """The CRC-32 of the whole file is compared before anything is written."""
+    root, files = staged_by_it("staged", tmp_path, 3)
+    data = bytearray(Path(files[1].path).read_bytes())
+    for position in (7, 300, len(data) // 2, len(data) - 1):
+        Path(files[1].path).write_bytes(data[:position] + bytes([data[position] ^ 8]) + data[position + 1 :])
+        with pytest.raises(ChecksumError, match="not the file that its task wrote"):
+            committed(root, 3, old=files)
+    Path(files[1].path).write_bytes(data)
+    assert len(contents(root)["orders"]["0"]) == 60
 
 
 @pytest.mark.spark

@@ -17,7 +17,7 @@ from typing import Any
 from messagestore.errors import ChecksumError, ConfigError, CorruptionError, MessageIllegalError
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
-from messagestore.format.layout import CRC_MASK, DIGEST_NAME, PROPERTY_CRC_SIZE
+from messagestore.format.layout import CRC_MASK, DIGEST_NAME, EARLIER_DIGEST_NAME, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 
@@ -61,7 +61,7 @@ class BatchRecord:
     crcs : tuple of int
         CRC-32 of the log from the end of this record to E, in pieces of `CHUNK_SIZE`.
     digest : int
-        Digest of the rows, independent of their order, modulo 2^64 (`DIGEST_NAME`).
+        Digest of the rows, independent of their order, modulo 2^64.
     size : int
         Bytes of the whole record; not stored in the body.
     replaces : tuple of str
@@ -75,6 +75,8 @@ class BatchRecord:
         the version, the query, the rows, the digest, the topics and the origin of the batch.
     refused : tuple of str
         With `restated`: the query ids of this app that are refused.
+    digest_name : str
+        How the digest was computed; a newer release may have written a name that this one does not know.
     torn : bool
         A power cut removed the record's properties, `__CRC32#` among them, and a broker kept the rest. Not stored in
         the body.
@@ -99,6 +101,7 @@ class BatchRecord:
     origin: Mapping[str, Any] | None = None
     restated: bool = False
     refused: tuple[str, ...] = ()
+    digest_name: str = DIGEST_NAME
     torn: bool = False
 
     @property
@@ -172,7 +175,7 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
             "chunkSize": CHUNK_SIZE,
             "crc": "".join(f"{crc:08x}" for crc in batch.crcs),
             "digest": f"{batch.digest:016x}",
-            "digestName": DIGEST_NAME,
+            "digestName": batch.digest_name,
             **optional,
         },
         separators=(",", ":"),
@@ -257,6 +260,7 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
             origin=fields.get("origin"),
             restated=fields.get("restated", False),
             refused=tuple(fields.get("refused", ())),
+            digest_name=str(fields.get("digestName", EARLIER_DIGEST_NAME)),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

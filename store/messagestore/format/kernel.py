@@ -55,6 +55,9 @@ class Kernel(Protocol):
     def crcs_of_ranges(self, data: Buffer, starts: Buffer, ends: Buffer, out: Buffer, /) -> None:
         """CRC-32 of each range of `data`: int64[n], int64[n], uint32[n]."""
 
+    def xxh3_of_ranges(self, data: Buffer, starts: Buffer, ends: Buffer, out: Buffer, /) -> None:
+        """XXH3 of each range of `data`: int64[n], int64[n], uint64[n]."""
+
     def java_hashes(self, data: Buffer, starts: Buffer, ends: Buffer, before: Buffer, out: Buffer, /) -> None:
         """`String.hashCode` of the UTF-8 text in each range: int64[n], int64[n], int32[1 or n], int32[n]."""
 
@@ -74,10 +77,11 @@ class Kernel(Protocol):
         key_hashes: Buffer,
         key_counts: Buffer,
         /,
-    ) -> int | None:
+    ) -> tuple[int, int] | None:
         """Write the records of the rows in this order (int64[n]; None: as they are), and what goes with them.
 
-        Returns the sum of the row hashes mod 2**64, or None if a row cannot be stored.
+        Returns the sums of the row hashes mod 2**64, of `rowsum-2` and of `rowsum-1`, or None if a row cannot be
+        stored. The sum of a digest whose fields are None is 0.
         """
 
     def stamp(

@@ -271,7 +271,12 @@ JOURNAL_HEADER = Layout(
     [
         (0, "magic", "i8", "the text MSJOURNL"),
         (8, "format_version", "i4", "2"),
-        (12, "flags", "u4", "1: `checkpoint_crc` is known; 2: the log did not begin at 0 when the journal was rebuilt"),
+        (
+            12,
+            "flags",
+            "u4",
+            "1: `checkpoint_crc` is known; 2: rebuilt from a log that did not begin at 0; 4: all digests: `rowsum-2`",
+        ),
         (16, "covered", "i8", "queue offset in `rmq_sys_spark_sink` up to which batches are in the journal"),
         (24, "end", "i8", "physical offset up to which the log's batches are in the journal"),
         (32, "entry_count", "i8", "entries behind this header"),
@@ -284,6 +289,7 @@ JOURNAL_HEADER = Layout(
 )
 JOURNAL_CHECKPOINT_KNOWN = 1
 JOURNAL_INCOMPLETE = 2
+JOURNAL_ONE_DIGEST = 4
 JOURNAL_ENTRY = Layout(
     "journal entry",
     56,
@@ -296,16 +302,24 @@ JOURNAL_ENTRY = Layout(
         (40, "app", "i4", "index in the names' `apps`"),
         (44, "query", "i4", "index in the names' `queries`; -1: none"),
         (48, "topics", "i4", "index in the names' `topics`; -1: not known (an entry of format 1)"),
-        (52, "flags", "u4", "1: the version is set by the user, not by Spark; 2: `start`"),
+        (
+            52,
+            "flags",
+            "u4",
+            "1: the version is set by the user, not by Spark; 2: `start`; bits 8 to 31: index in the names' `digests`",
+        ),
     ],
 )
 JOURNAL_USER_VERSION = 1
 JOURNAL_START = 2
+JOURNAL_DIGEST_SHIFT = 8
 
 # ---- BATCH record (ours)
 
-DIGEST_NAME = "rowsum-1"
-"""How the digest of a batch's rows is computed; BATCH records contain it."""
+DIGEST_NAME = "rowsum-2"
+"""How the digest of a batch's rows is computed. BATCH records, the journal and staging files contain the name."""
+EARLIER_DIGEST_NAME = "rowsum-1"
+"""The digest of earlier releases. It is still computed for a batch that may be in the store with it."""
 
 # ---- ends (ours)
 

@@ -75,9 +75,9 @@ class MessageColumns:
         The delay level of each message (`StoreConfig.message_delay_level`); 0: it is not delayed.
     given : mapping of str to pa.Array[n]
         The user's own columns, with their nulls: "topic", "queue_id", "flag", "born_timestamp" (int64, ms),
-        "delay_time_level". The digest by which a batch is recognised covers these. Without an entry it covers `topic`
-        if that is an array, and `flag` and `delay_time_level` if they are given, but never a queue that the store chose
-        or a time that it filled in.
+        "delay_time_level" and "unique_key". The digest by which a batch is recognised covers these. Without an entry it
+        covers `topic` if that is an array, and `flag` and `delay_time_level` if they are given, but never a queue that
+        the store chose, a time that it filled in, or a unique key that the sink made.
 
     Raises
     ------
@@ -182,8 +182,9 @@ class MessageColumns:
         flags, queues, times = given.get("flag"), given.get("queue_id"), given.get("born_timestamp")
         now = default_born_timestamp_ms if default_born_timestamp_ms is not None else time.time_ns() // 1_000_000
         queue_ids = None if queues is None else numpy_of(queues, null=NO_QUEUE)
-        if "topic" in found:
-            given["topic"] = _texts(found["topic"], "topic")
+        for name in ("topic", "unique_key"):
+            if name in found:
+                given[name] = _texts(found[name], name)
         return cls(
             topic=given["topic"] if topic is None else topic,
             queue_id=queue_ids if queue_id is None else np.full(batch.num_rows, queue_id, np.int32),
@@ -194,7 +195,7 @@ class MessageColumns:
             flag=None if flags is None else numpy_of(flags, null=0),
             born_timestamp_ms=np.full(batch.num_rows, now, np.int64) if times is None else numpy_of(times, null=now),
             sharding_key=_texts(found["sharding_key"], "sharding_key") if "sharding_key" in found else None,
-            unique_key=_texts(found["unique_key"], "unique_key") if "unique_key" in found else None,
+            unique_key=given.get("unique_key"),
             delay_time_level=numpy_of(given["delay_time_level"], null=0) if "delay_time_level" in given else None,
             given=given,
         )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
 from messagestore.format import record_encode, rerouting
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import DIGEST_NAME
+from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.message_checks import first_fault
 from messagestore.format.message_columns import NO_QUEUE, ColumnTexts, MessageColumns
 from messagestore.format.record_decode import BLOCK_ROWS, COLUMNS, Expected, decode
@@ -26,6 +26,7 @@ __all__ = [
     "BLOCK_ROWS",
     "COLUMNS",
     "DIGEST_NAME",
+    "EARLIER_DIGEST_NAME",
     "NO_QUEUE",
     "Expected",
     "MessageColumns",
@@ -49,6 +50,7 @@ def encode(
     store_host: bytes,
     born_host: bytes,
     first_row: int = 0,
+    digests: Collection[str] = (DIGEST_NAME,),
 ) -> Rows:
     """Encode the records of a batch as `record_encode.encode` does, and send delayed messages to the queues in which
     they wait.
@@ -62,7 +64,7 @@ def encode(
     columns = texts.columns
     if columns.delay_time_level is None or not columns.delay_time_level.any():
         return record_encode.encode(
-            texts, limits=limits, store_host=store_host, born_host=born_host, first_row=first_row
+            texts, limits=limits, store_host=store_host, born_host=born_host, first_row=first_row, digests=digests
         )
     fault = first_fault(texts, limits, first_row)
     if fault is not None:
@@ -72,7 +74,7 @@ def encode(
     parts = []
     for level in np.unique(levels).tolist():
         some = columns.of_rows(levels == level)
-        rows = record_encode.encode(some, limits=limits, store_host=store_host, born_host=born_host)
+        rows = record_encode.encode(some, limits=limits, store_host=store_host, born_host=born_host, digests=digests)
         parts.append(rerouting.delayed(rows, level, delays_ms) if level else rows)
     return functools.reduce(Rows.joined, parts)
 

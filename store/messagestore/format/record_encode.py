@@ -9,6 +9,7 @@ the kernel, `encode_message` writes one record after the other: the same bytes, 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from messagestore.format import javahash, kernel
 from messagestore.format.arrow_bytes import is_large, is_textual, plain
 from messagestore.format.config import StoreConfig
+from messagestore.format.earlier_digest import earlier_fields, earlier_hashes
 from messagestore.format.hosts import unpack_host
+from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.message import Message
 from messagestore.format.message_checks import first_fault, topic_error
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
@@ -35,6 +38,9 @@ from messagestore.format.record import (
 from messagestore.format.row_digest import digest_fields, row_hashes
 from messagestore.format.rows import Rows
 
+_DIGESTS = {DIGEST_NAME: row_hashes, EARLIER_DIGEST_NAME: earlier_hashes}
+"""In the order in which the kernel returns them."""
+
 
 class _Encoded(NamedTuple):
     """What either way of encoding makes, in the order of the records; see `Rows`."""
@@ -44,7 +50,7 @@ class _Encoded(NamedTuple):
     tags_codes: NDArray[np.int64]
     key_hashes: NDArray[np.int32]
     key_counts: NDArray[np.int32]
-    row_hash_sum: int
+    digests: dict[str, int]
 
 
 def encode(
@@ -54,6 +60,7 @@ def encode(
     store_host: bytes,
     born_host: bytes,
     first_row: int = 0,
+    digests: Collection[str] = (DIGEST_NAME,),
 ) -> Rows:
     """Encode the records of a batch, back to back and grouped by (topic, queue): each queue has one run.
 
@@ -70,6 +77,8 @@ def encode(
         The results of `hosts.pack_host`, the same for all rows.
     first_row : int
         The number of the first row in the user's batch, for errors.
+    digests : collection of str
+        The names of the digests that are computed: `DIGEST_NAME`, `EARLIER_DIGEST_NAME`, both or none.
 
     Raises
     ------
@@ -80,11 +89,11 @@ def encode(
     columns = texts.columns
     found = None
     if kernel.lib is not None and columns.queue_id is not None and not _outside(columns.queue_id, columns.flag):
-        batch = _batch(texts, limits, store_host, born_host)
+        batch = _batch(texts, limits, store_host, born_host, digests)
         size = kernel.lib.encode_size(batch)
         if size is not None:
             order, run_firsts, run_counts = _group(texts)
-            found = _by_kernel(kernel.lib, batch, order, columns.row_count, *size)
+            found = _by_kernel(kernel.lib, batch, order, columns.row_count, *size, digests)
     if found is None:
         fault = first_fault(texts, limits, first_row)
         if fault is not None:
@@ -93,7 +102,7 @@ def encode(
             raise AssertionError("the kernel refuses a batch in which every row is legal")
         kernel.tell_without()
         order, run_firsts, run_counts = _group(texts)
-        found = _by_rows(texts, order, limits, store_host, born_host)
+        found = _by_rows(texts, order, limits, store_host, born_host, digests)
     assert columns.queue_id is not None
     return Rows.unplaced(
         found.starts,
@@ -105,7 +114,7 @@ def encode(
         tags_codes=found.tags_codes,
         key_hashes=found.key_hashes,
         key_counts=found.key_counts,
-        row_hash_sum=found.row_hash_sum,
+        digests=found.digests,
         property_crc=limits.enabled_append_prop_crc,
     )
 
@@ -151,17 +160,28 @@ def _outside(*columns: NDArray[Any] | None) -> bool:
 
 
 def _by_kernel(
-    lib: kernel.Kernel, batch: kernel.Batch, order: NDArray[np.int64] | None, n: int, size: int, key_count: int
+    lib: kernel.Kernel,
+    batch: kernel.Batch,
+    order: NDArray[np.int64] | None,
+    n: int,
+    size: int,
+    key_count: int,
+    digests: Collection[str],
 ) -> _Encoded | None:
     """All records at once; None if a row cannot be stored."""
     starts, data = np.empty(n + 1, np.int64), np.empty(size, np.uint8)
     tags_codes = np.empty(n, np.int64)
     key_hashes, key_counts = np.empty(key_count, np.int32), np.empty(n, np.int32)
-    hash_sum = lib.encode(batch, order, data, starts, tags_codes, key_hashes, key_counts)
-    return None if hash_sum is None else _Encoded(starts, data, tags_codes, key_hashes, key_counts, hash_sum)
+    sums = lib.encode(batch, order, data, starts, tags_codes, key_hashes, key_counts)
+    if sums is None:
+        return None
+    found = {name: total for name, total in zip(_DIGESTS, sums, strict=True) if name in digests}
+    return _Encoded(starts, data, tags_codes, key_hashes, key_counts, found)
 
 
-def _batch(texts: ColumnTexts, limits: StoreConfig, store_host: bytes, born_host: bytes) -> kernel.Batch:
+def _batch(
+    texts: ColumnTexts, limits: StoreConfig, store_host: bytes, born_host: bytes, digests: Collection[str]
+) -> kernel.Batch:
     """The buffers of the columns, in the order in which the kernel takes them."""
     columns = texts.columns
     times = columns.born_timestamp_ms
@@ -190,7 +210,8 @@ def _batch(texts: ColumnTexts, limits: StoreConfig, store_host: bytes, born_host
         None if len(texts.topic_names) == 1 and isinstance(columns.topic, str) else texts.topic_codes,
         *_topics(tuple(texts.topic_names), limits.auto_message_version_on_topic_len),
         *_RESERVED,
-        tuple(digest_fields(texts)),
+        tuple(digest_fields(texts)) if DIGEST_NAME in digests else None,
+        tuple(earlier_fields(texts)) if EARLIER_DIGEST_NAME in digests else None,
         limits.max_message_size,
         limits.enabled_append_prop_crc,
     )
@@ -232,7 +253,12 @@ def _topics(
 
 
 def _by_rows(
-    texts: ColumnTexts, order: NDArray[np.int64] | None, limits: StoreConfig, store_host: bytes, born_host: bytes
+    texts: ColumnTexts,
+    order: NDArray[np.int64] | None,
+    limits: StoreConfig,
+    store_host: bytes,
+    born_host: bytes,
+    digests: Collection[str],
 ) -> _Encoded:
     """One record after the other. The rows were checked."""
     columns = texts.columns
@@ -262,7 +288,7 @@ def _by_rows(
         np.array(tags_codes, np.int64),
         np.array(key_hashes, np.int32),
         np.array(key_counts, np.int32),
-        sum(row_hashes(texts)) % (1 << 64),
+        {name: sum(hashes(texts)) % (1 << 64) for name, hashes in _DIGESTS.items() if name in digests},
     )
 
 

@@ -60,7 +60,7 @@ def delayed(rows: Rows, level: int, delays_ms: tuple[int, ...]) -> Rows:
         store_timestamp_position=rows.store_timestamp_position,
         property_crc=rows.property_crc,
     )
-    return replace(found, row_hash_sum=rows.row_hash_sum, real_queues=tuple(real.items()))
+    return replace(found, digests=rows.digests, real_queues=tuple(real.items()))
 
 
 def unplaced(

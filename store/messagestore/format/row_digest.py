@@ -1,69 +1,67 @@
 """The digest of a batch, which tells whether a batch that is sent again has the same rows.
 
-The digest "rowsum-1" of a batch is its row count and the sum, mod 2**64, of a hash of each row. Order and partitioning
+The digest "rowsum-2" of a batch is its row count and the sum, mod 2**64, of a hash of each row. Order and partitioning
 do not change it. It is computed from the user's columns, before defaults, routing and encoding, so that a correct
 replay has the same digest. FORMAT.md defines it and has test vectors.
 
-    m = 0
-    for each field k that was given and is not null:  m = (m ^ (v + k)) * 0x9E3779B1;  m ^= m >> 15     (mod 2**32)
-    row hash = splitmix64(crc32(body) << 32 | m)
+    for each field that was given and is not null, in the order of their numbers:  number, value    (64 bits each)
+    row hash = xxh3(these numbers and values)
+
+The value of a text is its own xxh3, so no text can move from one field into the next one.
 """
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pyarrow as pa
-from isal.isal_zlib import crc32
 from numpy.typing import NDArray
 
-from messagestore.format import javahash
-from messagestore.format.arrow_bytes import numpy_of, valid_of
+from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
-from messagestore.format.properties import KEY_SEPARATOR
+from messagestore.format.properties import KEY_SEPARATOR, NAME_VALUE_SEPARATOR
+from messagestore.format.xxh3 import xxh3, xxh3_of
 
-TOPIC, KEYS, TAGS, PROPERTIES, FLAG, SHARDING_KEY, QUEUE_ID, BORN_TIMESTAMP, DELAY_TIME_LEVEL = range(1, 10)
-"""The numbers of the fields, in the order they are mixed."""
+BODY, TOPIC, KEYS, TAGS, PROPERTIES, FLAG, SHARDING_KEY, QUEUE_ID, BORN_TIMESTAMP, DELAY_TIME_LEVEL = range(10)
+UNIQUE_KEY = 10
+"""The numbers of the fields."""
 
-Field = tuple[int, NDArray[np.int32], NDArray[np.bool_]]
+Field = tuple[int, NDArray[np.uint64], NDArray[np.bool_]]
 """The number of a field, its value in each row, and which rows have it."""
-_MASK_32, _MASK_64 = (1 << 32) - 1, (1 << 64) - 1
+_MASK = (1 << 64) - 1
+
+
+def given_topic(texts: ColumnTexts) -> pa.Array | None:
+    """The user's own column of topics, if there is one; a topic for all rows does not count."""
+    columns = texts.columns
+    topic = columns.given.get("topic", None if isinstance(columns.topic, str) else columns.topic)
+    return texts.topics if topic is columns.topic and topic is not None else topic
 
 
 def digest_fields(texts: ColumnTexts) -> list[Field]:
     """The fields that the digest covers besides body, keys, tags and properties."""
     columns, given = texts.columns, texts.columns.given
-    fields: list[Field] = []
-    topic = given.get("topic", None if isinstance(columns.topic, str) else columns.topic)
-    if topic is columns.topic and topic is not None:
-        topic = texts.topics
-    if topic is not None:
-        fields.append((TOPIC, javahash.java_hashes(topic), valid_of(topic)))
-    if "flag" in given:
-        fields.append((FLAG, *_numbers(given["flag"])))
-    elif columns.flag is not None:
-        fields.append((FLAG, columns.flag.astype(np.int32), np.ones(len(columns.flag), np.bool_)))
-    if columns.sharding_key is not None:
-        key = columns.sharding_key
-        fields.append((SHARDING_KEY, javahash.java_hashes(key), valid_of(key)))
-    if "queue_id" in given:
-        fields.append((QUEUE_ID, *_numbers(given["queue_id"])))
-    if "born_timestamp" in given:
-        fields.append((BORN_TIMESTAMP, *_numbers(given["born_timestamp"])))
-    if "delay_time_level" in given:
-        fields.append((DELAY_TIME_LEVEL, *_numbers(given["delay_time_level"])))
-    elif columns.delay_time_level is not None:
-        levels = columns.delay_time_level.astype(np.int32)
-        fields.append((DELAY_TIME_LEVEL, levels, np.ones(len(levels), np.bool_)))
-    return fields
+    flag, delay = columns.flag, columns.delay_time_level
+    found = {
+        TOPIC: _texts(given_topic(texts)),
+        FLAG: _numbers(given.get("flag", None if flag is None else array_of(flag))),
+        SHARDING_KEY: _texts(columns.sharding_key),
+        QUEUE_ID: _numbers(given.get("queue_id")),
+        BORN_TIMESTAMP: _numbers(given.get("born_timestamp")),
+        DELAY_TIME_LEVEL: _numbers(given.get("delay_time_level", None if delay is None else array_of(delay))),
+        UNIQUE_KEY: _texts(given.get("unique_key")),
+    }
+    return [(number, *field) for number, field in found.items() if field is not None]
 
 
-def _numbers(column: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """An int32 column unchanged, or an int64 column as its low half ^ its high half; and where it is not null."""
-    valid = valid_of(column)
-    numbers = numpy_of(column, null=0)
-    if numbers.dtype == np.int64:
-        numbers = numbers ^ (numbers >> 32)
-    return numbers.astype(np.int32), valid
+def _texts(column: pa.Array | None) -> tuple[NDArray[np.uint64], NDArray[np.bool_]] | None:
+    return None if column is None else (xxh3_of(column), valid_of(column))
+
+
+def _numbers(column: pa.Array | None) -> tuple[NDArray[np.uint64], NDArray[np.bool_]] | None:
+    """Integers as their two's complement of 64 bits."""
+    return None if column is None else (numpy_of(column, null=0).astype(np.int64).view(np.uint64), valid_of(column))
 
 
 def row_hashes(columns: MessageColumns | ColumnTexts) -> list[int]:
@@ -74,32 +72,14 @@ def row_hashes(columns: MessageColumns | ColumnTexts) -> list[int]:
     hashes = []
     for row, body in enumerate(texts.body.to_pylist()):
         found = {number: values[row] for number, values, present in fields if present[row]}
+        found[BODY] = xxh3(body or b"")
         if keys[row]:
-            found[KEYS] = javahash.java_hash(KEY_SEPARATOR.join(keys[row]))
+            found[KEYS] = xxh3(KEY_SEPARATOR.join(keys[row]).encode())
         tag = tags[row]
         if tag is not None:
-            found[TAGS] = javahash.tags_code(tag)
+            found[TAGS] = xxh3(tag.encode())
         if properties[row]:
-            found[PROPERTIES] = sum(map(_property_hash, *zip(*properties[row].items(), strict=True)))
-        mixed = 0
-        for number in sorted(found):
-            mixed = (mixed ^ (found[number] + number & _MASK_32)) * 0x9E3779B1 & _MASK_32
-            mixed ^= mixed >> 15
-        hashes.append(_splitmix64(crc32(body or b"") << 32 | mixed))
+            pairs = [(name.encode(), value.encode()) for name, value in properties[row].items()]
+            found[PROPERTIES] = sum(xxh3(name + NAME_VALUE_SEPARATOR + value) for name, value in pairs) & _MASK
+        hashes.append(xxh3(b"".join(struct.pack("<QQ", number, found[number]) for number in sorted(found))))
     return hashes
-
-
-def _property_hash(name: str, value: str) -> int:
-    """The hash of one property: MurmurHash3's finaliser of both hashes, mod 2**32. The order of properties is free."""
-    mixed = javahash.java_hash(name) * 31 + javahash.java_hash(value) & _MASK_32
-    mixed = (mixed ^ mixed >> 16) * 0x85EBCA6B & _MASK_32
-    mixed = (mixed ^ mixed >> 13) * 0xC2B2AE35 & _MASK_32
-    return mixed ^ mixed >> 16
-
-
-def _splitmix64(value: int) -> int:
-    """The finaliser of SplitMix64 (add the golden gamma, then mix), mod 2**64."""
-    mixed = value + 0x9E3779B97F4A7C15 & _MASK_64
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK_64
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK_64
-    return mixed ^ mixed >> 31

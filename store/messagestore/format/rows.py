@@ -18,7 +18,7 @@ share the arrays they were made of.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +29,12 @@ from numpy.typing import NDArray
 NO_DATA: NDArray[np.uint8] = np.empty(0, np.uint8)
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """The topic in which delayed messages wait. The tags code of its units is the time at which a message is due."""
+
+
+def summed(digests: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The digests of rows that come in parts, by name: those that all parts have."""
+    names = [name for name in (digests[0] if digests else ()) if all(name in part for part in digests)]
+    return {name: sum(part[name] for part in digests) % (1 << 64) for name in names}
 
 
 class Stored(Protocol):
@@ -104,8 +110,9 @@ class Rows:
         Of STORETIMESTAMP in each record of `data`.
     property_crc : bool
         Whether each record of `data` ends in `__CRC32#`.
-    row_hash_sum : int
-        Sum of the hashes of all rows that were encoded together, mod 2**64 (row_digest.py).
+    digests : dict of str to int
+        For each digest that was computed, its name and the sum of the hashes of all rows that were encoded together,
+        mod 2**64 (row_digest.py). Slices have the digests of the whole.
     real_queues : tuple of (str, int)
         Where the delayed rows go when they are due: each topic, with its highest queue id.
     """
@@ -125,7 +132,7 @@ class Rows:
     stored: Stored | None = None
     store_timestamp_position: int = 0
     property_crc: bool = False
-    row_hash_sum: int = 0
+    digests: Mapping[str, int] = field(default_factory=dict)
     real_queues: tuple[tuple[str, int], ...] = ()
 
     @classmethod
@@ -287,7 +294,7 @@ class Rows:
             key_hashes=both([self.key_hashes, other.key_hashes]),
             key_counts=both([self.key_counts, other.key_counts]),
             data=both([self.data, other.data]),
-            row_hash_sum=(self.row_hash_sum + other.row_hash_sum) % (1 << 64),
+            digests=summed([self.digests, other.digests]),
             real_queues=self.real_queues + other.real_queues,
         )
 

@@ -26,12 +26,16 @@ from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.mapped_file import Disk, replace_file
 from messagestore.format.batch_record import DELIVERY_APP, SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
 from messagestore.format.layout import (
+    DIGEST_NAME,
+    EARLIER_DIGEST_NAME,
     JOURNAL_CHECKPOINT_KNOWN,
+    JOURNAL_DIGEST_SHIFT,
     JOURNAL_ENTRY,
     JOURNAL_FORMAT,
     JOURNAL_HEADER,
     JOURNAL_INCOMPLETE,
     JOURNAL_MAGIC,
+    JOURNAL_ONE_DIGEST,
     JOURNAL_START,
     JOURNAL_USER_VERSION,
 )
@@ -53,6 +57,9 @@ _HEADER = JOURNAL_HEADER.struct
 _CRC_POSITION = JOURNAL_HEADER.offset("crc")
 _NONE = -1
 _FORMAT_1 = 1
+_DIGESTS = (EARLIER_DIGEST_NAME, DIGEST_NAME)
+"""What the first numbers of digests mean, also in a file without `digests`: an earlier release may have written it
+after this one, and keeps the numbers."""
 _FEW = 64
 _SLACK = 10
 """The oldest are dropped once there are a tenth more than `journalRetention`, so that not every commit does it."""
@@ -75,6 +82,8 @@ class JournalEntry:
         Destination topics, sorted. None: unknown (format 1, and the record is below the first segment).
     start : bool
         The entry is not a batch but a mark: the app's history begins with the version after this one.
+    digest_name : str
+        As in the BATCH record.
     """
 
     version: int
@@ -86,6 +95,7 @@ class JournalEntry:
     digest: int
     topics: tuple[str, ...] | None = None
     start: bool = False
+    digest_name: str = DIGEST_NAME
 
 
 class _Numbers(dict[Any, int]):
@@ -129,6 +139,8 @@ class BatchJournal:
         Why the file could not be used; empty if it could.
     version : int
         Format of the file that was read; 0: there was no file.
+    one_digest : bool
+        All entries of the file that was read have the digest of this release.
     """
 
     covered: int = 0
@@ -139,6 +151,7 @@ class BatchJournal:
     queues: dict[str, list[tuple[int, int]]] | None = None
     fault: str = ""
     version: int = 0
+    one_digest: bool = False
     dropped: list[tuple[str, int]] = field(default_factory=list)
     """(app id, version) of entries whose BATCH record is no longer in the log; for the report."""
 
@@ -148,6 +161,7 @@ class BatchJournal:
         self._tidied = 0  # rows that are in order and each belong to another app and version
         self._kept = 0  # rows that the last trim kept besides the newest ones
         self._apps, self._queries, self._topics = _Numbers(), _Numbers(), _Numbers()
+        self._digests = _Numbers(_DIGESTS)
         self._replaced: dict[str, dict[str, None]] = {}
 
     # ---- contents
@@ -168,6 +182,11 @@ class BatchJournal:
             return None
         versions = self._rows["version"][rows]
         return self._entry(int(rows[np.flatnonzero(versions == versions.max())[-1]]))
+
+    def digests_of(self, app_id: str, version: int) -> tuple[str, ...]:
+        """Return the names of the digests by which a batch is recognised if it comes again."""
+        entry = self.find(app_id, version)
+        return (DIGEST_NAME,) if entry is None else tuple(dict.fromkeys((DIGEST_NAME, entry.digest_name)))
 
     def entries(self, app_id: str) -> list[JournalEntry]:
         """Return all entries of an app, in the order of the log."""
@@ -214,6 +233,7 @@ class BatchJournal:
             digest=fields["digest"],
             topics=None if fields["topics"] == _NONE else self._topics.by_number[fields["topics"]],
             start=bool(start),
+            digest_name=self._digests.by_number[fields["flags"] >> JOURNAL_DIGEST_SHIFT],
         )
 
     # ---- changes
@@ -231,6 +251,7 @@ class BatchJournal:
                 digest=batch.digest,
                 topics=tuple(sorted(batch.ranges)),
                 start=batch.start,
+                digest_name=batch.digest_name,
             )
             if batch.replaces:  # another query counts its versions from 0 again
                 self._keep(np.flatnonzero(self._rows["app"][: self._count] != self._apps.get(batch.app_id, _NONE)))
@@ -267,7 +288,9 @@ class BatchJournal:
             self._apps.number(app_id),
             _NONE if entry.query_id is None else self._queries.number(entry.query_id),
             _NONE if entry.topics is None else self._topics.number(entry.topics),
-            user | (JOURNAL_START if entry.start else 0),
+            user
+            | (JOURNAL_START if entry.start else 0)
+            | self._digests.number(entry.digest_name) << JOURNAL_DIGEST_SHIFT,
         )
         self._count += 1
 
@@ -401,6 +424,11 @@ class BatchJournal:
             used = np.bincount(rows[column][known], minlength=len(numbers.by_number)) > 0
             names[key] = [numbers.by_number[number] for number in np.flatnonzero(used).tolist()]
             rows[column][known] = (np.cumsum(used) - 1)[rows[column][known]]
+        used = np.bincount(rows["flags"] >> JOURNAL_DIGEST_SHIFT, minlength=len(self._digests)) > 0
+        names["digests"] = self._digests.by_number
+        one_digest = all(
+            name == DIGEST_NAME for name, there in zip(names["digests"], used.tolist(), strict=True) if there
+        )
         names["replaced"] = {app_id: list(ids) for app_id, ids in sorted(self._replaced.items())}
         if self.queues is not None:
             names["queues"] = self.queues
@@ -409,6 +437,7 @@ class BatchJournal:
         flags = (JOURNAL_CHECKPOINT_KNOWN if self.checkpoint_crc is not None else 0) | (
             0 if self.complete else JOURNAL_INCOMPLETE
         )
+        flags |= JOURNAL_ONE_DIGEST if one_digest else 0
         values = (
             JOURNAL_MAGIC, JOURNAL_FORMAT, flags, self.covered, self.end, self._count, len(text),
             self.checkpoint_crc or 0, crc32(body), 0,
@@ -439,6 +468,7 @@ class BatchJournal:
             names = json.loads(bytes(body[entry_count * JOURNAL_ENTRY.size :]))
             journal._apps, journal._queries = _Numbers(names["apps"]), _Numbers(names["queries"])
             journal._topics = _Numbers(tuple(topics) for topics in names["topics"])
+            journal._digests = _Numbers(map(str, names.get("digests", _DIGESTS)))
             journal._replaced = {app_id: dict.fromkeys(ids) for app_id, ids in names["replaced"].items()}
             journal.identity = dict(names["identity"])
             if "queues" in names:
@@ -446,6 +476,8 @@ class BatchJournal:
             for column, numbers in (("app", journal._apps), ("query", journal._queries), ("topics", journal._topics)):
                 if len(rows) and not -1 <= rows[column].min() <= rows[column].max() < len(numbers.by_number):
                     raise ValueError(f"a number of {column} that has no name")
+            if len(rows) and int(rows["flags"].max()) >> JOURNAL_DIGEST_SHIFT >= len(journal._digests.by_number):
+                raise ValueError("a number of a digest that has no name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptionError(path, JOURNAL_HEADER.size, "the names of a journal", str(error)) from error
         journal._rows, journal._count, journal._tidied = rows, len(rows), len(rows)
@@ -473,6 +505,7 @@ class BatchJournal:
             complete=not flags & JOURNAL_INCOMPLETE,
             end=end,
             version=JOURNAL_FORMAT,
+            one_digest=bool(flags & JOURNAL_ONE_DIGEST),
         )
         return journal, entry_count, names_size, body_crc
 
@@ -495,7 +528,8 @@ class BatchJournal:
                 for version, source, query_id, at, end, count, digest in rows:
                     if source not in (SOURCE_SPARK, SOURCE_USER) or not isinstance(query_id, str | None):
                         raise ValueError(f"version source {source!r}, query id {query_id!r}")
-                    entry = JournalEntry(int(version), source, query_id, int(at), int(end), int(count), int(digest, 16))
+                    numbers = int(at), int(end), int(count), int(digest, 16)
+                    entry = JournalEntry(int(version), source, query_id, *numbers, digest_name=EARLIER_DIGEST_NAME)
                     journal.remember(str(app_id), entry)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptionError(path, 0, "the JSON of a journal", repr(text[:60])) from error
@@ -525,6 +559,28 @@ class BatchJournal:
             return cls(fault=MISSING)
         except CorruptionError as error:
             return cls(fault=str(error))
+
+    @classmethod
+    def read_digests_of(cls, disk: Disk, path: str, old_path: str, app_id: str, version: int) -> tuple[str, ...]:
+        """Return the same as `digests_of`, from the file. It reads only the header if all entries have one digest.
+
+        The file may lag behind the log. A batch that it does not have is younger than the app's last entry in it, so
+        the digest of earlier releases counts unless that entry has the one of this release.
+
+        Raises
+        ------
+        NotAStoreError
+            A newer release wrote the file.
+        """
+        try:
+            if cls._from_header(disk.read_head(path, JOURNAL_HEADER.size), path)[0].one_digest:
+                return (DIGEST_NAME,)
+        except (FileNotFoundError, CorruptionError):
+            pass  # `read` says what there is
+        journal = cls.read(disk, path, old_path)
+        entry = journal.find(app_id, version) or journal.last(app_id)
+        one = entry is not None and entry.digest_name == DIGEST_NAME
+        return (DIGEST_NAME,) if one else (DIGEST_NAME, EARLIER_DIGEST_NAME)
 
     @classmethod
     def read_checkpoint_crc(cls, disk: Disk, path: str, old_path: str) -> int | None:

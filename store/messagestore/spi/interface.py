@@ -16,7 +16,7 @@ The other methods of a reader answer the source's questions about single message
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -391,6 +391,19 @@ class StoreWriter(Protocol):
             The path holds something else, or a store in a form that cannot be written.
         ConfigError
             A setting of the store's broker forbids writing.
+        """
+        ...
+
+    def digests_of(self, app_id: str | None, version: int) -> Collection[str]:
+        """The names of the digests with which the rows of a batch must be encoded; tasks call this.
+
+        The store recognises a batch that comes again by the digest with which it holds the batch. Earlier releases
+        computed another one than this release does.
+
+        Raises
+        ------
+        NotAStoreError
+            A newer release wrote the store.
         """
         ...
 

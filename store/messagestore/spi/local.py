@@ -30,7 +30,8 @@ from messagestore.files.topics import Topics
 from messagestore.files.writer_lock import probe_java
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
-from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.format.layout import DIGEST_NAME, FILLER_UNIT_SIZE
+from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Identity, Paths, check_root, config_of_records, looks_like_store, make_staging
 from messagestore.read.proven_tail import ProvenTail
@@ -426,6 +427,13 @@ class LocalWriter:
         return True
 
     # ---- tasks
+
+    def digests_of(self, app_id: str | None, version: int) -> tuple[str, ...]:
+        """The digests that the rows of a batch need: what the journal says, which the store may not have yet."""
+        if app_id is None or not self._described().exists:
+            return (DIGEST_NAME,)
+        paths = self.paths
+        return BatchJournal.read_digests_of(self.disk, paths.journal, paths.journal_1, app_id, version)
 
     def stage(self, write: Write, store_id: str) -> StagingWriter:
         """A new file in the staging folder of the store, or of the path where the store will be created."""

@@ -8,14 +8,14 @@ the size of each chunk and not its rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import ConfigError, MessageIllegalError
+from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError
 from messagestore.files.topics import MAX_QUEUE_COUNT
 from messagestore.format import arguments, batch_record
 from messagestore.format.batch_record import (
@@ -27,13 +27,16 @@ from messagestore.format.batch_record import (
     check_origin,
 )
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
-from messagestore.format.layout import BLANK
+from messagestore.format.layout import BLANK, DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
-from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.format.rows import SCHEDULE_TOPIC, summed
 from messagestore.log.batch_journal import JournalEntry
 from messagestore.log.refusals import check_simple_topic
 from messagestore.log.store_files import StoreFiles
+
+_DIGESTS = (DIGEST_NAME, EARLIER_DIGEST_NAME)
+"""The digests that this release computes; the first one that a batch has is stored."""
 
 
 class ChunkSource(Protocol):
@@ -52,6 +55,11 @@ class Chunks(list[Rows]):
     def read(self, index: int, *, with_data: bool) -> Rows:  # noqa: ARG002 - as in the protocol
         """Chunk `index`."""
         return self[index]
+
+
+def digests_of_batch(digests: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The digests of a batch, by name: those that all of its chunks have. Without chunks, each of them is 0."""
+    return summed(digests) if digests else dict.fromkeys(_DIGESTS, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +240,7 @@ class BatchPlan:
         self.log = files.commit_log
         self.source = source
         self.row_count = 0
-        self.digest = 0
+        self.digests: list[Mapping[str, int]] = []
         self.chunk_sizes: list[_ChunkSize] = []
         self.first_offsets: dict[tuple[str, int], int] = {}
         self.counts: dict[tuple[str, int], int] = {}
@@ -240,6 +248,7 @@ class BatchPlan:
         """Where the delayed rows go when they are due: each topic, with its highest queue id."""
         for index in range(len(source)):
             self._take(source.read(index, with_data=False))
+        digest_name, digest = (DIGEST_NAME, 0) if own else self._digest()
         if not own:
             self._check_topics(request)
         for key in self.counts:
@@ -257,7 +266,8 @@ class BatchPlan:
             row_count=self.row_count,
             ranges=self._ranges(),
             crcs=(),
-            digest=self.digest,
+            digest=digest,
+            digest_name=digest_name,
             replaces=replaces,
             start=request.start,
             origin=request.origin,
@@ -270,6 +280,7 @@ class BatchPlan:
                 refused=refused,
                 row_count=entry.row_count,
                 digest=entry.digest,
+                digest_name=entry.digest_name,
                 ranges={topic: [] for topic in entry.topics or ()},
             )
         self._place(log_end)
@@ -280,8 +291,23 @@ class BatchPlan:
         for topic, queue_id in chunk.real_queues:
             self.real_queues[topic] = max(self.real_queues.get(topic, 0), queue_id)
         self.row_count += chunk.row_count
-        self.digest = (self.digest + chunk.row_hash_sum) % (1 << 64)
+        self.digests.append(chunk.digests)
         self.chunk_sizes.append(_ChunkSize(chunk.end, chunk.row_count))
+
+    def _digest(self) -> tuple[str, int]:
+        digests = digests_of_batch(self.digests)
+        for name in _DIGESTS:
+            if name in digests:
+                return name, digests[name]
+        found = "; ".join(sorted({", ".join(one) or "none" for one in self.digests}))
+        raise CorruptionError(
+            self.files.paths.staging,
+            0,
+            f"rows that all have the digest {' or '.join(_DIGESTS)}",
+            f"rows with the digests {found}",
+            hint="Use one release on the driver and on all executors, and write the batch again. Nothing of it was "
+            "written.",
+        )
 
     def _check_topics(self, request: BatchRequest) -> None:
         topics = self.files.topics

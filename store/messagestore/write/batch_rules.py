@@ -20,6 +20,7 @@ one might belong to another query, which nothing distinguishes, and is refused.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from messagestore.errors import BatchConflictError, LostBatchesError, QueryConflictError, VersionRegressionError
@@ -27,7 +28,7 @@ from messagestore.format.batch_record import SOURCE_SPARK, BatchRecord
 from messagestore.log.batch_journal import PARTIAL, BatchJournal, JournalEntry
 from messagestore.log.batch_search import read_batch
 from messagestore.log.store_files import StoreFiles
-from messagestore.write.batch_plan import BatchRequest, ChunkSource
+from messagestore.write.batch_plan import BatchRequest, ChunkSource, digests_of_batch
 
 APPENDED, KNOWN, SKIPPED = "appended", "known", "skipped"
 
@@ -182,17 +183,18 @@ def _check_whose(entry: JournalEntry, last: JournalEntry, request: BatchRequest)
 
 def _known(files: StoreFiles, entry: JournalEntry, source: ChunkSource, request: BatchRequest) -> BatchResult:
     app_id = request.app_id or ""
-    rows = digest = 0
-    topics: set[str] = set()
+    rows, topics = 0, set[str]()
+    each: list[Mapping[str, int]] = []
     for index in range(len(source)):
         chunk = source.read(index, with_data=False)
         rows += chunk.row_count
-        digest = (digest + chunk.row_hash_sum) % (1 << 64)
+        each.append(chunk.digests)
         topics.update(chunk.run_topics)
     log = files.commit_log
     batch = read_batch(log, entry.physical_offset) if entry.physical_offset >= log.min_offset else None
     _check_topics(batch, entry, topics, app_id)
-    if (rows, digest) == (entry.row_count, entry.digest):
+    digests, there = digests_of_batch(each), batch or entry  # an earlier release may have written the journal
+    if rows == entry.row_count and (not rows or digests.get(there.digest_name) == there.digest):
         _check_origin(batch, entry, request)
         return BatchResult(KNOWN, entry.physical_offset, entry.end, entry.row_count)
     if request.on_replay_mismatch == "skip":
@@ -206,9 +208,20 @@ def _known(files: StoreFiles, entry: JournalEntry, source: ChunkSource, request:
             app_id=app_id,
             version=entry.version,
         )
+    if rows == entry.row_count and there.digest_name not in digests:
+        raise BatchConflictError(
+            f"app {app_id!r}: version {entry.version} is in the store with the digest {there.digest_name}, and came "
+            f"again with as many rows and the digest {' and '.join(digests) or 'none'}, so it is not known whether "
+            "they are the same. Cause: another release wrote the batch, or runs on a part of the executors. Nothing of "
+            "this batch was written. Use one release, the newest of them, on the driver and on all executors, and "
+            "write the batch again",
+            app_id=app_id,
+            version=entry.version,
+        )
+    came = f"{digests[there.digest_name]:016x}" if there.digest_name in digests else "not computed"
     raise BatchConflictError(
         f"app {app_id!r}: version {entry.version} is in the store with {entry.row_count} rows (digest "
-        f"{entry.digest:016x}), and came again with {rows} rows (digest {digest:016x}). Nothing of this batch was "
+        f"{there.digest:016x}), and came again with {rows} rows (digest {came}). Nothing of this batch was "
         "written. Causes: a checkpoint that was rolled back or lost its last offsets; two queries or two writes under "
         "one txnAppId; columns such as uuid(), rand() or current_timestamp() that change on replay. `messagestore "
         "status` shows the last batch. Give each target an app id of its own, and leave such columns out. "

@@ -14,7 +14,7 @@ block of a chunk was read; if it is wrong, the writer takes back what it wrote, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -28,9 +28,11 @@ from messagestore.files.mapped_file import Disk, File
 from messagestore.files.staging_files import Write, finished, no_write, remove
 from messagestore.format import record
 from messagestore.format.arrow_bytes import array_of, list_array, numpy_of
+from messagestore.format.layout import EARLIER_DIGEST_NAME
 from messagestore.format.rows import Rows
+from messagestore.write.earlier_staging import EarlierChunk, data_of, earlier_chunks
 
-FORMAT = "messagestore-staging-3"
+FORMAT = "messagestore-staging-4"
 _END = struct.Struct("<24sq")
 _PLACES = struct.Struct("<8q")
 _ALIGNED_SIZE = 8
@@ -53,12 +55,19 @@ SCHEMA = pa.schema(
         pa.field("key_counts", pa.list_(pa.int32()), nullable=False),
         pa.field("store_timestamp_position", pa.int32(), nullable=False),
         pa.field("property_crc", pa.bool_(), nullable=False),
-        pa.field("row_hash_sum", pa.uint64(), nullable=False),
+        pa.field("digest_names", pa.list_(pa.string()), nullable=False),
+        pa.field("digests", pa.list_(pa.uint64()), nullable=False),
         pa.field("real_topics", pa.list_(pa.string()), nullable=False),
         pa.field("real_queue_ids", pa.list_(pa.int32()), nullable=False),
     ],
     metadata={"format": FORMAT},
 )
+_ROW_HASH_SUM = SCHEMA.get_field_index("digest_names")
+_SCHEMAS = {
+    FORMAT: SCHEMA,
+    "messagestore-staging-3": SCHEMA.remove(_ROW_HASH_SUM).set(_ROW_HASH_SUM, pa.field("row_hash_sum", pa.uint64())),
+}
+"""The columns of each format. Before the fourth one there was one digest, that of earlier releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,8 @@ class StagingWriter:
             list_array([chunk.store_timestamp_position], pa.int32()),
             list_array([chunk.property_crc], pa.bool_()),
         ]
-        arrays += [list_array([chunk.row_hash_sum], pa.uint64())]
+        arrays += [_list_of(list(chunk.digests))]
+        arrays += [_one_list(np.array(list(chunk.digests.values()), np.uint64), pa.uint64())]
         arrays += [_list_of([topic for topic, _ in chunk.real_queues])]
         arrays += [_one_list(np.array([queue_id for _, queue_id in chunk.real_queues], np.int32), pa.int32())]
         columns = memoryview(pa.record_batch(arrays, schema=SCHEMA).serialize())
@@ -191,6 +201,7 @@ class _Chunk:
     data: _Part
     columns: _Part
     whole: memoryview | None
+    schema: pa.Schema
 
 
 class StagedChunks:
@@ -204,7 +215,7 @@ class StagedChunks:
 
     def __init__(self, files: Iterable[StagedFile], disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[_Chunk | EarlierChunk] = []
         self._open: File | None = None
         self._kept: dict[int, Rows] = {}
         self._kept_room = _KEPT_COLUMNS_SIZE
@@ -214,7 +225,7 @@ class StagedChunks:
         room = _KEPT_SIZE
         for staged in files:
             chunks = _chunks_of(self.disk, staged, keep=staged.size <= room)
-            if chunks and chunks[0].whole is not None:
+            if chunks and isinstance(chunks[0], _Chunk) and chunks[0].whole is not None:
                 room -= staged.size
             self._chunks += chunks
 
@@ -224,6 +235,9 @@ class StagedChunks:
     def read(self, index: int, *, with_data: bool) -> Rows:
         """Chunk `index`."""
         chunk, rows = self._chunks[index], self._kept.get(index)
+        if isinstance(chunk, EarlierChunk):
+            columns = chunk.columns()
+            return replace(_rows_of(columns), data=data_of(columns)) if with_data else _rows_of(columns)
         if rows is None and self._latest is not None and self._latest[0] == index:
             rows = self._latest[1]
         if rows is None:
@@ -248,7 +262,7 @@ class StagedChunks:
         else:
             columns = self.disk.pread(self._file(chunk.path), chunk.columns.size, chunk.columns.position)
             _compare(chunk.path, chunk.columns, len(columns), record.crc32(columns))
-        rows = _rows_of(pa.ipc.read_record_batch(pa.py_buffer(columns), SCHEMA))
+        rows = _rows_of(pa.ipc.read_record_batch(pa.py_buffer(columns), chunk.schema))
         if rows.end != chunk.data.size:
             expected = f"records of {chunk.data.size} bytes"
             raise CorruptionError(chunk.path, chunk.columns.position, expected, f"{rows.end}", hint=_NOT_ITS_TASKS)
@@ -319,10 +333,13 @@ def _opened(disk: Disk, path: str) -> File:
         raise CorruptionError(path, 0, "a staging file", "no file", hint=hint) from None
 
 
-def _chunks_of(disk: Disk, staged: StagedFile, *, keep: bool) -> list[_Chunk]:
+def _chunks_of(disk: Disk, staged: StagedFile, *, keep: bool) -> Sequence[_Chunk | EarlierChunk]:
     """The chunks of a file whose table is the one that its task wrote; with `keep`, of a file that is so as a whole."""
     with _opened(disk, staged.path) as file:
         size = disk.length(file)
+        earlier = earlier_chunks(disk, file, staged.size, staged.crc, _NOT_ITS_TASKS)
+        if earlier is not None:
+            return earlier
         whole = memoryview(disk.pread(file, size, 0)) if keep and size == staged.size else None
         end = disk.pread(file, _END.size, size - _END.size) if size >= _END.size else b""
         count = _END.unpack(end)[1] if len(end) == _END.size else 0
@@ -335,11 +352,14 @@ def _chunks_of(disk: Disk, staged: StagedFile, *, keep: bool) -> list[_Chunk]:
         found = f"{size} bytes with {record.crc32(table):08x}"
         raise ChecksumError(staged.path, 0, expected, found, hint=_NOT_ITS_TASKS)
     name = _END.unpack_from(table, table_size - _END.size)[0].rstrip(b"\0").decode(errors="replace")
-    if name != FORMAT:
-        raise CorruptionError(staged.path, 0, FORMAT, name, hint="Spark's retry writes the batch again.")
+    if name not in _SCHEMAS:
+        hint = (
+            "Use one release on the driver and on all executors, and write the batch again. Nothing of it was written."
+        )
+        raise CorruptionError(staged.path, 0, FORMAT, name, hint=hint)
     chunks = []
     for places in _PLACES.iter_unpack(table[: -_END.size]):
-        chunks.append(_Chunk(staged.path, _Part(*places[:3]), _Part(*places[4:7]), whole))
+        chunks.append(_Chunk(staged.path, _Part(*places[:3]), _Part(*places[4:7]), whole, _SCHEMAS[name]))
         for part in (chunks[-1].data, chunks[-1].columns) if whole is not None else ():
             _compare(staged.path, part, part.size, record.crc32(_part_of(chunks[-1], part)))
     return chunks
@@ -360,12 +380,19 @@ _SCALARS = [
     field.name for field in SCHEMA if not pa.types.is_list(field.type) or pa.types.is_string(field.type.value_type)
 ]
 _LISTS = [field.name for field in SCHEMA if field.name not in _SCALARS]
+_SCALARS.append("row_hash_sum")  # of earlier formats
 
 
 def _rows_of(row: pa.RecordBatch) -> Rows:
     """The rows of a chunk, without their data."""
-    [scalars] = row.select(_SCALARS).to_pylist()
+    columns = set(row.schema.names)
+    [scalars] = row.select([name for name in _SCALARS if name in columns]).to_pylist()
     # the only list of a column has all its items: asking for them by their row takes three times as long
-    arrays = {name: numpy_of(row.column(name).values) for name in _LISTS}
-    real_queues = zip(scalars.pop("real_topics"), arrays.pop("real_queue_ids").tolist(), strict=True)
-    return Rows.unplaced(**arrays, **scalars, real_queues=tuple(real_queues))
+    arrays = {name: numpy_of(row.column(name).values) for name in _LISTS if name in columns}
+    if (row_hash_sum := scalars.pop("row_hash_sum", None)) is not None:
+        digests = {EARLIER_DIGEST_NAME: row_hash_sum}
+    else:
+        digests = dict(zip(scalars.pop("digest_names"), arrays.pop("digests").tolist(), strict=True))
+    real_queue_ids = arrays.pop("real_queue_ids").tolist() if "real_queue_ids" in arrays else []
+    real_queues = tuple(zip(scalars.pop("real_topics", ()), real_queue_ids, strict=True))
+    return Rows.unplaced(**arrays, **scalars, digests=digests, real_queues=real_queues)

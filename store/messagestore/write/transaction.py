@@ -28,7 +28,7 @@ from messagestore.files.state import NOTHING_IN_FLIGHT
 from messagestore.format import batch_record, javahash, record, record_columns
 from messagestore.format.batch_record import CHUNK_SIZE, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
-from messagestore.format.layout import HEAD_SEAL_SIZE
+from messagestore.format.layout import DIGEST_NAME, HEAD_SEAL_SIZE
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_journal import BatchJournal, JournalEntry
@@ -293,6 +293,14 @@ def last_batch(writer: LogWriter, app_id: str) -> StoredBatch | None:
         batch = known_batch(writer.log, last.physical_offset)
         origin = None if batch is None else batch.origin
         return StoredBatch(app_id, last.version, last.query_id, last.physical_offset, last.end, last.row_count, origin)
+
+
+def digests_needed(writer: LogWriter, request: BatchRequest | None) -> tuple[str, ...]:
+    """The names of the digests that the rows of a batch need, so that the batch is recognised if the store has it."""
+    if request is None or request.app_id is None:
+        return (DIGEST_NAME,)
+    with writer.mutex:
+        return writer.journal.digests_of(request.app_id, request.version)
 
 
 def _check_journal(writer: LogWriter, source: ChunkSource, request: BatchRequest) -> Decision:

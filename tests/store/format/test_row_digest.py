@@ -1,9 +1,10 @@
-"""The digest rowsum-1. The vectors of FORMAT.md are here: what a store holds is compared with them for ever."""
+"""The digest rowsum-2. The vectors of FORMAT.md are here: what a store holds is compared with them for ever."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 import reference
 import strategies
+from crash.digests import KINDS, LOOKALIKES, columns_of
+from messagestore.format import kernel
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
 from messagestore.format.layout import DIGEST_NAME
@@ -20,29 +23,22 @@ from messagestore.format.message_columns import MessageColumns
 from messagestore.format.record_encode import encode
 from messagestore.format.row_digest import row_hashes
 
-COLUMNS: dict[str, pa.DataType] = {
-    "topic": pa.string(),
-    "keys": pa.list_(pa.string()),
-    "tags": pa.string(),
-    "properties": pa.map_(pa.string(), pa.string()),
-    "flag": pa.int32(),
-    "sharding_key": pa.string(),
-    "queue_id": pa.int32(),
-    "born_timestamp": pa.int64(),
-}
+HOST = pack_host("127.0.0.1:0")
 
 VECTORS: list[tuple[dict, int]] = [
-    ({"body": b""}, 0xE220A8397B1DCDAF),
-    ({"body": b"hello"}, 0xDB4FD5FD7237A388),
-    ({"body": b"hello", "topic": "TopicA"}, 0xDAA26BC2C49C1EE3),
-    ({"body": b"hello", "keys": ["k1"]}, 0x1C9564CFD0539844),
-    ({"body": b"hello", "keys": ["k1", "k2"], "tags": "TagA"}, 0x5CE57DA91D770DD3),
-    ({"body": b"hello", "tags": "中文"}, 0x2CAEFD2D0D677595),
-    ({"body": b"hello", "properties": {"a": "1", "b": "2"}}, 0x622A42DC8C12ECF4),
-    ({"body": b"hello", "flag": 0}, 0x8EFD2BC80B41139C),
-    ({"body": b"hello", "flag": -1, "queue_id": 3}, 0x28C2C0BB0A9BD20C),
-    ({"body": b"hello", "sharding_key": "😀"}, 0x8C65799D64AB7E97),
-    ({"body": b"hello", "born_timestamp": 1700000000000}, 0x4F97DFC1E2C0D32E),
+    ({"body": b""}, 0x854121D5F7000A9D),
+    ({"body": b"hello"}, 0xCC43551F142F101B),
+    ({"body": b"hello", "topic": "TopicA"}, 0x486A92818A67C62E),
+    ({"body": b"hello", "keys": ["k1"]}, 0x3E601956FB816082),
+    ({"body": b"hello", "keys": ["k1", "k2"], "tags": "TagA"}, 0x71D8F66A32A4F252),
+    ({"body": b"hello", "tags": "中文"}, 0xA3859DB35247A540),
+    ({"body": b"hello", "properties": {"a": "1", "b": "2"}}, 0x39D271286A6D22C8),
+    ({"body": b"hello", "flag": 0}, 0xF614BE0B310CCA6B),
+    ({"body": b"hello", "flag": -1, "queue_id": 3}, 0x0745005298F3DFEA),
+    ({"body": b"hello", "sharding_key": "😀"}, 0xC240A7CA1781506C),
+    ({"body": b"hello", "delay_time_level": 3}, 0x8A1B67C68A616E61),
+    ({"body": b"hello", "unique_key": "7F0000010007"}, 0x93232EEAA6424DD5),
+    ({"body": b"hello", "born_timestamp": 1700000000000}, 0xD85E079B44FA281D),
     (
         {
             "body": bytes(range(256)),
@@ -54,44 +50,44 @@ VECTORS: list[tuple[dict, int]] = [
             "sharding_key": "order-1",
             "queue_id": 1,
             "born_timestamp": 1795170401381,
+            "delay_time_level": 18,
+            "unique_key": "u-1",
         },
-        0x5981428FB51E3D96,
+        0xD4416B00FFA1D26C,
     ),
+    ({"body": b"hello" * 100}, 0x456BD884E802F491),
 ]
-SUM = 0x8DA594EE4B9E0DBD
+SUM = 0xF664700DBF36A1D3
 
 
-def columns_of(rows: list[dict], kinds: dict[str, pa.DataType] = COLUMNS) -> MessageColumns:
-    """A batch with all columns that a row has, null where it has not."""
-    used = [name for name in kinds if any(name in row for row in rows)]
-    arrays = {name: pa.array([row.get(name) for row in rows], kinds[name]) for name in used}
-    body = pa.array([row.get("body") for row in rows], pa.binary())
-    return MessageColumns.from_arrow(
-        pa.table({"body": body, **arrays}), topic=None if "topic" in arrays else "of the option"
-    )
+def encoded(columns: MessageColumns) -> int:
+    """The digest of a batch as the encoder sums it: with the kernel, if there is one, and without it the same."""
+    given = columns.given if isinstance(columns.topic, str) else {**columns.given, "topic": columns.topic}
+    rows = replace(columns, topic="T", queue_id=np.zeros(columns.row_count, np.int32), given=given)
+    found = encode(rows, limits=StoreConfig(), store_host=HOST, born_host=HOST).digests
+    with mock.patch.object(kernel, "lib", None):
+        assert encode(rows, limits=StoreConfig(), store_host=HOST, born_host=HOST).digests == found
+    assert list(found) == [DIGEST_NAME]
+    return found[DIGEST_NAME]
 
 
 def hashes(columns: MessageColumns) -> list[int]:
-    """By the reference; what the encoder sums, with the kernel or without, is the same row by row."""
+    """By the reference; what the encoder sums is the same row by row, and for all of them."""
     found = row_hashes(columns)
-    given = columns.given if isinstance(columns.topic, str) else {**columns.given, "topic": columns.topic}
-    rows = replace(columns, topic="T", queue_id=np.zeros(columns.row_count, np.int32), given=given)
-    host = pack_host("127.0.0.1:0")
-    for row, wanted in enumerate(found):
-        one = encode(rows.slice(row, 1), limits=StoreConfig(), store_host=host, born_host=host)
-        assert one.row_hash_sum == wanted
+    assert [encoded(columns.slice(row, 1)) for row in range(columns.row_count)] == found
+    assert encoded(columns) == sum(found) % 2**64
     return found
 
 
 def oracle(row: dict) -> int:
-    fields = {name: row.get(name) for name in COLUMNS if name != "born_timestamp"}
+    fields = {name: row.get(name) for name in KINDS if name != "born_timestamp"}
     return reference.row_hash(row["body"], born_ms=row.get("born_timestamp"), **fields)
 
 
 @pytest.mark.parametrize(("row", "wanted"), VECTORS)
 def test_vectors(row: dict, wanted: int) -> None:
     """A row alone, and by the oracle."""
-    assert DIGEST_NAME == "rowsum-1"
+    assert DIGEST_NAME == "rowsum-2"
     assert oracle(row) == wanted
     assert hashes(columns_of([row])) == [wanted]
 
@@ -114,6 +110,8 @@ rows = st.fixed_dictionaries(
         "sharding_key": strategies.texts,
         "queue_id": st.integers(0, 65535),
         "born_timestamp": strategies.int64s,
+        "delay_time_level": st.integers(0, 18),
+        "unique_key": strategies.keys,
     },
 )
 
@@ -126,6 +124,12 @@ def test_any_batch_agrees_with_the_oracle(batch: list[dict]) -> None:
     assert hashes(columns.slice(1, len(batch))) == [oracle(row) for row in batch[1:]]
 
 
+def test_bodies_of_every_length() -> None:
+    """Each way through XXH3, from a part of a column."""
+    batch = [{"body": random.Random(n).randbytes(n)} for n in (*range(0, 300, 7), 1024, 1025, 70_000)]
+    assert hashes(columns_of(batch)) == [oracle(row) for row in batch]
+
+
 def test_one_text_in_every_type_is_one_digest() -> None:
     """string, binary, large, dictionary; keys as list or alone; order of properties; empty or null: all the same."""
     batch = [
@@ -135,40 +139,49 @@ def test_one_text_in_every_type_is_one_digest() -> None:
     wanted = hashes(columns_of(batch))
     text_map = pa.map_(pa.binary(), pa.large_string())
     for kind in (pa.binary(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
-        kinds = COLUMNS | {"topic": kind, "tags": kind, "keys": pa.large_list(pa.binary()), "properties": text_map}
         turned = [
             row | {"properties": dict(reversed(row.get("properties", {}).items())), "keys": row.get("keys", [])}
             for row in batch
         ]
-        arrays = {}
-        for name in ("topic", "tags"):
-            arrays[name] = pa.array([row.get(name) for row in turned], pa.string()).cast(kind)
-        for name in ("keys", "properties"):
-            arrays[name] = pa.array([row[name] for row in turned], kinds[name])
+        arrays = {
+            name: pa.array([row.get(name) for row in turned], pa.string()).cast(kind) for name in ("topic", "tags")
+        }
+        for name, other in (("keys", pa.large_list(pa.binary())), ("properties", text_map)):
+            arrays[name] = pa.array([row[name] for row in turned], other)
         body = pa.array([row["body"].decode() for row in turned], pa.string())
         assert hashes(MessageColumns.from_arrow(pa.table({"value": body, **arrays}))) == wanted
     alone = [row | {"keys": row.get("keys", [None])[0]} for row in batch]
-    assert hashes(columns_of(alone, COLUMNS | {"keys": pa.string()})) == wanted
+    assert hashes(columns_of(alone, kinds=KINDS | {"keys": pa.string()})) == wanted
 
 
 def test_what_is_not_the_users_does_not_count() -> None:
-    """The topic option, a chosen queue, a default time: a replay may have others."""
-    plain = hashes(columns_of([{"body": b"x"}]))
+    """The topic option, a chosen queue, a default time, a unique key of the sink: a replay may have others."""
     body = pa.table({"body": pa.array([b"x"])})
+    plain = hashes(MessageColumns.from_arrow(body, topic="T"))
     other = MessageColumns.from_arrow(body, topic="other", queue_id=5, default_born_timestamp_ms=7)
-    assert hashes(other) == plain
+    other.unique_key = pa.array(["made-by-the-sink"])
+    assert hashes(other) == plain == [oracle({"body": b"x"})]
     given = pa.table({"body": pa.array([b"x"]), "topic": ["T"], "queue_id": pa.array([None], pa.int32())})
     chosen = MessageColumns.from_arrow(given, topic="option")
     chosen.queue_id = np.array([3], np.int32)
-    assert hashes(chosen) == hashes(columns_of([{"body": b"x", "topic": "T"}]))
+    assert hashes(chosen) == [oracle({"body": b"x", "topic": "T"})]
     assert hashes(chosen) != plain
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_rows_that_look_alike_have_other_digests(name: str) -> None:
+    """Texts of one Java hash, bodies of one CRC, texts that move to another field, rows that swap their queues."""
+    left, right = ([{"body": b"x"} | row for row in batch] for batch in LOOKALIKES[name])
+    assert len(left) == len(right)
+    assert sum(hashes(columns_of(left))) % 2**64 != sum(hashes(columns_of(right))) % 2**64
 
 
 def test_moving_a_value_to_another_field_changes_the_digest() -> None:
     """The same text as tag, key, property or sharding key: never the same rows."""
-    variants = [{"tags": "v"}, {"keys": ["v"]}, {"sharding_key": "v"}, {"properties": {"v": "v"}}, {"topic": "v"}, {}]
-    found = [hashes(columns_of([{"body": b"x"} | variant]))[0] for variant in variants]
-    assert len(set(found)) == len(variants)
+    fields = [{"tags": "v"}, {"keys": ["v"]}, {"sharding_key": "v"}, {"properties": {"v": "v"}}, {"topic": "v"}, {}]
+    fields += [{"unique_key": "v"}, {"flag": 7}, {"queue_id": 7}, {"born_timestamp": 7}, {"delay_time_level": 7}]
+    found = [hashes(columns_of([{"body": b"x"} | field]))[0] for field in fields]
+    assert len(set(found)) == len(fields)
 
 
 def test_the_sum_does_not_depend_on_order() -> None:

@@ -80,12 +80,78 @@ def test_the_file_byte_by_byte() -> None:
     journal = BatchJournal(checkpoint_crc=7, identity={"storeId": "s"}, end=1234)
     journal.add(batch(5, "app", "user", 0))
     data = journal.to_bytes()
-    entry = struct.pack(">qqqqQiiiI", 5, 105, 205, 3, 5, 0, 0, 0, 1)
-    names = b'{"identity":{"storeId":"s"},"apps":["app"],"queries":["q"],"topics":[["a","t"]],"replaced":{}}'
+    entry = struct.pack(">qqqqQiiiI", 5, 105, 205, 3, 5, 0, 0, 0, 1 | 1 << 8)
+    names = b'{"identity":{"storeId":"s"},"apps":["app"],"queries":["q"],"topics":[["a","t"]],'
+    names += b'"digests":["rowsum-1","rowsum-2"],"replaced":{}}'
     body = entry + names
-    head = struct.pack(">8siIqqqqIII", b"MSJOURNL", 2, 1, 1, 1234, 1, len(names), 7, zlib.crc32(body), 0)
+    head = struct.pack(">8siIqqqqIII", b"MSJOURNL", 2, 1 | 4, 1, 1234, 1, len(names), 7, zlib.crc32(body), 0)
     assert data == head + struct.pack(">I", zlib.crc32(head)) + body
     assert (JOURNAL_HEADER.size, JOURNAL_ENTRY.size) == (64, 56)
+
+
+OTHER = "rowsum-1"
+
+
+def test_each_entry_keeps_the_name_of_its_digest() -> None:
+    """Also a name that a newer release wrote; a batch that is not there is computed with this release's digest only."""
+    journal = BatchJournal()
+    journal.extend([batch(0, digest_name=OTHER), batch(1, queue_offset=1), batch(2, queue_offset=2, digest_name="new")])
+    found = BatchJournal.from_bytes(BatchJournal.from_bytes(journal.to_bytes()).to_bytes())
+    assert [entry.digest_name for entry in found.entries("app")] == [OTHER, "rowsum-2", "new"]
+    wanted = [("rowsum-2", OTHER), ("rowsum-2",), ("rowsum-2", "new"), ("rowsum-2",)]
+    assert [found.digests_of("app", version) for version in range(4)] == wanted
+
+
+def test_a_journal_of_an_earlier_release_names_no_digest(tmp_path: Path) -> None:
+    """All of its entries have the earlier one. One that it wrote over this release's keeps the numbers of the digests."""
+    journal = BatchJournal()
+    journal.extend([batch(0, digest_name=OTHER), batch(1, queue_offset=1)])
+    data = journal.to_bytes()
+    body = data[64:].replace(b'"digests":["rowsum-1","rowsum-2"],', b"")
+    head = data[:40] + struct.pack(">qIII", len(body) - 2 * 56, 0, zlib.crc32(body), 0)
+    found = BatchJournal.from_bytes(head + struct.pack(">I", zlib.crc32(head)) + body)
+    assert [entry.digest_name for entry in found.entries("app")] == [OTHER, "rowsum-2"]
+
+
+def test_a_number_of_a_digest_without_a_name_is_damage() -> None:
+    journal = BatchJournal()
+    journal.add(batch(0))
+    data = journal.to_bytes()
+    body = data[64:].replace(b',"rowsum-2"', b"")
+    head = data[:40] + struct.pack(">qIII", len(body) - 56, 0, zlib.crc32(body), 0)
+    with pytest.raises(CorruptionError, match="a number of a digest that has no name"):
+        BatchJournal.from_bytes(head + struct.pack(">I", zlib.crc32(head)) + body)
+
+
+@pytest.mark.parametrize(
+    ("digests", "wanted"),
+    [
+        ([], {0: 1, 9: 1}),  # this release wrote the file: what it does not have, this release appended
+        (["rowsum-2", "rowsum-2"], {0: 1, 1: 1, 9: 1}),
+        ([OTHER], {0: 2, 1: 2}),  # the next batch may be in the log, where an earlier release appended it
+        ([OTHER, "rowsum-2"], {0: 2, 1: 1, 2: 1}),
+        (["newer"], {0: 2, 1: 2}),
+    ],
+)
+def test_what_tasks_learn_from_the_file(digests: list[str], wanted: dict[int, int], tmp_path: Path) -> None:
+    """The file may lag behind the log, so a batch that it does not have counts as its app's newest one in it."""
+    journal, path = BatchJournal(), str(tmp_path / "journal")
+    journal.extend([batch(version, queue_offset=version, digest_name=name) for version, name in enumerate(digests)])
+    journal.write(Disk(), path, via=str(tmp_path / "new"))
+    names = ("rowsum-2", OTHER)
+    for version, count in wanted.items():
+        assert BatchJournal.read_digests_of(Disk(), path, "", "app", version) == names[:count], version
+    assert (
+        BatchJournal.read_digests_of(Disk(), path, "", "another", 0) == names[: 1 + bool(set(digests) - {"rowsum-2"})]
+    )
+
+
+def test_without_a_journal_tasks_compute_both_digests(tmp_path: Path) -> None:
+    """It is missing, or damaged: nothing tells which release wrote the log."""
+    path = tmp_path / "journal"
+    assert BatchJournal.read_digests_of(Disk(), str(path), "", "app", 0) == ("rowsum-2", OTHER)
+    path.write_bytes(bytes(200))
+    assert BatchJournal.read_digests_of(Disk(), str(path), "", "app", 0) == ("rowsum-2", OTHER)
 
 
 def test_last_is_the_highest_version() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from crash.digests import append_as_earlier
 from crash.harness import die
 from crash.simdisk import KillDisk, Killed
 from messagestore import (
@@ -463,7 +464,7 @@ def test_format_1_remembers_what_retention_took(tmp_path: Path) -> None:
     """Entries below the first segment are in no BATCH record any more."""
     root = tmp_path / "s"
     with MessageStore.open(root, SMALL) as store:
-        append(store, 0, "gone")
+        append_as_earlier(store, columns(bodies(ROWS)), BatchRequest("gone", 0, "spark", "q"))
         for version in range(20):
             append(store, version)
     min((root / "commitlog").iterdir()).unlink()

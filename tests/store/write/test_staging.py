@@ -48,7 +48,7 @@ def staged(folder: Path, *chunks: Rows) -> StagedFile:
 def same(left: Rows, right: Rows, *, with_data: bool) -> bool:
     names = ["starts", "run_queue_ids", "run_counts", "tags_codes", "key_hashes", "key_counts"]
     names += ["data"] if with_data else []
-    scalars = ["run_topics", "store_timestamp_position", "row_hash_sum", "row_count", "property_crc"]
+    scalars = ["run_topics", "store_timestamp_position", "digests", "row_count", "property_crc"]
     arrays = all(np.array_equal(getattr(left, n), getattr(right, n)) for n in names)
     return arrays and all(getattr(left, n) == getattr(right, n) for n in scalars)
 
