@@ -46,6 +46,7 @@ _CONFIG = {"", *(name + end for name in ("topics.json", "consumerOffset.json") f
 _OURS |= {
     f"new-{name}" for name in ("store.json", "state", "journal", "ends", "topics.json", "checkpoint", "abort", "cut")
 }
+_FILLER_SIZE = 0x7FFFFFFF
 _CLEAN, _RECOVERING, _OWN, _KNOWN_FLAGS = 4, 8, 16, 31
 
 
@@ -122,6 +123,8 @@ class _Check:
         self.segment_size = 0
         self.store: dict[str, Any] = {}
         self.slot: Slot | None = None
+        self.begin = 0
+        """Where the log begins: above 0 after retention has deleted the first segments."""
 
     def run(self) -> Checked:
         found = self.found
@@ -129,6 +132,7 @@ class _Check:
         self._small_files()
         self.log = self._files("commitlog/", self.store.get("mappedFileSizeCommitLog"))
         self.segment_size = len(next(iter(self.log.values()), b""))
+        self.begin = min(self.log, default=0)
         limit = self.slot.visible_end if self.slot is not None else 0
         self._walk(limit)
         self._state_and_checkpoint()
@@ -239,7 +243,7 @@ class _Check:
     # ---- the log
 
     def _walk(self, limit: int) -> None:
-        found, position = self.found, min(self.log, default=0)
+        found, position = self.found, self.begin
         group_begins = -1
         while position < limit:
             first = position // self.segment_size * self.segment_size if self.segment_size else 0
@@ -298,7 +302,7 @@ class _Check:
         for record in self.found.records:
             key = (record.topic, record.queue_id)
             path, at = self._segment_path(record.physical_offset), record.physical_offset
-            expected = following.get(key, 0 if not min(self.log, default=0) else record.queue_offset)
+            expected = following.get(key, 0 if not self.begin else record.queue_offset)
             if record.queue_offset != expected:
                 self.found.find(path, at, f"queue offset {expected} of {key}", record.queue_offset)
             following[key] = record.queue_offset + 1
@@ -376,27 +380,34 @@ class _Check:
             return
         wanted: dict[str, dict[int, list[Any]]] = {}
         replaced: dict[str, list[str]] = {}
+        before: dict[str, list[list[Any]]] = {}
         for at, body, _ in found.batches:
             if body["versionSource"] != "none":
                 if body.get("replaces"):
                     wanted[body["app"]] = {}
                     replaced.setdefault(body["app"], []).extend(body["replaces"])
+                replaced.setdefault(body["app"], []).extend(body.get("refused", ()))
                 versions = wanted.setdefault(body["app"], {})
-                versions.pop(body["version"], None)
+                older = versions.pop(body["version"], None)
+                if older is not None and body.get("restated"):  # the journal may be older than the restated record
+                    before.setdefault(body["app"], []).append(older)
                 versions[body["version"]] = [
                     body["version"], body["versionSource"], body["queryId"], at, body["end"], body["rows"], body["digest"],
                     sorted(body["ranges"]), bool(body.get("start")), body["digestName"],
                 ]  # fmt: skip
         closed = self.tree.get("abort") is None
         entries = journal["apps"]
-        if journal["covered"] > len(found.batches) or (closed and journal["covered"] != len(found.batches)):
-            found.find(path, 0, f"covered {len(found.batches)}", journal["covered"])
+        count = found.batches[-1][1]["queueOffset"] + 1 if found.batches else journal["covered"] * bool(self.begin)
+        if journal["covered"] > count or (closed and journal["covered"] != count):
+            found.find(path, 0, f"covered {count}", journal["covered"])
         for app, versions in wanted.items():
-            if closed and entries.get(app) != list(versions.values()):
-                found.find(path, 0, f"{app}: {list(versions.values())[-3:]}", entries.get(app, [])[-3:])
+            rows = [row for row in entries.get(app, []) if row[3] >= self.begin]
+            if closed and rows != list(versions.values()):
+                found.find(path, 0, f"{app}: {list(versions.values())[-3:]}", rows[-3:])
         for app, rows in entries.items():
             for row in rows:
-                if wanted.get(app, {}).get(row[0]) != row:
+                same = wanted.get(app, {}).get(row[0]) == row or (not closed and row in before.get(app, ()))
+                if row[3] >= self.begin and not same:
                     found.find(path, 0, f"an entry of the log for {app}", row)
         for app, query_ids in replaced.items():
             if closed and not set(query_ids) <= set(journal["replaced"].get(app, ())):
@@ -425,7 +436,7 @@ class _Check:
             if record.physical_offset + record.size <= ends["end"]:
                 last[record.topic, record.queue_id] = record.queue_offset + 1, record.physical_offset, record.size
         for key, seal in ends["queues"].items():
-            if last.get(key) != seal[:3]:
+            if last.get(key) != seal[:3] and (key in last or seal[1] >= self.begin):
                 self.found.find(path, 0, f"{key}: {last.get(key)}", seal)
         if self.uninterrupted and self.tree.get("abort") is None and last.keys() - ends["queues"].keys():
             self.found.find(path, 0, f"queues {sorted(last)}", sorted(ends["queues"]))
@@ -471,22 +482,34 @@ class _Check:
             for begin in range(start, end, CHUNK_SIZE)
         ]
         last_end = rows[-1].physical_offset + rows[-1].size if rows else start
+        restated = body.get("restated", False)
         for what, is_so in {
             "begins as a BATCH record": record.body.startswith(b'{"messagestore":1,"app":'),
             "store": body["store"] in (self.store.get("storeId"), *self.store.get("ancestors", ())),
             "offset": body["offset"] == at,
             "queueOffset": body["queueOffset"] == record.queue_offset,
             "end": last_end == end,
-            "rows": body["rows"] == len(rows),
+            "rows": body["rows"] == len(rows) or (restated and self._repeats(body)),
             "ranges": ranges == said,
             "crc": body["crc"] == "".join(crcs) and body["chunkSize"] == CHUNK_SIZE,
             "flush": body["flush"] in ("SYNC_FLUSH", "ASYNC_FLUSH"),
             "keys": dict(record.properties).get("KEYS") == body["app"],
-            "digest": body["digestName"] in DIGESTS and digest_holds(body["digestName"], body["digest"], rows),
+            "digest": body["digestName"] in DIGESTS
+            and (restated or digest_holds(body["digestName"], body["digest"], rows)),
             "one store time": all(row.store_ms == record.store_ms for row in rows),
         }.items():
             if not is_so:
                 self.found.find(self._segment_path(at), at, f"a batch whose {what} holds", body)
+
+    def _repeats(self, body: dict[str, Any]) -> bool:
+        """Whether a restated record says what the record of its batch says, if that is still there."""
+        same = ("version", "versionSource", "queryId", "rows", "digest", "digestName", "origin", "start")
+        return all(
+            [body.get(name) for name in same] == [other.get(name) for name in same]
+            and sorted(body["ranges"]) == sorted(other["ranges"])
+            for _, other, _ in self.found.batches
+            if (other["app"], other["version"]) == (body["app"], body["version"])
+        )
 
     # ---- derived files
 
@@ -515,14 +538,20 @@ class _Check:
         files = self._files(folder, self.store.get("mappedFileSizeConsumeQueue"))
         first = min(files, default=0)
         data = b"".join(files[offset] for offset in sorted(files))
+        left = wanted[0][0] * 20 - first if wanted else len(data.rstrip(b"\0")) * bool(self.begin)
+        for at in range(0, max(left, 0), 20):  # units of deleted records
+            place, size, _ = struct.unpack_from(">qiq", data.ljust(at + 20, b"\0"), at)
+            if self.begin <= place < limit and size != _FILLER_SIZE:
+                self.found.find(folder, first + at, f"no unit at or above {self.begin} without a record", place)
+                return
         for queue_offset, unit in wanted:
             at = queue_offset * 20 - first
             if at < 0 or data[at : at + 20] != unit:
                 there = data[max(at, 0) : max(at, 0) + 20]
                 self.found.find(folder, queue_offset * 20, f"unit {queue_offset}: {unit.hex()}", there.hex())
                 return
-        end = (wanted[-1][0] + 1) * 20 - first if wanted else 0
-        if not wanted and self.settled:
+        end = (wanted[-1][0] + 1) * 20 - first if wanted else -(-left // 20) * 20
+        if not wanted and self.settled and not self.begin:
             self.found.find(folder, 0, "no queue without a record", f"{len(files)} files")
         behind = data[end:]
         if not self.settled:
@@ -550,7 +579,7 @@ class _Check:
         for key_hash, at in list(wanted - there):
             self.found.find("index/", 0, f"an entry for the key {key_hash} of the record at {at}", "none")
         for key_hash, at in list(there - wanted):
-            if self.settled or at < self.found.end:
+            if at >= self.begin and (self.settled or at < self.found.end):
                 self.found.find("index/", 0, "entries of keys of records only", f"{key_hash} at {at}")
 
     def _index_file(self, path: str, data: bytes, slots: int, times: dict[int, int]) -> Iterator[tuple[int, int]]:
@@ -578,7 +607,10 @@ class _Check:
             problems.append(f"{used} slots in use, {len(reached)} entries reached")
         if counted and (begin, end) != (counted[0][1], counted[-1][1]):
             problems.append(f"entries from {counted[0][1]} to {counted[-1][1]}")
-        if counted and self.settled and (begin_ms, end_ms) != (times.get(begin), times.get(end)):
+        there = [
+            (times[at], said) for at, said in ((begin, begin_ms), (end, end_ms)) if at >= self.begin and at in times
+        ]
+        if counted and self.settled and (any(a != b for a, b in there) or (end >= self.begin and end not in times)):
             problems.append(f"times {times.get(begin)} to {times.get(end)}")
         for number, (key_hash, at, seconds, _) in enumerate(counted, 1):
             if number not in reached:

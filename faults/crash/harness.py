@@ -63,6 +63,8 @@ class Promise:
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
     accepted: set[str | tuple[str, int]] = field(default_factory=set)
     """Puts and batches that returned; ASYNC ones are promised once the clean end has moved past them."""
+    expired: set[bytes] = field(default_factory=set)
+    """Bodies that retention was asked to delete: they may be there or not."""
 
 
 def payload(app: str, version: int, row: int) -> bytes:
@@ -178,6 +180,11 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
                 store.put_message_oneway(put_message(number + i, topic, queue_id))
         case ("topic", str(topic), int(queue_count)):
             store.create_topic(topic, queue_count)
+        case ("expire", int(count)):
+            log = store.writer.log
+            end = min(log.min_offset + count * log.segment_size, log.segment_of(store.writer.end.physical_offset - 1))
+            promise.expired |= bodies_below(store, end)
+            store.delete_expired_files(before_offset=end)
         case ("clean",):
             store.flush()
             store.writer.finish()
@@ -190,6 +197,19 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
     if step in (("close",), ("clean",)):  # makes everything before it durable
         promise.puts += [body for body in promise.maybe_puts if body in promise.accepted and body not in promise.puts]
         promise.batches |= promise.maybe_batches & promise.accepted
+
+
+def bodies_below(store: MessageStore, physical_offset: int) -> set[bytes]:
+    """Return the bodies of the messages that lie below a place in the log."""
+    found: set[bytes] = set()
+    for topic, queue_ids in store.topics().items():
+        for queue_id in queue_ids:
+            begin = store.min_offset(topic, queue_id)
+            for batch in store.read(topic, queue_id, begin, columns=("body", "physical_offset")):
+                places = batch.column("physical_offset").to_pylist()
+                bodies = batch.column("body").to_pylist()
+                found |= {body for body, place in zip(bodies, places, strict=True) if place < physical_offset}
+    return found
 
 
 def put_side_by_side(

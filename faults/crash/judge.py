@@ -202,7 +202,7 @@ def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> set[by
             if topic != checker.BATCH_TOPIC:
                 for queue_id in queue_ids:
                     bodies |= set(read_queue(reader, topic, queue_id))
-    verdict.misread += [f"reader: {fault}" for fault in prefix_faults(bodies, crash.steps)[1]]
+    verdict.misread += [f"reader: {fault}" for fault in prefix_faults(bodies, crash.steps, crash.promise.expired)[1]]
     if disk.tree() != before:
         verdict.misread.append("a reader changed bytes")
     return bodies
@@ -217,14 +217,15 @@ def _note_reader(seen: set[bytes], found: checker.Checked, promise: Promise, ver
     verdict.lost += sorted(f"{body[:40]!r}, which a reader saw before recovery" for body in gone)
     for _, batch, rows in found.batches:
         promised = batch["flush"] == SYNC_FLUSH and (batch["app"], batch["version"]) in promise.batches
-        if promised and not {row.body for row in rows} <= seen:
+        if promised and not {row.body for row in rows} - promise.expired <= seen:
             verdict.lost.append(f"batch {batch['app'], batch['version']}, for a reader that came before recovery")
 
 
 def read_queue(store: object, topic: str, queue_id: int) -> list[bytes]:
     """Return the bodies of a queue by the store's own reading."""
     found: list[bytes] = []
-    for table in store.read(topic, queue_id, 0, columns=("body",)):  # type: ignore[attr-defined]
+    begin = store.min_offset(topic, queue_id)  # type: ignore[attr-defined]
+    for table in store.read(topic, queue_id, begin, columns=("body",)):  # type: ignore[attr-defined]
         found += table.column("body").to_pylist()
     return found
 
@@ -240,7 +241,7 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
     appended = False
     for app in sorted({app for app, _ in promise.rows}):
         versions = sorted(version for name, version in promise.rows if name == app)
-        there = [v for v in versions if promise.rows[(app, v)] and payload(app, v, 0) in bodies]
+        there = [v for v in versions if _is_known(promise, app, v, bodies)]
         lost = [v for v in versions if promise.rows[(app, v)] and v not in there]
         if lost and there and max(there) < min(lost):
             _gap_is_told(store, app, versions[-1] + 1, disk, verdict)
@@ -248,11 +249,18 @@ def _replay(store: MessageStore, promise: Promise, disk: MemDisk, verdict: Verdi
             row_count = promise.rows[(app, version)]
             flush = SYNC_FLUSH if (app, version) in promise.batches else ASYNC_FLUSH
             status = append_encoded(store, app, version, row_count, flush)
-            if row_count and status != (KNOWN if version in there else APPENDED):
+            unsure = version not in there and payload(app, version, 0) in promise.expired
+            if row_count and not unsure and status != (KNOWN if version in there else APPENDED):
                 wrong = verdict.duplicated if version in there else verdict.lost
                 wrong.append(f"batch {(app, version)}: is {'' if version in there else 'not '}there, and was {status}")
             appended |= status == APPENDED
     return appended
+
+
+def _is_known(promise: Promise, app: str, version: int, bodies: set[bytes]) -> bool:
+    """Whether the store must know a batch: its rows are there, or retention has deleted them."""
+    rows = {payload(app, version, row) for row in range(promise.rows[(app, version)])}
+    return bool(rows & bodies) or bool(rows & promise.expired and (app, version) in promise.batches)
 
 
 def _gap_is_told(store: MessageStore, app: str, version: int, disk: MemDisk, verdict: Verdict) -> None:
@@ -290,20 +298,22 @@ def note_content(
     verdict.duplicated += [repr(body) for body, count in Counter(bodies).items() if count > 1]
     there = set(bodies)
     texts = {body.decode(hostile.ENCODING) for body in there if body.startswith(b"put/")}
-    verdict.lost += sorted(text[:40] for text in set(promise.puts) - texts)
+    gone = {body.decode(hostile.ENCODING) for body in promise.expired}
+    verdict.lost += sorted(text[:40] for text in set(promise.puts) - texts - gone)
     verdict.misread += sorted(f"{text[:40]}, that nobody put" for text in texts - set(promise.maybe_puts))
     wanted = promise.maybe_batches if everything else promise.batches
     for (app, version), row_count in promise.rows.items():
-        count = sum(payload(app, version, row) in there for row in range(row_count))
-        if count not in (0, row_count):
+        rows = {payload(app, version, row) for row in range(row_count)} - promise.expired
+        count = len(rows & there)
+        if count not in (0, len(rows)):
             verdict.misread.append(f"batch {(app, version)}: {count} of {row_count} rows")
-        elif count < row_count and (app, version) in wanted:
+        elif count < len(rows) and (app, version) in wanted:
             verdict.lost.append(f"batch {(app, version)}")
     for key, found in queues.items():
         order = [tuple(int(n) for n in body.split(b"/")[1:3]) for body in found if not body.startswith(b"put/")]
         if order != sorted(order):
             verdict.misread.append(f"{key}: out of order")
-    kept, faults = prefix_faults(there, steps)
+    kept, faults = prefix_faults(there, steps, promise.expired)
     verdict.misread += faults
     return kept
 
@@ -322,4 +332,5 @@ def killed(promise: Promise) -> Promise:
         maybe_batches=promise.maybe_batches,
         rows=promise.rows,
         accepted=promise.accepted,
+        expired=promise.expired,
     )

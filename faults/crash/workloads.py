@@ -7,7 +7,7 @@ operation, and notes with each promise how many operations had been done when it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ ASYNC = SMALL.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20)
 WITH_CRC = SMALL.replace(enabled_append_prop_crc=True)
 FEW_ENTRIES = SMALL.replace(max_hash_slot_num=16, max_index_num=40)
 SEGMENTS = SMALL.replace(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 8, max_message_size=2048)
+SMALL_FILES = SEGMENTS.replace(max_hash_slot_num=16, max_index_num=40)
 SEGMENTS_ASYNC = SEGMENTS.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20)
 HOSTILE = SMALL.replace(mapped_file_size_commit_log=64 * 1024, max_message_size=16 * 1024)
 HOSTILE_CRC = HOSTILE.replace(enabled_append_prop_crc=True)
@@ -117,6 +118,42 @@ WORKLOADS = {
     "hostile batches, async": Workload(
         (batch(0, 11, ASYNC_FLUSH, "hostile"), batch(1, 7, ASYNC_FLUSH, "hostile")), HOSTILE, "roomy"
     ),
+    "retention": Workload(
+        (batch(1, 30), *(put(10 + i) for i in range(12)), batch(2, 4), ("expire", 99), put(40), batch(3, 4)),
+        SEGMENTS,
+        base="small segments",
+    ),
+    "retention of a part": Workload(
+        (
+            batch(1, 20),
+            *(put(10 + i) for i in range(10)),
+            batch(2, 20),
+            ("expire", 1),
+            batch(3, 20),
+            put(40),
+            ("expire", 2),
+            put(41),
+        ),
+        SMALL_FILES,
+        base="small files",
+    ),
+    "retention, async": Workload(
+        (
+            *(("big_put", 100 + i, 1300) for i in range(6)),
+            batch(1, 4, ASYNC_FLUSH),
+            ("big_put", 110, 1300),
+            ("big_put", 111, 1300),
+            ("expire", 99),
+            batch(2, 4, ASYNC_FLUSH),
+        ),
+        SEGMENTS_ASYNC,
+        base="small segments",
+    ),
+    "retention, and again": Workload(
+        (batch(1, 30), ("expire", 99), batch(0, 30, app="other"), ("expire", 99), put(40), ("expire", 99)),
+        SEGMENTS,
+        base="small segments",
+    ),
     "recovery: sealed, not dispatched": Workload((), base="sealed, not dispatched"),
     "recovery: half dispatched, over segments": Workload((), SEGMENTS, base="half dispatched, over segments"),
     "recovery: not sealed": Workload((), base="not sealed"),
@@ -141,6 +178,7 @@ def copy_of(promise: Promise) -> Promise:
         maybe_batches=set(promise.maybe_batches),
         rows=dict(promise.rows),
         accepted=set(promise.accepted),
+        expired=set(promise.expired),
     )
 
 
@@ -165,7 +203,13 @@ class Base:
     steps: Sequence[Step]
 
 
-_CLOSED = {"filled": SMALL, "roomy": HOSTILE, "few entries": FEW_ENTRIES, "small segments": SEGMENTS}
+_CLOSED = {
+    "filled": SMALL,
+    "roomy": HOSTILE,
+    "few entries": FEW_ENTRIES,
+    "small segments": SEGMENTS,
+    "small files": SMALL_FILES,
+}
 _TORN: dict[str, tuple[str, list[Step], Callable[[Operation], bool], int]] = {
     "sealed, not dispatched": ("filled", [put(10), batch(1, 20)], dispatch, 3),
     "half dispatched, over segments": ("small segments", [batch(1, 50)], dispatch, 8),
@@ -280,10 +324,16 @@ def in_log_order(steps: Sequence[Step]) -> list[list[bytes]]:
     return found
 
 
-def prefix_faults(bodies: set[bytes], steps: Sequence[Step]) -> tuple[int, list[str]]:
-    """Return how many puts and batches exist, and why they are not a prefix of what was done, each whole."""
+def prefix_faults(bodies: set[bytes], steps: Sequence[Step], expired: Collection[bytes] = ()) -> tuple[int, list[str]]:
+    """Return how many puts and batches exist, and why they are not a prefix of what was done, each whole.
+
+    What retention may have deleted does not count.
+    """
     faults, present = [], []
-    for whole in in_log_order(steps):
+    for done in in_log_order(steps):
+        whole = [body for body in done if body not in expired]
+        if not whole:
+            continue
         count = len(bodies & set(whole))
         if count not in (0, len(whole)):
             faults.append(f"{count} of {len(whole)} rows of {whole[0]!r}")

@@ -390,12 +390,6 @@ class StoreFiles:
             if queue is not None:
                 queue.forget_below(offset)
 
-    def forget_written(self) -> None:
-        """Forget which queues have unsynced units, because another process has synced them."""
-        for queue in self._written.values():
-            queue.written.clear()
-        self._written.clear()
-
     def drop_queue(self, topic: str, queue_id: int) -> None:
         """Forget a queue and its unsynced units, because its files are removed."""
         self._queues.pop((topic, queue_id), None)

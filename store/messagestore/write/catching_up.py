@@ -55,8 +55,6 @@ def _catch_up(writer: LogWriter) -> bool:
     if state.counter == writer.state.counter:
         return not any(log.read(writer.end.physical_offset, 8))
     files.others_wrote |= state.clean_end < state.visible_end
-    if state.clean_end >= writer.end.physical_offset:
-        files.forget_written()  # the other process synced our units, too, and may have deleted files that they filled
     files.others_named = True
     files.forget_queues()
     begin = log.min_offset

@@ -388,7 +388,8 @@ def test_a_writer_goes_on_behind_the_retention_of_another_one(tmp_path: Path, fl
                 batch = encode(many, limits=config, store_host=host, born_host=host)
                 append_batch(writer, Chunks([batch]), BatchRequest(flush_disk_type=flush))
 
-        puts(first, 400)
+        puts(first, 60)  # four files of the queue, and not yet the end of a segment: nothing is synced
+        puts(second, 200)
         with second.writing("retention"):
             assert second.retention is not None
             deleted = second.retention.run(Expiry(at_once=True))

@@ -1,0 +1,103 @@
+"""Bugs planted in retention."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from crash.harness import SMALL, append_encoded
+from crash.judge import Verdict
+from crash.planting import Ground, Mutant, kills, no_sync, patched, power_cuts, without
+from messagestore import Message, MessageStore
+from messagestore.files.consume_queue import ConsumeQueue
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.index_file import IndexService
+from messagestore.log import expired
+from messagestore.write import retention
+from messagestore.write.retention import Retention
+
+
+def queues_first(real: Any) -> Any:
+    """The files of queues go before the segments."""
+
+    def delete(self: Retention, found: Any, clock: Any) -> Any:
+        log = self.writer.log
+        offsets = log.offsets
+        log.set_offsets(offsets[len(found.offsets) :])
+        self._delete_queue_files(clock)
+        log.set_offsets(offsets)
+        return real(self, found, clock)
+
+    return delete
+
+
+def all_but_the_last(_: Any) -> Any:
+    """All files of a queue but the last one count as expired."""
+    return lambda queue, _physical_offset: max(len(queue.offsets) - 1, 0)
+
+
+def newest_index_only(_: Any) -> Any:
+    """All index files but the newest one count as expired."""
+
+    def forget(index: IndexService, _physical_offset: int) -> list[str]:
+        gone = [file.path for file in index.files[:-1]]
+        index.files = index.files[-1:]
+        return gone
+
+    return forget
+
+
+# ---- stores whose first segments are gone
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder, "store")
+
+
+def _filled(root: Path) -> None:
+    """A batch, and then some segments of puts."""
+    with MessageStore.open(root, SMALL) as store:
+        append_encoded(store, "app-1", 0, 5, "SYNC_FLUSH")
+        append_encoded(store, "app-1", 1, 5, "SYNC_FLUSH")
+        for number in range(60):
+            store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
+
+
+def copies_without_spark(_: Ground) -> Iterator[Verdict]:
+    """The newest batch is sent again to a copy without `spark/`, after its segment was deleted."""
+    with _scratch() as root:
+        _filled(root)
+        with MessageStore.open(root, SMALL) as store:
+            store.delete_expired_files(at_once=True)
+        shutil.rmtree(root / "spark")
+        with MessageStore.open(root, SMALL) as store:
+            status = append_encoded(store, "app-1", 1, 5, "SYNC_FLUSH")
+            yield Verdict(duplicated=[f"batch 1 was {status}"] * (status != "known"))
+
+
+def groups_that_read(_: Ground) -> Iterator[Verdict]:
+    """A consumer group has not read all."""
+    with _scratch() as root:
+        _filled(root)
+        publish_offsets(str(root), "delays", {("single", 0): 20})
+        with MessageStore.open(root, SMALL) as store:
+            store.delete_expired_files(reserved_hours=0)
+            begin = store.min_offset("single", 0)
+            yield Verdict(lost=[f"messages 20 to {begin - 1}, which a group had not read"] * (begin > 20))
+
+
+MUTANTS = (
+    Mutant("retention deletes the files of queues before the segments", patched(Retention, "_delete_segments", queues_first), "kills", kills("retention")),
+    Mutant("retention does not sync the folder of the log between two deletions", no_sync("commitlog/", "fsync_dir"), "power cuts", power_cuts("retention")),
+    Mutant("retention does not sync the folder of a queue between two deletions", no_sync("consumequeue/single/0/", "fsync_dir"), "power cuts", power_cuts("retention")),
+    Mutant("retention deletes every file of a queue but the last", patched(ConsumeQueue, "count_below", all_but_the_last), "kills", kills("retention of a part")),
+    Mutant("retention deletes every index file but the newest", patched(IndexService, "forget_below", newest_index_only), "kills", kills("retention of a part")),
+    Mutant("retention restates no batch", without(retention, "restate_batches", []), "copies without spark/", copies_without_spark),
+    Mutant("retention does not look at consumer groups", without(expired, "needed", []), "a group that has not read all", groups_that_read),
+)  # fmt: skip
