@@ -1,0 +1,266 @@
+"""The mode `deliveries` of `make crash`: a deliverer of delayed messages dies at any operation, and another one goes on.
+
+    put delayed messages, close | open, deliver round by round, also while more are put, close
+                                   ^ a kill, half of a write, or a power cut at every operation
+
+What is left is judged as the next processes would find it: a writer recovers, delivers what is due, and closes; then a
+broker would start. Every message must be in its topic and queue once, no message may be there twice, and
+`config/delayOffset.json` must say what was delivered. In every third image, the next deliverer dies as well; in every
+third, a broker has delivered in between: it read `delayOffset.json`, and wrote how far it came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from crash.counts import Counts, again
+from crash.faults import quiet_threads
+from crash.harness import SMALL, die, scratch_folder
+from crash.imitate import another_boot
+from crash.judge import Verdict
+from crash.memdisk import MemDisk, MemRecordingDisk
+from crash.power_cut import MODES, Folder
+from crash.simdisk import Killed
+from messagestore import ASYNC_FLUSH, Message, MessageColumns, MessageStore, StoreConfig, StorePoisonedError
+from messagestore.files.delay_offsets import DelayOffsets
+from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.verify.verify import verify
+
+NOW_MS = 1_795_170_401_381
+LATER_MS = NOW_MS + 60_000
+QUICK_COUNT = 1_500
+CONFIG = SMALL.replace(message_delay_level="1s 5s 10s", flush_delay_offset_interval=1)
+CONFIGS = {
+    "sync": CONFIG,
+    "async": CONFIG.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20),
+    "small segments": CONFIG.replace(
+        mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 8, max_message_size=2048
+    ),
+}
+_BEFORE, _DURING = 24, 6
+_MOST_ROUNDS = 200
+
+
+class _Clocked:
+    """A disk whose clock shows what the mode wants."""
+
+    now_ms = NOW_MS
+
+    def time_ns(self) -> int:
+        return self.now_ms * 1_000_000
+
+
+class ClockedDisk(_Clocked, MemDisk):
+    pass
+
+
+class ClockedRecordingDisk(_Clocked, MemRecordingDisk):
+    pass
+
+
+def body(number: int) -> bytes:
+    return b"delayed/%d" % number
+
+
+def columns(begin: int, count: int) -> MessageColumns:
+    """Messages for two topics with two queues each, at the three levels."""
+    numbers = range(begin, begin + count)
+    rows = {
+        "body": pa.array([body(n) for n in numbers], pa.binary()),
+        "topic": [f"t{n % 2}" for n in numbers],
+        "queue_id": pa.array(np.array([n // 2 % 2 for n in numbers], np.int32)),
+        "keys": [f"k{n}" for n in numbers],
+        "delay_time_level": pa.array([1 + n % 3 for n in numbers], pa.int32()),
+    }
+    return MessageColumns.from_arrow(pa.record_batch(rows))
+
+
+def deliver_all(store: MessageStore, rows: int) -> None:
+    """Round by round."""
+    found = store._attached.delivery
+    assert found is not None
+    for _ in range(_MOST_ROUNDS):
+        if not found.deliver(rows).count:
+            return
+    raise AssertionError(f"more than {_MOST_ROUNDS} rounds deliver something")
+
+
+@dataclass
+class Story:
+    """A deliverer that was recorded.
+
+    Parameters
+    ----------
+    name : str
+    config : StoreConfig
+    disk : MemRecordingDisk
+    promised : list of (int, int)
+        How many of the messages of `_DURING` were acknowledged when so many operations had been done.
+    """
+
+    name: str
+    config: StoreConfig
+    disk: MemRecordingDisk
+    promised: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, name: str, root: Path) -> Story:
+        config = CONFIGS[name]
+        disk = ClockedDisk(root)
+        with MessageStore.open(root, config, disk=disk) as store:
+            store.append_batch(columns(0, _BEFORE))
+        die(root)
+        recording = ClockedRecordingDisk(root, disk.content())
+        recording.now_ms = LATER_MS
+        promised = [(0, 0)]
+        with MessageStore.open(root, config, disk=recording) as store:
+            for number in range(_DURING):
+                found = store._attached.delivery
+                assert found is not None
+                found.deliver(5)
+                level = 1 + number % 3
+                message = Message("t0", body(_BEFORE + number), queue_id=0, delay_time_level=level)
+                store.put_message(message)
+                store.flush()
+                promised.append((recording.position, number + 1))
+            recording.now_ms += 10_000
+            deliver_all(store, 7)
+        die(root)
+        return cls(name, config, recording, promised)
+
+    def least(self, cut: int) -> int:
+        """How many messages must be there after so many operations."""
+        return _BEFORE + max(count for position, count in self.promised if position <= cut)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a death left.
+
+    Parameters
+    ----------
+    content : Folder
+    least : int
+        How many messages must be there.
+    label : str
+    power_cut : bool
+    """
+
+    content: Folder
+    least: int
+    label: str
+    power_cut: bool
+
+
+def deaths(story: Story, seed: int) -> Iterator[Left]:
+    """Yield what a kill and each kind of power cut leaves, at each operation."""
+    disk = story.disk
+    for cut in range(disk.position + 1):
+        yield Left(disk.image(cut, "all").folder, story.least(cut), f"kill {cut}", power_cut=False)
+        modes = [mode for mode in MODES if mode != "all"]
+        for image in disk.images(cut, modes, limit=1, random_count=1, seed=seed):
+            yield Left(image.folder, story.least(cut), f"power cut {cut}, {image.label}", power_cut=True)
+
+
+def broker_delivers(root: Path, disk: MemDisk, config: StoreConfig, count: int) -> None:
+    """A broker takes the recovered store over, and delivers: it begins where `delayOffset.json` says.
+
+    A writer of ours stands in for it that knows no BATCH record of a delivery, and leaves none: it puts the messages.
+    """
+    file = DelayOffsets(disk, str(root))
+    offsets = file.load()
+    with MessageStore.open(root, config, disk=disk) as store:
+        for level in range(1, len(config.delays_ms) + 1):
+            first = offsets.get(level, 0)
+            for message in store.get_message(SCHEDULE_TOPIC, level - 1, first, count).messages:
+                real = message.system_properties
+                store.put_message(Message(real["REAL_TOPIC"], message.body, queue_id=int(real["REAL_QID"])))
+                offsets[level] = message.queue_offset + 1
+    file.save(offsets)
+
+
+def judge(left: Left, root: Path, config: StoreConfig, chance: random.Random) -> Verdict:
+    """Let the next processes deliver what is left, and count."""
+    verdict = Verdict()
+    disk = ClockedDisk(root, left.content)
+    disk.now_ms = LATER_MS + 20_000
+    boot = another_boot(101) if left.power_cut else contextlib.nullcontext()
+    with boot:
+        if chance.random() < 0.3:
+            dying = ClockedRecordingDisk(root, disk.content())
+            dying.now_ms, dying.kill_at = disk.now_ms, chance.randint(0, 80)
+            with contextlib.suppress(Killed, StorePoisonedError):
+                try:
+                    with MessageStore.open(root, config, disk=dying) as store:
+                        deliver_all(store, 4)
+                finally:
+                    die(root)
+            disk = ClockedDisk(root, dying.image(dying.position, "all").folder)
+            disk.now_ms = LATER_MS + 20_000
+        if chance.random() < 0.3:
+            with MessageStore.open(root, config, disk=disk):  # messagestore recover
+                pass
+            broker_delivers(root, disk, config, chance.randint(1, 9))
+        for _ in range(2):  # the second one finds nothing to do
+            with MessageStore.open(root, config, disk=disk) as store:
+                deliver_all(store, 6)
+        with MessageStore.open(root, config, disk=disk) as store:
+            found = Counter(
+                message.body
+                for topic in ("t0", "t1")
+                for queue_id in range(2)
+                for message in store.get_message(topic, queue_id, 0, 1000).messages
+            )
+            waiting = {level: store.max_offset(SCHEDULE_TOPIC, level - 1) for level in (1, 2, 3)}
+        offsets = DelayOffsets(disk, str(root)).load()
+        report = verify(root, config, disk=disk)
+    wanted = {body(number) for number in range(left.least)}
+    verdict.lost += [str(each) for each in sorted(wanted - found.keys())]
+    verdict.duplicated += [f"{each!r} {count} times" for each, count in found.items() if count > 1]
+    if offsets != {level: end for level, end in waiting.items() if end}:
+        verdict.misread.append(f"delayOffset.json says {offsets}, the queues end at {waiting}")
+    verdict.misread += [str(finding) for finding in report.findings[:3]]
+    return verdict
+
+
+def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterator[tuple[str, Verdict, str]]:
+    """Yield (key, verdict, label) of this part of all cases, or of the one with this key; endless, by other seeds."""
+    with quiet_threads():
+        stories = [Story.of(name, root) for name in CONFIGS]
+        for turn in itertools.count(seed):
+            for story in stories:
+                for number, left in enumerate(deaths(story, turn)):
+                    own = f"{story.name}/{turn}/{number}"
+                    if own != key if key else number % part[1] != part[0]:
+                        continue
+                    chance = random.Random(own)
+                    try:
+                        verdict = judge(left, root, story.config, chance)
+                    except Exception as error:  # noqa: BLE001 - a store that does not open is a failure, too
+                        verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+                    finally:
+                        die(root)
+                    yield own, verdict, left.label
+                    if key:
+                        return
+
+
+def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
+    """Judge `QUICK_COUNT` deaths; in deep mode, deaths for the given seconds."""
+    counts, until_s = Counts(), time.monotonic() + seconds
+    with scratch_folder() as folder:
+        for number, (key, verdict, label) in enumerate(cases(folder / "store", seed, part, case)):
+            counts.take("killed deliveries", verdict, f"{key}: {label}", again("deliveries", seed, key))
+            if (number + 1) * part[1] >= QUICK_COUNT if quick else time.monotonic() > until_s:
+                break
+    return counts
