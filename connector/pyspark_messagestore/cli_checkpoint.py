@@ -89,7 +89,7 @@ def _show(found: Checkpoint, count: int) -> None:
         ("query", found.query_id),
         ("done", "no batch" if newest is None else f"up to batch {newest.batch_id}"),
         ("next", f"batch {found.next_batch_id}"),
-        ("rewind", f"possible to the batches {_ranges(rewindable)}" if rewindable else "not possible"),
+        ("rewind", f"possible to {_batches(rewindable)}" if rewindable else "not possible"),
     ]
     if found.state:
         versions = [sorted({*folder.whole, *folder.changes}) for folder in found.state]
@@ -145,6 +145,10 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(" to ".join(map(str, part)) for part in parts)
 
 
+def _batches(numbers: list[int]) -> str:
+    return f"{'batch' if len(numbers) == 1 else 'batches'} {_ranges(numbers)}"
+
+
 @checkpoint_app.command("rewind")
 def checkpoint_rewind(
     checkpoint: CheckpointFolder,
@@ -196,7 +200,7 @@ def checkpoint_rewind(
         [
             ("checkpoint", found.path),
             ("query", found.query_id),
-            ("run again", f"{out.count_words(len(again), 'batch')}, {_ranges(again)}"),
+            ("run again", f"{out.count_words(len(again), 'batch')}: {_ranges(again)}"),
             ("taken over", f"{out.count_words(len(kept), 'file')}{stores}"),
             ("left out", f"{out.count_words(len(dropped), 'file')}"),
         ]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from messagestore import MessageExt, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
-from messagestore.spi import BATCH_TOPIC, Ends, LastRecord, Queue, Queues, Range, StoreReader
+from messagestore.spi import BATCH_TOPIC, Ends, LastRecord, Queue, Queues, Range, StoreReader, is_ordinary_topic
 from pyspark_messagestore import cli_output as out
 
 _PAGE_COUNT = 32
@@ -29,7 +29,7 @@ def queue_ids(store: StoreReader, topic: str) -> list[int]:
     """
     topics = store.describe(queues=True).queue_ids
     if topic not in topics:
-        raise UnknownTopicError(topic, topics)
+        raise UnknownTopicError(topic, filter(is_ordinary_topic, topics))
     return topics[topic]
 
 

@@ -213,7 +213,7 @@ class UnknownTopicError(StoreError, LookupError):
     topic : str
         The name that was requested.
     topics : list of str
-        The topics that the store has, in alphabetical order.
+        The topics that the store has, in alphabetical order. Readers leave out those of the store itself.
     """
 
     def __init__(self, topic: str, topics: Iterable[str], hint: str = "") -> None:

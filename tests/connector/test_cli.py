@@ -23,7 +23,7 @@ import pytest
 import typer
 
 from cli_runs import TIMEOUT_S, error, finish, lines, objects, on_terminal, read_lines, run, start
-from messagestore import BatchRequest, Message, MessageStore
+from messagestore import BatchRequest, Message, MessageStore, UnknownTopicError
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
@@ -186,6 +186,18 @@ def test_a_user_error_is_one_line(root: Path, arguments: list[str], words: str) 
     """Each says what was found and what is allowed."""
     (root / "lock").write_text("someKey=1")
     assert words in error(*(argument.replace("ROOT", str(root)) for argument in arguments), code=2)
+
+
+def test_topics_of_the_store_itself_are_not_suggested(root: Path) -> None:
+    """The journal's topic, and RocketMQ's own, are no slip of the keyboard away."""
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(columns([b"row"]), BatchRequest(app_id="a", version=0))
+        store.half_message(Message("t", b"half", queue_id=0), "p")
+        assert len(store.topics()) > 1
+        with pytest.raises(UnknownTopicError) as raised:
+            store.query_message("flight", "k")
+    assert raised.value.topics == ["t"]
+    assert error("get", root, "flight", code=2).endswith("Its topics are: t\n")
 
 
 def test_wrong_usage_is_2(root: Path) -> None:

@@ -56,7 +56,7 @@ def test_show_names_batches_sources_and_places(tmp_path: Path, version: str) -> 
         f"query       {QUERY}",
         "done        up to batch 0",
         "next        batch 1",
-        "rewind      possible to the batches 0",
+        "rewind      possible to batch 0",
     ]
     rows = [line.split() for line in shown[5:]]
     assert rows[0] == ["batch", "done", "planned", "source", "topic", "read", "up", "to", "messages"]
@@ -97,7 +97,7 @@ def test_a_torn_batch_is_named_and_can_be_rewound_over(tmp_path: Path, text: str
     (path / "offsets" / "3").write_bytes(text.encode("latin-1"))
     result = run("checkpoint", "show", path, code=1)
     assert f"{path}/offsets/3 cannot be read" in result.stderr
-    assert "possible to the batches 0 to 2" in result.stdout
+    assert "possible to batches 0 to 2" in result.stdout
     assert "cannot be read" in error("checkpoint", "rewind", path, 3, code=2)
     run("checkpoint", "rewind", path, 2, "--to", tmp_path / "copy")
     assert read_checkpoint(str(tmp_path / "copy")).next_batch_id == 2
@@ -129,7 +129,7 @@ def test_a_rewind_is_tried_first_and_then_made_as_a_copy(tmp_path: Path) -> None
     write(path / "sources" / "0" / "0", "v1\n{}")
     before = files(path)
     shown = run("checkpoint", "rewind", path, 3).stdout
-    assert "run again   3 batches, 3 to 5" in shown
+    assert "run again   3 batches: 3 to 5" in shown
     assert "Nothing was written" in shown
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ck"]
     report = json.loads(run("checkpoint", "rewind", path, 3, "--to", tmp_path / "copy", "--json").stdout)

@@ -15,6 +15,7 @@ from messagestore.errors import (
     ChecksumError,
     ConfigError,
     CorruptionError,
+    HalfMessageEndedError,
     LostBatchesError,
     MagicError,
     MessageIllegalError,
@@ -53,6 +54,7 @@ EXAMPLES: list[tuple[StoreError, type[Exception]]] = [
     (QueryConflictError("m", app_id="a", version=3), BatchConflictError),
     (VersionRegressionError("m", app_id="a", version=3), RuntimeError),
     (LostBatchesError("m", app_id="a", version=3), RuntimeError),
+    (HalfMessageEndedError("m", message_id="7F", outcome="committed"), RuntimeError),
     (CorruptionError("/p", 7, "this", "that"), Exception),
     (TornRecordError("/p", 7, "this", "that"), CorruptionError),
     (ChecksumError("/p", 7, "this", "that", hint="Do something."), CorruptionError),
@@ -63,7 +65,7 @@ IDS = [type(error).__name__ for error, _ in EXAMPLES]
 
 def test_every_error_has_an_example_here():
     """A new error is tested, too."""
-    classes = {value for _, value in inspect.getmembers(errors, inspect.isclass) if value.__module__ == errors.__name__}
+    classes = {value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, StoreError)}
     assert classes == {type(error) for error, _ in EXAMPLES} | {StoreError}
 
 

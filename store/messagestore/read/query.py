@@ -17,7 +17,7 @@ import pyarrow as pa
 from messagestore.errors import ConfigError, CorruptionError, MagicError, UnknownTopicError
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
-from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
+from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt, is_ordinary_topic
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
 from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
@@ -226,7 +226,7 @@ def _messages_with(
     files = view.files
     if topic not in view.topics():
         check_readable_topic(topic)
-        raise UnknownTopicError(topic, view.topics())
+        raise UnknownTopicError(topic, filter(is_ordinary_topic, view.topics()))
     if files.has_batch_queues(topic):
         raise ConfigError(
             f"topic {topic!r} has batch queues (queue.type=BatchCQ), and RocketMQ's index does not contain the keys of "
