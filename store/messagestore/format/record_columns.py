@@ -39,7 +39,7 @@ __all__ = [
     "stamped",
 ]
 
-BLOCK_SIZE = 256 * 1024
+BLOCK_SIZE = 512 * 1024
 """About so many bytes are stamped at once: they stay in the CPU's cache while they are checksummed and written."""
 
 
