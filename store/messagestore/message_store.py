@@ -19,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +42,7 @@ from messagestore.errors import (
     note_statuses,
 )
 from messagestore.files.mapped_file import Disk
+from messagestore.files.subscription_groups import subscription_group
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, javahash, record, record_columns, rerouting
 from messagestore.format.arrow_bytes import list_array
@@ -50,7 +52,9 @@ from messagestore.format.half_records import OpenHalf
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
+    DLQ_PREFIX,
     MAX_GROUP_TOPIC_SIZE,
+    RETRY_PREFIX,
     GetMessageResult,
     Message,
     MessageExt,
@@ -59,8 +63,23 @@ from messagestore.format.message import (
     check_queue_id,
     check_readable_queue,
     check_topic,
+    group_fault,
 )
-from messagestore.format.properties import check_keys, check_properties, check_tags
+from messagestore.format.properties import (
+    DELAY,
+    KEYS,
+    ORIGIN_MESSAGE_ID,
+    PROPERTY_CRC,
+    REAL_QID,
+    REAL_TOPIC,
+    RETRY_TOPIC,
+    TAGS,
+    UNIQUE_KEY,
+    WAIT,
+    check_keys,
+    check_properties,
+    check_tags,
+)
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
@@ -201,6 +220,8 @@ def _note_failure(error: Exception) -> None:
         note_statuses(error, unknown, AppendMessageStatus.UNKNOWN_ERROR)
 
 
+_OF_A_PUT = frozenset((KEYS, TAGS, UNIQUE_KEY, WAIT, DELAY, REAL_TOPIC, REAL_QID, PROPERTY_CRC))
+"""The reserved properties that a put writes itself, from what it is given."""
 _OF_THE_BATCH = (
     "born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset", "delay_time_level"
 )  # fmt: skip
@@ -1264,8 +1285,10 @@ class MessageStore(ReadOnlyStore):
         """How many one-way puts of this process ended with each status. Those in flight are counted when they end."""
         return self._attached.oneway.counts()
 
-    def _append_message(self, message: Message) -> PutMessageResult:
-        """Append a message, which is not synced yet; the result says PUT_OK."""
+    def _append_message(
+        self, message: Message, unique_key: str | None = None, extra: Sequence[tuple[str, str]] = ()
+    ) -> PutMessageResult:
+        """Append a message, which is not synced yet; the result says PUT_OK. `extra`: reserved properties."""
         writer = self.writer
         arguments.instance("message", message, Message)
         arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
@@ -1287,7 +1310,8 @@ class MessageStore(ReadOnlyStore):
             store_host=writer.files.store_host,
             limits=config,
             property_crc=config.enabled_append_prop_crc,
-            extra_properties=waiting,
+            unique_key=unique_key,
+            extra_properties=[*extra, *waiting],
         )
         self._check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
         if known is None:
@@ -1296,13 +1320,14 @@ class MessageStore(ReadOnlyStore):
         tags_code = javahash.tags_code(message.tags) if message.tags else 0
         if topic == SCHEDULE_TOPIC:
             tags_code = config.delays_ms[queue_id]
+        keys = message.keys if unique_key is None else (unique_key, *message.keys)
         rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
         put = writer.append(
             data,
             topic,
             queue_id,
             tags_code,
-            [] if rolled_back else [javahash.index_hash(topic, key) for key in message.keys],
+            [] if rolled_back else [javahash.index_hash(topic, key) for key in keys],
             property_crc=config.enabled_append_prop_crc,
             flush_disk_type=config.flush_disk_type,
             half=record.is_half(message.sys_flag),
@@ -1789,6 +1814,108 @@ class MessageStore(ReadOnlyStore):
         else:
             chunks = Chunks(map(encode, pieces, first_rows))
         return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
+
+    def send_back(self, message: MessageExt, group: str, delay_level: int | None = None) -> PutMessageResult:
+        """Send back a message that a consumer could not process, as a RocketMQ consumer does, so that it comes again.
+
+        The message waits at delay level 3 + its `reconsume_times`, and is then delivered to the group's retry topic
+        `%RETRY%group`, which RocketMQ's consumers read as well, with `reconsume_times` one higher. RETRY_TOPIC names
+        its first topic, and ORIGIN_MESSAGE_ID its first offset message id. After the group's `retryMaxTimes`
+        (`config/subscriptionGroup.json`; 16 by default), it goes to the dead-letter topic `%DLQ%group` at once.
+
+        Parameters
+        ----------
+        message : MessageExt
+            A message that was read from this store.
+        group : str
+            The consumer group.
+        delay_level : int | None
+            Another level to wait at. None or 0: the usual one. Below 0: to the dead-letter topic at once.
+
+        Returns
+        -------
+        PutMessageResult
+            Where the message waits, or is among the dead letters.
+
+        Raises
+        ------
+        MessageIllegalError
+            The group's name is not legal, the level is no whole number, or the store has no such message. Nothing was
+            written.
+        ConfigError
+            The group has no retry queues (`retryQueueNums`); RocketMQ would drop the message.
+        StoreFullError, StorePoisonedError, StoreLockedError
+            As for `put_message`.
+
+        Examples
+        --------
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.put_message(Message("gates", b"B12", queue_id=0))
+        ...     message = store.get_message("gates", 0, 0).messages[0]
+        ...     waits = store.send_back(message, "boards")
+        ...     dead = store.send_back(message, "boards", delay_level=-1)
+        ...     waits.queue_id, store.topics()["%DLQ%boards"]
+        (2, [0])
+        """
+        arguments.instance("message", message, MessageExt)
+        fault = group_fault(group)
+        if fault is not None:
+            raise MessageIllegalError(f"group: {fault}", field="group")
+        if delay_level is not None and (type(delay_level) is not int or not -(1 << 31) <= delay_level < 1 << 31):
+            text = f"delay level: found {delay_level!r}; allowed is None, or a whole number"
+            raise MessageIllegalError(text, field="delay_time_level")
+        stored = self.look_message_by_offset(message.physical_offset)
+        if stored is None or (stored.topic, stored.queue_id, stored.body) != (
+            message.topic,
+            message.queue_id,
+            message.body,
+        ):
+            raise MessageIllegalError(
+                f"message: found no such message at physical offset {message.physical_offset} of this store. Send back "
+                "messages that were read from it",
+                field="message",
+            )
+        files = self.writer.files
+        settings = subscription_group(files.disk, files.paths.root, group)
+        if settings.retry_queue_nums < 1:
+            raise ConfigError(
+                f"group {group!r}: found retryQueueNums {settings.retry_queue_nums} in config/subscriptionGroup.json; "
+                "allowed is 1 or more, since RocketMQ drops what such a group sends back. Nothing was written",
+                key="retryQueueNums",
+                value=settings.retry_queue_nums,
+            )
+        level = delay_level or 3 + stored.reconsume_times
+        dead = level < 0 or stored.reconsume_times >= settings.retry_max_times
+        prefix, queue_nums = (DLQ_PREFIX, 1) if dead else (RETRY_PREFIX, settings.retry_queue_nums)
+        topic = f"{prefix}{group}"
+        extra = {
+            **stored.system_properties,
+            RETRY_TOPIC: stored.system_properties.get(RETRY_TOPIC, stored.topic),
+            ORIGIN_MESSAGE_ID: stored.system_properties.get(ORIGIN_MESSAGE_ID) or stored.offset_message_id,
+        }
+        known = self.create_topic(topic, queue_nums)
+        again = Message(
+            topic,
+            stored.body,
+            queue_id=random.randrange(min(queue_nums, known.write_queue_nums)),
+            keys=stored.keys,
+            tags=stored.tags,
+            properties=stored.properties,
+            flag=stored.flag,
+            born_timestamp_ms=stored.born_timestamp_ms,
+            born_host=stored.born_host,
+            sys_flag=stored.sys_flag,
+            reconsume_times=stored.reconsume_times + 1,
+            wait_store_msg_ok=False,  # RocketMQ keeps it so in the record; this call waits as every put does
+            delay_time_level=0 if dead else level,
+        )
+        kept = [(name, value) for name, value in extra.items() if name not in _OF_A_PUT]
+        try:
+            return self._flushed(self._append_message(again, stored.unique_key, kept), wait=True)
+        except OSError as error:
+            _note_failure(error)
+            raise
 
     def deliver_delayed(self) -> Delivered:
         """Deliver delayed messages that are due to their topics and queues, as one batch.

@@ -177,3 +177,24 @@ def test_delay_offset_json_has_the_same_bytes(broker: RealBroker, root: Path) ->
     with broker:
         pass
     assert DelayOffsets(Disk(), str(root)).load()[1] == 3  # more than the queue has: a broker takes its end, as we do
+
+
+def test_a_broker_delivers_what_was_sent_back(broker: RealBroker, root: Path) -> None:
+    """To the group's retry topic, whose consumers read it, with what RocketMQ keeps."""
+    config = StoreConfig.load(broker.conf)
+    with broker:
+        pass
+    with MessageStore.open(root, config) as store:
+        put = store.put_message(Message("t", b"x", queue_id=0, keys=["k"], tags="tag"))
+        (message,) = store.get_message("t", 0, 0).messages
+        store.send_back(message, "boards", 1)
+        store.send_back(message, "boards", -1)
+    with broker:
+        (found,) = wait_for(root, 1, "%RETRY%boards")
+        (dead,) = there(root, "%DLQ%boards")
+    COUNTS.stores += 1
+    for each in (found, dead):
+        assert (each.body, each.keys, each.tags, each.reconsume_times) == (b"x", ("k",), "tag", 1)
+        assert each.system_properties["RETRY_TOPIC"] == "t"
+        assert each.system_properties["ORIGIN_MESSAGE_ID"] == put.message_id
+    assert verify(root, config).ok
