@@ -26,10 +26,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.java)
 
 
-def need(version: str) -> None:
-    """Skip, aloud, where the driver cannot be built; in CI that is a failure."""
+def need(version: str, jars: Callable[[str], str] = java_build.classpath) -> None:
+    """Skip, aloud, where the driver cannot be built, or other jars cannot be had; in CI that is a failure."""
     try:
-        java_build.classpath(version)
+        jars(version)
     except java_build.CannotBuild as error:
         if os.environ.get("CI") == "true":
             pytest.fail(f"in CI the Java store must run: {error}", pytrace=False)

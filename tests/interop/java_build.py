@@ -45,6 +45,21 @@ def classpath(version: str) -> str:
         return f"{folder / 'classes'}:{jars.read_text().strip()}"
 
 
+@functools.cache
+def tools_classpath(version: str) -> str:
+    """The jars of the name server, the broker and mqadmin; nothing of ours is compiled for them."""
+    jars = DRIVER / ".build" / f"{version}-tools" / "classpath"
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    with open(jars.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not all_there(jars):
+            pom = ["--file", str(DRIVER / "tools" / "pom.xml"), f"-Drocketmq.version={version}"]
+            found = run(["mvn", "--batch-mode", "--quiet", *pom, "dependency:build-classpath"])
+            if found.returncode:
+                raise CannotBuild(f"Maven cannot get RocketMQ's tools {version}: {found.stdout[-800:]}")
+        return jars.read_text().strip()
+
+
 def all_there(jars: Path) -> bool:
     """Whether Maven's cache still has what the build was made with."""
     return jars.exists() and all(Path(jar).exists() for jar in jars.read_text().strip().split(":"))

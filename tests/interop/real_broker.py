@@ -1,7 +1,9 @@
-"""A whole RocketMQ broker in a process of its own: `BrokerStartup` with a `broker.conf`, and without a name server.
+"""A whole RocketMQ broker in a process of its own: `BrokerStartup` with a `broker.conf`; a name server, and mqadmin.
 
 with RealBroker("5.3.3", folder, root) as broker:    # "boot success"; a clean shutdown at the end
     ...
+with NameServer("5.3.3", folder) as names, RealBroker("5.3.3", folder, root, names):
+    names.mqadmin("topicList")                       # what it prints
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from interop import java_build
 from interop.java_store import _FLAGS as FLAGS
@@ -26,7 +29,7 @@ deleteWhen=04
 fileReservedTime=48
 brokerRole=ASYNC_MASTER
 flushDiskType=ASYNC_FLUSH
-namesrvAddr=127.0.0.1:1
+namesrvAddr={name_server}
 brokerIP1=127.0.0.1
 listenPort={port}
 storePathRootDir={root}
@@ -47,22 +50,23 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-class RealBroker:
-    """One start of a broker on a store."""
+_FLAGS_OF_A_BROKER = tuple(flag for flag in FLAGS if "LogFileName" not in flag)
 
-    def __init__(self, version: str, folder: Path, root: Path) -> None:
+
+class Server:
+    """A program of RocketMQ in a process of its own."""
+
+    WORDS = "boot success"
+
+    def __init__(self, folder: Path, log: str, *command: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.conf, self.log = folder / "broker.conf", folder / f"broker-{time.monotonic_ns()}.log"
-        self.conf.write_text(CONF.format(port=free_port(), root=root))
-        self._command = [
-            "java", *_FLAGS_OF_A_BROKER, f"-Duser.home={folder}", "-cp", java_build.classpath(version),
-            "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf),
-        ]  # fmt: skip
-        self._environment = {**os.environ, "HOME": str(folder), "ROCKETMQ_HOME": str(folder)}
+        self.log = folder / f"{log}-{time.monotonic_ns()}.log"
         self._folder = folder
+        self._environment = {**os.environ, "HOME": str(folder), "ROCKETMQ_HOME": str(folder)}
+        self._command = ["java", *_FLAGS_OF_A_BROKER, f"-Duser.home={folder}", *command]
         self.process: subprocess.Popen[bytes] | None = None
 
-    def begin(self) -> RealBroker:
+    def begin(self) -> Self:
         """Start, and do not wait."""
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -70,13 +74,13 @@ class RealBroker:
             )
         return self
 
-    def wait(self) -> RealBroker:
+    def wait(self) -> Self:
         """Until it serves."""
         assert self.process is not None
         until_s = time.monotonic() + START_S
-        while "boot success" not in (text := self.log.read_text(errors="replace")):
-            assert self.process.poll() is None, f"the broker ended: {text[-2000:]}"
-            assert time.monotonic() < until_s, f"the broker does not start: {text[-2000:]}"
+        while self.WORDS not in (text := self.log.read_text(errors="replace")):
+            assert self.process.poll() is None, f"the program ended: {text[-2000:]}"
+            assert time.monotonic() < until_s, f"the program does not start: {text[-2000:]}"
             time.sleep(0.05)
         return self
 
@@ -91,7 +95,7 @@ class RealBroker:
                 self.process.wait()
                 raise
 
-    def __enter__(self) -> RealBroker:
+    def __enter__(self) -> Self:
         return self.begin().wait()
 
     def __exit__(
@@ -100,4 +104,47 @@ class RealBroker:
         self.stop()
 
 
-_FLAGS_OF_A_BROKER = tuple(flag for flag in FLAGS if "LogFileName" not in flag)
+class NameServer(Server):
+    """A name server, and mqadmin that asks it."""
+
+    WORDS = "The Name Server boot success"
+
+    def __init__(self, version: str, folder: Path) -> None:
+        self._address = f"127.0.0.1:{free_port()}"
+        self._jars = java_build.tools_classpath(version)
+        folder.mkdir(parents=True, exist_ok=True)
+        conf = folder / "namesrv.conf"
+        conf.write_text(f"listenPort={self._address.rpartition(':')[2]}\n")
+        start = "org.apache.rocketmq.namesrv.NamesrvStartup"
+        super().__init__(folder, "namesrv", "-cp", self._jars, start, "-c", str(conf))
+
+    def __str__(self) -> str:
+        return self._address
+
+    def mqadmin(self, command: str, *args: str) -> str:
+        """What a command prints, its errors included."""
+        program = ["-cp", self._jars, "org.apache.rocketmq.tools.command.MQAdminStartup"]
+        done = subprocess.run(
+            ["java", *_FLAGS_OF_A_BROKER, *program, command, "-n", str(self), *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=START_S,
+            check=False,
+            cwd=self._folder,
+            env=self._environment,
+        )
+        return done.stdout
+
+
+class RealBroker(Server):
+    """One start of a broker on a store, known to a name server if one is given."""
+
+    def __init__(self, version: str, folder: Path, root: Path, name_server: NameServer | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.conf = folder / "broker.conf"
+        self.conf.write_text(CONF.format(port=free_port(), root=root, name_server=name_server or "127.0.0.1:1"))
+        jars = java_build.classpath(version) if name_server is None else java_build.tools_classpath(version)
+        super().__init__(
+            folder, "broker", "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf)
+        )

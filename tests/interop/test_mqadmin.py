@@ -1,0 +1,92 @@
+"""RocketMQ's mqadmin shows how far a stream has read, as connector/README.md says: the group of `consumerGroup`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from interop import java_build
+from interop.conftest import need
+from interop.java_build import NEWEST
+from interop.java_store import COUNTS
+from interop.real_broker import NameServer, RealBroker
+from messagestore import Message, MessageStore, StoreConfig
+from stream_steps import begun, step, stream
+
+FIRST, SECOND = "spark-flights", "spark-audit"
+WAIT_S = 120
+
+
+def read_with(root: Path, group: str, count: int) -> None:
+    """A stream reads some messages, and says so when it plans its next micro-batch."""
+    options = {"startingOffsets": "earliest", "consumerGroup": group, "maxOffsetsPerTrigger": str(count)}
+    reader = stream(str(root), **options)
+    found, end = step(reader, begun(reader))
+    assert len(found) == count
+    reader.latestOffset(end, reader.getDefaultReadLimit())
+    reader.stop()
+
+
+def create_topic(root: Path, topic: str) -> None:
+    """With our command line."""
+    command = [
+        sys.executable,
+        "-m",
+        "pyspark_messagestore.command",
+        "topic",
+        "create",
+        str(root),
+        topic,
+        "--queues",
+        "1",
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=WAIT_S)
+
+
+def until(done: Callable[[str], object], ask: Callable[[], str]) -> str:
+    """The first answer that is good: a broker that has started is not known to its name server at once."""
+    until_s = time.monotonic() + WAIT_S
+    while not done(text := ask()):
+        assert time.monotonic() < until_s, text[-3000:]
+        time.sleep(1)
+    return text
+
+
+def progress(text: str) -> dict[int, tuple[str, int, int]]:
+    """Queue -> broker, its end, and where the group is, from what `mqadmin consumerProgress` prints."""
+    rows = [line.split() for line in text.splitlines()]
+    return {int(row[2]): (row[1], int(row[3]), int(row[4])) for row in rows if row[:1] == ["t"]}
+
+
+def test_consumer_progress_of_a_stream(memory: Path, root: Path) -> None:
+    """One group's retry topic is created in the store, the other's through the broker that runs. Without such a topic,
+    mqadmin knows no group."""
+    need(NEWEST, java_build.tools_classpath)
+    with NameServer(NEWEST, memory / "names") as names:
+        broker = RealBroker(NEWEST, memory / "broker", root, names)
+        with MessageStore.open(root, StoreConfig.load(broker.conf)) as store:
+            store.create_topic("t", 4)
+            for number in range(12):
+                store.put_message(Message("t", b"x", queue_id=number % 4))
+        read_with(root, FIRST, 8)
+        read_with(root, SECOND, 4)
+        create_topic(root, f"%RETRY%{FIRST}")
+        with broker:
+            COUNTS.stores += 1
+            text = until(progress, lambda: names.mqadmin("consumerProgress", "-g", FIRST))
+            assert progress(text) == dict.fromkeys(range(4), ("broker-a", 3, 2)), text
+            assert "Diff Total: 4" in text
+            unknown = names.mqadmin("consumerProgress", "-g", SECOND)
+            assert f"No topic route info in name server for the topic: %RETRY%{SECOND}" in unknown
+            assert not progress(unknown)
+            names.mqadmin("updateSubGroup", "-c", "DefaultCluster", "-g", SECOND)
+            names.mqadmin("updateTopic", "-c", "DefaultCluster", "-t", f"%RETRY%{SECOND}", "-r", "1", "-w", "1")
+            text = until(progress, lambda: names.mqadmin("consumerProgress", "-g", SECOND))
+            assert progress(text) == dict.fromkeys(range(4), ("broker-a", 3, 1)), text
