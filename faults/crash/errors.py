@@ -169,7 +169,7 @@ class ShortDisk(Disk):
         self.nothing_at = nothing_at
         self.count = 0
 
-    def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+    def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
         self.count += 1
         if self.count == self.nothing_at:
             return 0

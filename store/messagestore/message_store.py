@@ -111,6 +111,8 @@ CHUNK_ROWS = 65_536
 CHANGEABLE = ("max_message_size", "max_msgs_num_batch", "put_in_flight_size", "sync_flush_timeout")
 """The settings of an open store that `MessageStore.alter_config` changes."""
 _ENCODERS = 2
+_STORED = (PutMessageStatus.PUT_OK, AppendMessageStatus.PUT_OK)
+_NOTHING_WAITS: list[tuple[str, str]] = []
 _Put = TypeVar("_Put", "Message", "MessageBatch")
 
 
@@ -1296,8 +1298,9 @@ class MessageStore(ReadOnlyStore):
         topic = check_topic(message.topic)
         known = writer.files.topics.get(topic)
         queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
-        level = min(check_delay_level(message.delay_time_level), len(config.delays_ms))
-        waiting: list[tuple[str, str]] = []
+        level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
+        if level:
+            level = min(level, len(config.delays_ms))
         if level:
             waiting = rerouting.waiting_properties(level, topic, queue_id)
             if record.is_half(message.sys_flag):
@@ -1336,17 +1339,10 @@ class MessageStore(ReadOnlyStore):
 
     def _result(self, put: Row) -> PutMessageResult:
         """The result of a put that is not synced yet; it says PUT_OK."""
-        return PutMessageResult(
-            status=PutMessageStatus.PUT_OK,
-            append_status=AppendMessageStatus.PUT_OK,
-            physical_offset=put.physical_offset,
-            size=put.size,
-            queue_offset=put.queue_offset,
-            message_id=offset_message_id(self.writer.files.store_host, put.physical_offset),
-            message_count=1,
-            store_timestamp_ms=put.store_timestamp_ms,
-            queue_id=put.queue_id,
-        )
+        place = put.physical_offset
+        message_id = offset_message_id(self.writer.files.store_host, place)
+        one, time_ms = 1, put.store_timestamp_ms
+        return PutMessageResult(*_STORED, place, put.size, put.queue_offset, message_id, one, time_ms, put.queue_id)
 
     def put_messages(self, batch: MessageBatch) -> PutMessageResult:
         """Append messages for one topic and queue, side by side in one segment and with one store time.

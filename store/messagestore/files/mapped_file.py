@@ -161,19 +161,19 @@ class Disk:
 
     def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all of `data` at `position`. A short write is continued; a write of no bytes is an error."""
-        view = memoryview(data).cast("B")
+        view = data if type(data) is bytearray else memoryview(data).cast("B")  # a single put needs no view
         fd = file.fileno()
         done = 0
         while done < len(view):
             try:
-                count = self._pwrite(fd, view[done:], position + done)
+                count = self._pwrite(fd, memoryview(view)[done:] if done else view, position + done)
             except OSError as error:
                 raise self._translated(error, file.path, len(view) - done) from error
             if count == 0:
                 raise OSError(errno.EIO, f"wrote 0 of {len(view) - done} bytes at {position + done}", file.path)
             done += count
 
-    def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+    def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
         return os.pwrite(fd, view, position)
 
     def pread(self, file: File, size: int, position: int) -> bytes:

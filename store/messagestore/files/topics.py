@@ -253,7 +253,9 @@ class Topics:
     def is_simple_queue(self, name: str) -> bool:
         """Whether the topic has RocketMQ's simple queues, with one unit per message; an unknown topic has."""
         topic = self._topics.get(name)
-        return topic is None or topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)
+        if topic is None or not topic.attributes:
+            return True
+        return topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)
 
 
 def _checked(topic: str, attributes: object) -> Mapping[str, str]:

@@ -65,6 +65,10 @@ class GetMessageStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+"""The properties of a message that has none of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message to put into a store.
@@ -116,7 +120,7 @@ class Message:
     queue_id: int | None = None
     keys: Sequence[str] = ()
     tags: str | None = None
-    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
     flag: int = 0
     born_timestamp_ms: int | None = None
     born_host: str = "127.0.0.1:0"

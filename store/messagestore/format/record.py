@@ -41,7 +41,7 @@ from messagestore.format.layout import (
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from messagestore.format.message import Message, MessageExt, topic_fault
+from messagestore.format.message import NO_PROPERTIES, Message, MessageExt, topic_fault
 from messagestore.format.properties import (
     KEY_SEPARATOR,
     KEYS,
@@ -303,19 +303,21 @@ def _properties_bytes(
     `__CRC32#`.
     """
     pairs: list[tuple[str, str]] = []
-    check_keys(message.keys)
-    if message.keys:
-        pairs.append((KEYS, KEY_SEPARATOR.join(message.keys)))
+    keys, tags, own = message.keys, message.tags, message.properties
+    check_keys(keys)
+    if keys:
+        pairs.append((KEYS, KEY_SEPARATOR.join(keys)))
     if unique_key is not None:
         check_keys((unique_key,))
         pairs.append((UNIQUE_KEY, unique_key))
-    if message.tags is not None:
-        check_tags(message.tags)
-        pairs.append((TAGS, message.tags))
+    if tags is not None:
+        check_tags(tags)
+        pairs.append((TAGS, tags))
     if not message.wait_store_msg_ok:
         pairs.append((WAIT, "false"))
-    check_properties(message.properties)
-    pairs.extend(message.properties.items())
+    if own is not NO_PROPERTIES:
+        check_properties(own)
+        pairs.extend(own.items())
     pairs.extend(extra)
     properties = encode_properties(pairs)
     if property_crc:

@@ -160,7 +160,7 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, writ
 class ShortDisk(Disk):
     """A disk that takes at most three bytes at a time."""
 
-    def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+    def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
         return super()._pwrite(fd, view[:3], position)
 
 
@@ -176,7 +176,7 @@ def test_a_write_of_nothing_is_an_error(path: str):
     """Not an endless loop."""
 
     class DeadDisk(Disk):
-        def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+        def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
             return 0
 
     disk = DeadDisk()
@@ -214,7 +214,7 @@ def test_a_full_disk_in_a_write(file: File, path: str, number: int):
     """The error says what was needed, what is free and what to do."""
 
     class FullDisk(Disk):
-        def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+        def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
             raise OSError(number, os.strerror(number))
 
     with pytest.raises(StoreFullError, match=r"no room for 3 bytes .* free\)\. Make room") as caught:
@@ -531,7 +531,7 @@ def test_replacing_is_whole_or_not_at_all(disk: Disk, path: str):
     assert not os.path.exists(path + ".new")
 
     class FullDisk(Disk):
-        def _pwrite(self, fd: int, view: memoryview, position: int) -> int:
+        def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(StoreFullError):
