@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def run(settings: Settings) -> None:
             into.add_rate(
                 f"put.sync.{in_flight}_in_flight",
                 8 * synchronous,
-                _sync_in_flight(stores[SYNC_FLUSH], 8 * synchronous, in_flight),
+                put_in_flight(stores[SYNC_FLUSH], _messages(8 * synchronous), in_flight),
             )
     for store in stores.values():
         store.close()
@@ -117,9 +118,8 @@ def _sync(store: MessageStore, count: int, thread_count: int) -> Taken:
     return timed(run_all)[0]
 
 
-def _sync_in_flight(store: MessageStore, count: int, in_flight: int) -> Taken:
+def put_in_flight(store: MessageStore, messages: Iterable[Message], in_flight: int) -> Taken:
     """One thread puts without waiting, and lets at most so many puts be in flight."""
-    messages = _messages(count)
 
     def put_all() -> None:
         waiting: deque[Future[PutMessageResult]] = deque()

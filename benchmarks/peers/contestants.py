@@ -106,6 +106,7 @@ CONTESTANTS: tuple[Contestant, ...] = (
     _c("put", "leveldb_sync", "LevelDB, sync, one thread", SYNCED, "kept", "leveldb"),
     _c("put", "kahadb_sync", "ActiveMQ's KahaDB, journalDiskSyncStrategy=always, one thread", SYNCED, "kept", "kahadb"),
     _c("put", "ours_sync_64", "**this project**, SYNC_FLUSH, 64 threads", SYNCED, "kept", ours=True),
+    _c("put", "ours_in_flight_64", "**this project**, SYNC_FLUSH, one thread, 64 in flight", SYNCED, "kept", ours=True),
     _c("put", "java_sync_64", "RocketMQ, SYNC_FLUSH, 64 threads", SYNCED, "kept", "rocketmq"),
     _c("floors", "memcpy", "copied within memory", "-", "-"),
     _c("floors", "pwrite", "written to a new file", CACHED, "-"),

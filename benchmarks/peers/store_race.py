@@ -21,6 +21,7 @@ from benchmarks.peers.databases import GROUP, LevelDb, Memory, RocksDb, Row, Sql
 from benchmarks.peers.jvms import KahaDb, RocketMq
 from benchmarks.peers.plan import Found, Plan
 from benchmarks.peers.rows import table
+from benchmarks.store_put import put_in_flight
 from benchmarks.store_read import FOUR, TEN
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
 from messagestore.message_store import CHUNK_ROWS
@@ -71,13 +72,18 @@ class Ours:
 
     def put(self, name: str, flush: str, count: int, threads: int) -> Taken:
         store = self.store(name, flush_disk_type=flush)
+        shares = [self._messages(count // threads) for _ in range(threads)]
+        return _by_threads(shares, store.put_message)
 
+    def put_in_flight(self, name: str, flush: str, count: int, in_flight: int) -> Taken:
+        return put_in_flight(self.store(name, flush_disk_type=flush), self._messages(count), in_flight)
+
+    def _messages(self, count: int) -> list[Message]:
         def message(number: int) -> Message:
             body, key = self.bodies[number % len(self.bodies)], f"ord-{number * 7919 % 1_000_000}"
             return Message(TOPIC, body, keys=[key], tags=TAGS[number % len(TAGS)], queue_id=number % QUEUE_COUNT)
 
-        shares = [[message(number) for number in range(count // threads)] for _ in range(threads)]
-        return _by_threads(shares, store.put_message)
+        return [message(number) for number in range(count)]
 
     def close(self) -> None:
         for store in self.stores.values():
@@ -176,6 +182,7 @@ def race(plan: Plan, bodies: str, found: Found) -> None:
             "put/leveldb_sync": (synced, lambda: peer("leveldb/put").put(synced, sync=True)),
             "put/kahadb_sync": (synced, lambda: peer("kahadb").put("put-sync", "always", synced)),
             "put/ours_sync_64": (many, lambda: ours.put("put-sync", SYNC_FLUSH, many, THREADS)),
+            "put/ours_in_flight_64": (many, lambda: ours.put_in_flight("put-sync", SYNC_FLUSH, many, THREADS)),
             "put/java_sync_64": (many, lambda: peer("java").put("ps", "SYNC_FLUSH", many, THREADS)),
             **{
                 f"floors/{name}": (plan.rows, lambda name=name: getattr(floors, name)())  # type: ignore[misc]
