@@ -121,7 +121,7 @@ def _show(found: ExpiredFiles, *, done: bool, as_json: bool) -> None:
         out.line(f"{verb} {files}, which lead{'s' * (found.queue_file_count == 1 and not done)} only there")
     rows = [("log begins at", str(found.min_offset))]
     if found.kept:
-        rows.append(("the rest stays", f"of the next segment, {found.kept}"))
+        rows.append(("the rest stays", f"because of the next segment: {found.kept}"))
     if found.restated:
         rows.append(("written again", ", ".join(f"version {v} of app {app}" for app, v in found.restated)))
     if found.unread_groups:

@@ -997,7 +997,7 @@ class MessageStore(ReadOnlyStore):
         ...     result = store.put_message(Message("gates", b"B12", queue_id=0))
         ...     expired = store.delete_expired_files(reserved_hours=24)
         >>> len(expired.segments), expired.kept
-        (0, 'it is the last one, which is written to')
+        (0, 'it is the last one, to which the store writes')
         """
         expiry = asked_for(
             self._attached.config,

@@ -48,7 +48,7 @@ def test_a_look_changes_nothing_and_says_what_goes_and_why_the_rest_stays(root: 
     assert shown[0].startswith("would delete 2 segments of the log, 32,768 bytes, with ")
     assert shown[1:3] == [f"  {root}/commitlog/{start:020d}" for start in (0, 16384)]
     assert shown[-1] == "nothing was changed. To delete, give --delete"
-    assert any(line.startswith("the rest stays  of the next segment, it was written to at ") for line in shown)
+    assert any(line.startswith("the rest stays  because of the next segment: it was written to at ") for line in shown)
     (found,) = objects(run("gc", root, "--json"))
     assert (found["deleted"], len(found["segments"]), found["size"], found["minOffset"]) == (False, 2, 32768, 32768)
     assert tree(root) == before

@@ -262,7 +262,7 @@ def _why_kept(files: StoreFiles, state: State | None, start: int) -> str:
     log = files.commit_log
     end = start + log.segment_size
     if start == log.offsets[-1]:
-        return "it is the last one, which is written to"
+        return "it is the last one, to which the store writes"
     if state is None:
         if log.head(end) is None:  # a broker makes segments ahead
             return "no record begins after it, so it is the one that is written to"
