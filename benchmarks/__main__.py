@@ -17,6 +17,7 @@ import pyarrow as pa
 from benchmarks import (
     curves,
     store_append,
+    store_delivery,
     store_history,
     store_journal,
     store_open,
@@ -31,6 +32,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "append": store_append.run,
     "read": store_read.run,
     "put": store_put.run,
+    "delivery": store_delivery.run,
     "open": store_open.run,
     "syncs": store_syncs.run,
     "recovery": store_recovery.run,
