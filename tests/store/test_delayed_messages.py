@@ -173,6 +173,19 @@ def test_a_batch_with_delays_is_known_when_it_comes_again(tmp_path: Path) -> Non
         assert sum(store.max_offset(SCHEDULE_TOPIC, queue_id) for queue_id in range(18)) == 2
 
 
+def test_the_same_delayed_rows_for_another_topic_are_another_batch(tmp_path: Path) -> None:
+    """Otherwise a second sink under one app id would lose its rows without an error."""
+    with MessageStore.open(tmp_path, SMALL) as store:
+        store.append_batch(delayed([3, 3], "t"), BatchRequest(app_id="a", version=0))
+        with pytest.raises(BatchConflictError, match="topics SCHEDULE_TOPIC_XXXX, u"):
+            store.append_batch(delayed([3, 3], "u"), BatchRequest(app_id="a", version=0))
+    for name in ("spark/journal", "spark/state"):
+        (tmp_path / name).unlink()
+    with MessageStore.open(tmp_path, SMALL) as store:
+        assert store.append_batch(delayed([3, 3], "t"), BatchRequest(app_id="a", version=0)).status == "known"
+    assert verify(tmp_path, SMALL).ok
+
+
 def test_the_real_topic_of_delayed_rows_must_be_there_or_is_created(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, SMALL) as store:
         with pytest.raises(MessageIllegalError, match="autoCreateTopic is false"):

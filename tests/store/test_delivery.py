@@ -319,6 +319,33 @@ def test_what_retention_took_is_not_waited_for(tmp_path: Path) -> None:
         assert deliver_all(store) == 0
 
 
+def test_retention_keeps_the_progress(tmp_path: Path) -> None:
+    """The segment of the last delivery is deleted by our own retention, and delayOffset.json is lost: nothing comes again,
+    and what waits in a newer segment comes once."""
+    disk, config = ClockDisk(NOW_MS), SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        store.append_batch(delayed([1] * 10))
+        disk.now_ms += 1_000
+        assert deliver_all(store) == 10
+        for _ in range(20):
+            store.put_message(Message("x", b"." * 500, queue_id=0))
+        store.append_batch(delayed([2] * 5 + [3] * 3))
+        store.delete_expired_files(before_offset=8192)
+        assert store.writer.log.min_offset == 8192
+        assert store.max_offset(SCHEDULE_TOPIC, 0) == store.min_offset(SCHEDULE_TOPIC, 0) == 10
+        last = store.writer.journal.last(DELIVERY_APP)
+        assert last is not None and last.version == 0 and last.physical_offset > 4096
+        disk.now_ms += 5_000
+        assert deliver_all(store) == 5
+    (tmp_path / "config" / "delayOffset.json").unlink()
+    with MessageStore.open(tmp_path, config, disk=disk) as store:
+        disk.now_ms += 5_000
+        assert deliver_all(store) == 3
+        assert deliver_all(store) == 0
+    assert offsets_of_file(tmp_path) == {"1": 10, "2": 5, "3": 3}
+    assert verify(tmp_path, config).ok
+
+
 def test_a_topic_that_is_gone_is_created_again(tmp_path: Path) -> None:
     disk = ClockDisk(NOW_MS)
     with MessageStore.open(tmp_path, SMALL, disk=disk) as store:

@@ -339,6 +339,8 @@ class BatchPlan:
         ranges: dict[str, list[tuple[int, int, int]]] = {}
         for (topic, queue_id), count in sorted(self.counts.items()):
             ranges.setdefault(topic, []).append((queue_id, self.first_offsets[(topic, queue_id)], count))
+        for topic in self.real_queues:
+            ranges.setdefault(topic, [])  # the same rows for another topic are another batch
         return ranges
 
     def _place(self, log_end: int) -> None:

@@ -189,7 +189,7 @@ def _known(files: StoreFiles, entry: JournalEntry, source: ChunkSource, request:
         chunk = source.read(index, with_data=False)
         rows += chunk.row_count
         each.append(chunk.digests)
-        topics.update(chunk.run_topics)
+        topics.update(chunk.run_topics, (topic for topic, _ in chunk.real_queues))
     log = files.commit_log
     batch = read_batch(log, entry.physical_offset) if entry.physical_offset >= log.min_offset else None
     _check_topics(batch, entry, topics, app_id)

@@ -34,7 +34,7 @@ from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_journal import BatchJournal, JournalEntry
 from messagestore.log.batch_search import batch_is_there, known_batch
 from messagestore.log.dispatch import FEW_COUNT
-from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource, Restated
+from messagestore.write.batch_plan import BatchPlan, BatchRequest, Chunks, ChunkSource, OwnRequest, Restated
 from messagestore.write.batch_rules import APPENDED, KNOWN, SKIPPED, BatchResult, Decision, decide
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.standing import LogEnd
@@ -223,7 +223,7 @@ def newest_batches(journal: BatchJournal) -> list[tuple[str, JournalEntry]]:
 def _restate(writer: LogWriter, app_id: str, entry: JournalEntry) -> None:
     below_log = entry.physical_offset < writer.log.min_offset
     batch = None if below_log else known_batch(writer.log, entry.physical_offset)
-    request = BatchRequest(
+    request = OwnRequest(  # also those of the store itself
         app_id=app_id,
         version=entry.version,
         version_source=entry.version_source,
