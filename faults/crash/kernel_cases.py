@@ -22,11 +22,13 @@ from messagestore.errors import MessageIllegalError
 from messagestore.format import kernel, record_encode
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
+from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
 from messagestore.format.record_columns import stamp_rows
 from messagestore.format.record_encode import encode
 from messagestore.format.rows import Rows
 
+DIGESTS = (DIGEST_NAME, EARLIER_DIGEST_NAME)
 HOSTS = ["10.1.2.3:10911", "[2001:db8::2]:10911"]
 _NUMBERS = (0, 1, -1, 7, 8, 88, 91, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), -8)
 
@@ -40,7 +42,7 @@ def outcome(columns: MessageColumns, lib: Any, **options: Any) -> Any:
     hosts = {"store_host": pack_host(options["store"]), "born_host": pack_host(options["born"])}
     with mock.patch.object(kernel, "lib", lib):
         try:
-            rows = encode(columns, limits=limits, first_row=100, **hosts)
+            rows = encode(columns, limits=limits, first_row=100, digests=DIGESTS, **hosts)
         except MessageIllegalError as error:
             return str(error), error.row, error.field
         bare = rows.data.tobytes()
@@ -170,6 +172,7 @@ class Hostile:
             "given": lambda: {
                 "queue_id": pa.array([chance.choice([None, 3]) for _ in range(n)], pa.int32()),
                 "born_timestamp": pa.array([chance.choice([None, -5, 2**60]) for _ in range(n)], pa.int64()),
+                "unique_key": self.array([self.text(null=0.3) for _ in range(n)]),
             },
         }
         return MessageColumns(
@@ -220,11 +223,13 @@ def abuse_ranges(lib: kernel.Kernel, chance: random.Random) -> None:
         starts, ends = np.minimum(starts, ends), np.maximum(starts, ends)
     out = np.empty(max(0, n + chance.choice((0, 0, 0, 1, -1))), np.uint32)
     before = np.zeros(chance.choice((1, n, n + 1)), np.int32)
-    match chance.randrange(3):
+    match chance.randrange(4):
         case 0:
             lib.crcs_of_ranges(data, starts, ends, out)
         case 1:
             lib.java_hashes(data, starts, ends, before, out)
+        case 2:
+            lib.xxh3_of_ranges(data, starts, ends, np.empty(len(out), np.uint64))
         case _:
             lib.index_hashes(data, starts, ends, before, out)
 
@@ -239,14 +244,21 @@ def abuse_stamp(lib: kernel.Kernel, chance: random.Random) -> None:
     lib.stamp(data, starts, places[:n], places, 5, chance.choice((56, 68, 83, 84, -1, 2**62)), chance.random() < 0.7)
 
 
+_FIRST_FIELDS = 20
+"""Where the fields of the digests are in a batch; the tuples before them are columns."""
+
+
 def abuse_encode(lib: kernel.Kernel, chance: random.Random) -> None:
     n = chance.choice((0, 1, 2, 9))
     columns = Hostile(chance, n, legal=chance.random() < 0.7).columns()
     host = pack_host(chance.choice(HOSTS))
-    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(), host, host))
+    digests = chance.choice((DIGESTS, DIGESTS[:1], DIGESTS[1:], ()))
+    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(), host, host, digests))
     for i, value in enumerate(batch):
-        if isinstance(value, tuple) and i and len(value) in (6, 7) and value[3:]:
+        if isinstance(value, tuple) and i < _FIRST_FIELDS:
             batch[i] = (*map(_alone, value[:3]), *value[3:])
+        elif isinstance(value, tuple):
+            batch[i] = tuple((number, *map(_alone, parts)) for number, *parts in value)
         elif isinstance(value, bytes | np.ndarray):
             batch[i] = _alone(value)
     for _ in range(chance.choice((0, 1, 1, 2, 3))):
@@ -271,7 +283,9 @@ def abuse_encode(lib: kernel.Kernel, chance: random.Random) -> None:
 def _lie(batch: list[Any], chance: random.Random) -> None:
     i = chance.randrange(len(batch))
     value = batch[i]
-    if isinstance(value, tuple) and len(value) in (6, 7):
+    if isinstance(value, tuple) and i >= _FIRST_FIELDS:
+        batch[i] = _wrong_fields(list(value), chance)
+    elif isinstance(value, tuple):
         parts = list(value)
         k = chance.randrange(len(parts))
         if k == 1 and parts[1] is not None:
@@ -293,6 +307,22 @@ def _lie(batch: list[Any], chance: random.Random) -> None:
         batch[i] = min(max(_number(chance, value), -(2**63)), 2**63 - 1)
     elif value is None:
         batch[i] = chance.choice((None, (None, None, None, 0, _number(chance, 3) % 2**62, False)))
+
+
+def _wrong_fields(fields: list[Any], chance: random.Random) -> Any:
+    if not fields or chance.random() < 0.2:
+        return chance.choice(((None,), (1,), ((),), tuple(fields * 9), fields))
+    k = chance.randrange(len(fields))
+    number, values, present = fields[k]
+    match chance.randrange(3):
+        case 0:
+            number = min(max(_number(chance, number), -(2**63)), 2**63 - 1)
+        case 1:
+            values = _cut(np.ascontiguousarray(values).view(np.uint8), chance)
+        case _:
+            present = _cut(present, chance)
+    fields[k] = (number, values, present)
+    return tuple(fields)
 
 
 def _cut(value: Any, chance: random.Random) -> Any:

@@ -150,7 +150,12 @@ static bool take_fields(PyObject *from, Fields *f, int64_t n, Py_ssize_t width) 
     long before = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
         Field *field = &f->fields[i];
-        if (!PyArg_ParseTuple(PyTuple_GetItem(from, i), "ly*z*", &field->number, &field->values, &field->present))
+        PyObject *parts = PyTuple_GetItem(from, i);
+        if (!PyTuple_Check(parts)) {
+            PyErr_SetString(PyExc_TypeError, "fields: each is a tuple");
+            return false;
+        }
+        if (!PyArg_ParseTuple(parts, "ly*z*", &field->number, &field->values, &field->present))
             return false;
         f->count++;
         if (field->number <= before) {

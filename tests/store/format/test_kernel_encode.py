@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies
-from crash.kernel_cases import HOSTS, NASTY, abused, both, difference
-from messagestore.format import kernel
+from crash.kernel_cases import DIGESTS, HOSTS, NASTY, abuse_encode, abused, both, difference
+from messagestore.format import kernel, record_encode
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
-from messagestore.format.message_columns import MessageColumns
+from messagestore.format.message_columns import ColumnTexts, MessageColumns
 from messagestore.format.record_encode import encode
 
 pytestmark = pytest.mark.skipif(kernel.lib is None, reason=f"no compiled kernel: {kernel.why_not}")
@@ -152,3 +154,33 @@ def test_stamping_outside_the_data_is_refused(starts, position, message):
     with pytest.raises(ValueError, match=message):
         kernel.lib.stamp(data, np.array(starts, np.int64), two, two, 0, position, True)
     assert not data.any()
+
+
+def test_a_part_of_the_wrong_arguments_is_encoded():
+    """The guard of the cases above: an error in their making would make each of them a TypeError."""
+    done = 0
+    for seed in range(300):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            abuse_encode(kernel.lib, random.Random(seed))
+            done += 1
+    assert 50 < done < 250
+
+
+@pytest.mark.parametrize("place", [20, 21])
+def test_fields_of_digests_that_do_not_fit_are_errors(place):
+    host = pack_host(HOSTS[0])
+    columns = MessageColumns("T", np.zeros(2, np.int32), pa.array([b"1", b"2"]), sharding_key=pa.array(["a", None]))
+    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(), host, host, DIGESTS))
+    [(number, values, present)] = batch[place]
+    for wrong, error in (
+        (((number, values[:1], present),), ValueError),
+        (((number, values, present[:1]),), ValueError),
+        (((0, values, present),), ValueError),
+        (((number, values, present),) * 2, ValueError),
+        (((number, values, present),) * 9, ValueError),
+        ([(number, values, present)], ValueError),
+        ((number, values, present), TypeError),
+    ):
+        batch[place] = wrong
+        with pytest.raises(error):
+            kernel.lib.encode_size(tuple(batch))
