@@ -16,7 +16,7 @@ FAULTS = TESTS.parent / "faults"
 MAP = FAULTS / "README.md"
 ROW_COUNTS = {"C": 22, "D": 23, "E": 22, "L": 19, "S": 25, "H": 18}
 ATTACKS = TESTS.parent / "docs" / "commit-protocol.md"
-ATTACK_COUNT = 44
+ATTACK_COUNT = 46
 ALSO = {
     "images": ["workloads", "judge"],
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
