@@ -24,6 +24,7 @@ from benchmarks import (
     store_put,
     store_read,
     store_recovery,
+    store_retention,
     store_syncs,
 )
 from benchmarks.measure import Settings
@@ -38,6 +39,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "recovery": store_recovery.run,
     "journal": store_journal.run,
     "history": store_history.run,
+    "retention": store_retention.run,
 }
 
 

@@ -18,6 +18,8 @@ SMALL = StoreConfig(
     max_index_num=200,
     max_message_size=8 * 1024,
     lock_timeout="1s",
+    delete_commit_log_files_interval=0,
+    delete_consume_queue_files_interval=0,
 )
 SMALL_ASYNC = SMALL.replace(flush_disk_type=ASYNC_FLUSH)
 

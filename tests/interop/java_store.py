@@ -271,6 +271,10 @@ class JavaStore:
     def delete_topic(self, topic: str) -> int:
         return self._call("delete", topic=topic)
 
+    def clean(self) -> int:
+        """Let its retention run now: segments whose files are old enough go; where the log begins then."""
+        return int(self._call("clean"))
+
     def dispatched(self) -> None:
         assert self._call("dispatched"), "what was put is not dispatched"
 

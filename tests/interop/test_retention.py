@@ -3,17 +3,21 @@ nothing left. Statuses, ends and times are Java's."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
+from crash.harness import die
+from crash.simdisk import KillDisk, Killed
 from interop.compare import check_messages, check_statuses, check_times
 from interop.java_store import Driver, JavaStore, batch, java_config, single
-from messagestore import Message, MessageStore
+from messagestore import BatchRequest, Message, MessageStore
 from messagestore.verify.verify import verify
-from small import SMALL
+from small import SMALL, bodies, columns
 
 CONFIG = java_config(SMALL)
 PUTS = 150
@@ -91,6 +95,120 @@ def test_what_is_left_after_retention(java: Driver, root: Path, who: str, segmen
                 check_statuses(store, theirs, topic, queue_id)
         assert store.get_message("early", 0, 0).next_begin_offset == 40
         assert [m.body for m in store.get_message("early", 0, 40, 30).messages] == [b"ours"] + [b"again"] * 20
+
+
+def age(root: Path, segments: int, hours: float = 100) -> int:
+    """Let the first segments look as if nobody had written to them for hours; where the next one begins."""
+    paths = sorted((root / "commitlog").iterdir())
+    for path in paths[:segments]:
+        os.utime(path, (time.time() - hours * 3600,) * 2)
+    return int(paths[segments].name)
+
+
+def leading_files(root: Path) -> dict[str, list[str]]:
+    """The names of the files of each queue, and of the index."""
+    folders = [*(root / "consumequeue").glob("*/*"), root / "index"]
+    return {
+        str(folder.relative_to(root)): sorted(path.name for path in folder.iterdir())
+        for folder in folders
+        if "rmq_sys" not in str(folder)
+    }
+
+
+@pytest.mark.parametrize("segments", [1, 3, 4])
+@pytest.mark.parametrize("who", ["java", "ours"])
+def test_our_retention_leaves_what_javas_leaves(
+    java: Driver, root: Path, tmp_path: Path, who: str, segments: int
+) -> None:
+    """The same store cleaned by Java and by us: the same segments, queue files and index files are left. Java and we agree
+    on every status and message of what we cleaned; Java goes on, we go on, and so does Java's next retention."""
+    filled(java, root, who)
+    begin = age(root, segments)
+    by_java = tmp_path / "by-java"
+    shutil.copytree(root, by_java)
+    with JavaStore(java, by_java, CONFIG) as theirs:
+        assert theirs.clean() == begin
+    with MessageStore.open(root, SMALL) as store:
+        deleted = store.delete_expired_files(reserved_hours=72)
+        assert deleted.min_offset == begin
+        assert len(deleted.segments) == segments
+    assert leading_files(root) == leading_files(by_java)
+    queues = [("busy", 0), ("busy", 1), ("early", 0), ("late", 0)]
+    with JavaStore(java, root, CONFIG) as theirs, MessageStore.open_read_only(root, SMALL) as store:
+        assert theirs.log()["min"] == begin
+        for topic, queue_id in queues:
+            check_statuses(store, theirs, topic, queue_id)
+            check_times(store, theirs, topic, queue_id)
+        check_messages(store, theirs)
+        theirs.put([single(topic, b"java" + b"." * 900, queue_id=queue_id) for topic, queue_id in queues * 8])
+        theirs.dispatched()
+        check_messages(store, theirs)
+    later = age(root, 1)
+    with MessageStore.open(root, SMALL) as store:
+        for topic, queue_id in queues:
+            store.put_message(Message(topic, b"ours", queue_id=queue_id))
+    with JavaStore(java, root, CONFIG) as theirs, MessageStore.open_read_only(root, SMALL) as store:
+        assert theirs.clean() == later
+        for topic, queue_id in queues:
+            check_statuses(store, theirs, topic, queue_id)
+        check_messages(store, theirs)
+    assert verify(root, SMALL).findings == []
+
+
+def test_batches_are_known_after_javas_retention(java: Driver, root: Path) -> None:
+    """Java knows nothing of batches and deletes their segments: the journal knows them, and our next retention writes the
+    newest one down again, so that a copy without `spark/` knows it, too."""
+    rows, request = columns(bodies(20), topic="batches"), BatchRequest(app_id="app", version=3)
+    with MessageStore.open(root, SMALL) as store:
+        store.append_batch(rows, request)
+    filled(java, root, "ours")
+    begin = age(root, 2)
+    with JavaStore(java, root, CONFIG) as theirs:
+        assert theirs.clean() == begin
+    age(root, 1)
+    with MessageStore.open(root, SMALL) as store:
+        assert store.append_batch(rows, request).status == "known"
+        assert store.delete_expired_files(reserved_hours=72).restated == (("app", 3),)
+        check = store.append_batch(rows, request)
+        assert (check.status, check.row_count) == ("known", 20)
+    assert verify(root, SMALL).findings == []
+    with JavaStore(java, root, CONFIG) as theirs, MessageStore.open_read_only(root, SMALL) as store:
+        check_messages(store, theirs)
+        theirs.put([single("busy", b"java")])
+        theirs.dispatched()
+    shutil.rmtree(root / "spark")
+    with MessageStore.open(root, SMALL) as store:
+        assert store.append_batch(rows, request).status == "known"
+
+
+def test_java_opens_what_a_killed_retention_of_ours_left(java: Driver, root: Path, tmp_path: Path) -> None:
+    """Killed at every third operation: Java opens the store, shows every message that is left, and cleans the rest."""
+    filled(java, root, "ours")
+    age(root, 4)
+    number = 0
+    while True:
+        copy, disk = tmp_path / f"killed-{number}", KillDisk()
+        shutil.copytree(root, copy)
+        store = MessageStore.open(copy, SMALL, disk=disk)
+        disk.kill_at = len(disk.operations) + number
+        killed = False
+        try:
+            store.delete_expired_files(reserved_hours=72)
+        except Killed:
+            killed = True
+        die(copy)
+        if not killed:
+            break
+        with JavaStore(java, copy, CONFIG) as theirs:
+            theirs.clean()
+            theirs.put([single("busy", b"java")])
+            theirs.dispatched()
+            with MessageStore.open_read_only(copy, SMALL) as reader:
+                check_messages(reader, theirs)
+        with MessageStore.open(copy, SMALL) as store:
+            assert store.put_message(Message("early", b"ours", queue_id=0)).queue_offset == 40
+        number += 3
+    assert number >= 20
 
 
 def test_nothing_of_the_index_is_needed(java: Driver, root: Path) -> None:

@@ -59,7 +59,13 @@ class _Clock:
         return (self._end_s is not None and time.monotonic() >= self._end_s) or self._stopping(pause_ms / 1000)
 
 
-def _never(pause_s: float) -> bool:  # noqa: ARG001 - as a service's
+def _paused(pause_s: float) -> bool:
+    """Pause for a moment in which the disk serves others; never stop."""
+    time.sleep(pause_s)
+    return False
+
+
+def _unpaused(pause_s: float) -> bool:  # noqa: ARG001 - as a service's
     return False
 
 
@@ -79,7 +85,7 @@ class Retention:
 
     # ---- by itself
 
-    def run_if_due(self, *, limit_s: float | None = None, stopping: Stopping = _never) -> ExpiredFiles | None:
+    def run_if_due(self, *, limit_s: float | None = None, stopping: Stopping = _paused) -> ExpiredFiles | None:
         """Delete what has expired, if `cleanResourceInterval` has passed since the last look; None if it has not.
 
         Parameters
@@ -133,7 +139,7 @@ class Retention:
         expiry: Expiry,
         *,
         limit_s: float | None = None,
-        stopping: Stopping = _never,
+        stopping: Stopping = _paused,
         correct: bool = True,
     ) -> ExpiredFiles:
         """Delete segments, and the queue and index files that lead only to them.
@@ -317,7 +323,7 @@ class Retention:
     def run_after_append(self, limit_s: float) -> None:
         """Run retention that is due after something was appended. A failure does not undo that, and is only logged."""
         try:
-            self.run_if_due(limit_s=limit_s)
+            self.run_if_due(limit_s=limit_s, stopping=_unpaused)  # nobody else appends meanwhile
             self._told = ""
         except (StoreError, OSError) as error:
             if str(error) != self._told:  # once for each reason

@@ -2,6 +2,7 @@ package interop;
 
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
+import java.lang.reflect.Method;
 import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -108,6 +109,14 @@ final class OpenStore {
                 return log();
             case "delete":
                 return store.deleteTopics(Collections.singleton(command.getString("topic")));
+            case "clean": // what its schedule does every ten seconds, after the files were declared to be expired
+                store.executeDeleteFilesManually();
+                for (String name : new String[] {"cleanFilesPeriodically", "cleanQueueFilesPeriodically"}) {
+                    Method clean = DefaultMessageStore.class.getDeclaredMethod(name);
+                    clean.setAccessible(true);
+                    clean.invoke(store);
+                }
+                return store.getMinPhyOffset();
             case "dispatched":
                 return dispatched();
             case "flush":
