@@ -64,8 +64,6 @@ from messagestore.write.transaction import append_own
 
 COMMITTED, ROLLED_BACK, DISCARDED = "committed", "rolled back", "discarded"
 ENDED, UNKNOWN = "ended", "unknown"
-NO_AGE = -1
-"""Half messages of any age are checked."""
 SAVE_EVERY = 1000
 """The progress is saved when so many half messages or op messages need not be read again."""
 _ROUND_COUNT = 100
@@ -431,6 +429,10 @@ class HalfMessages:
                 if half is None:
                     self._has_ended(halves.view, end)
                     continue
+                if _ended_by_broker(halves.view, half):
+                    taken[half.queue_offset] = end  # only its op message was missing
+                    self._has_ended(halves.view, end)
+                    continue
                 if end.commit:
                     records.append(self._committed(halves.view, half))
                     commits.append(end)
@@ -483,7 +485,7 @@ class HalfMessages:
         report = CheckReport()
         with self._current() as halves:
             config, now_ms = self._session.writer.files.config, self._now_ms()
-            limits = (now_ms, config.transaction_check_max, NO_AGE)
+            limits = (now_ms, config.transaction_check_max, config.file_reserved_time)
             due = [
                 half
                 for half in halves.by_offset.values()
@@ -523,8 +525,10 @@ class HalfMessages:
             ended = [half.queue_offset for half in part if half.queue_offset in halves.by_offset]
             for offset in ended:
                 half = halves.by_offset[offset]
+                if _ended_by_broker(halves.view, half):
+                    continue  # only its op message was missing
                 data = log.exact(half.physical_offset, half.size)
-                if half.is_worn_out(now_ms, config.transaction_check_max, NO_AGE):
+                if half.is_worn_out(now_ms, config.transaction_check_max, config.file_reserved_time):
                     records.append(half_records.discarded(data, half, config.transaction_check_max, config))
                     report.discarded += 1
                     kept.append(None)
@@ -594,7 +598,7 @@ def _stored(view: StoreView, message_id: str) -> OpenHalf | None:
         message = query.look_message_by_offset(view, parse_offset_message_id(message_id)[1])
     except MessageIllegalError:
         message = None
-    if message is None or message.topic != HALF_TOPIC:
+    if message is None or (message.topic, message.offset_message_id) != (HALF_TOPIC, message_id.upper()):
         message = next(iter(_by_key(view, HALF_TOPIC, message_id)), None)
     return None if message is None else OpenHalf.of(message)
 
@@ -617,6 +621,11 @@ def _outcome(view: StoreView, half: OpenHalf) -> tuple[str, MessageExt | None]:
     if _by_key(view, DISCARD_TOPIC, half.transaction_id):
         return DISCARDED, None
     return (ROLLED_BACK if half.transaction_id else ENDED), None
+
+
+def _ended_by_broker(view: StoreView, half: OpenHalf) -> bool:
+    """Whether a broker has committed or discarded a half message, and was killed before it wrote the op message."""
+    return not view.own and _outcome(view, half)[0] in (COMMITTED, DISCARDED)
 
 
 def _result(row: Row, message_id: str) -> PutMessageResult:

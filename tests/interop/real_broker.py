@@ -140,10 +140,14 @@ class NameServer(Server):
 class RealBroker(Server):
     """One start of a broker on a store, known to a name server if one is given."""
 
-    def __init__(self, version: str, folder: Path, root: Path, name_server: NameServer | None = None) -> None:
+    def __init__(
+        self, version: str, folder: Path, root: Path, name_server: NameServer | None = None, *, more: str = ""
+    ) -> None:
+        """`more` has further lines for its `broker.conf`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.conf = folder / "broker.conf"
-        self.conf.write_text(CONF.format(port=free_port(), root=root, name_server=name_server or "127.0.0.1:1"))
+        self.conf, self.port = folder / "broker.conf", free_port()
+        conf = CONF.format(port=self.port, root=root, name_server=name_server or "127.0.0.1:1")
+        self.conf.write_text(conf + more)
         jars = java_build.classpath(version) if name_server is None else java_build.tools_classpath(version)
         super().__init__(
             folder, "broker", "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf)

@@ -24,8 +24,10 @@ from messagestore import (
     MessageStore,
     StoreConfig,
     StorePoisonedError,
+    half_messages,
 )
 from messagestore.files.mapped_file import Disk
+from messagestore.format import half_records
 from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC, ClockDisk
 
@@ -294,6 +296,48 @@ def test_a_half_message_with_its_own_immunity_is_checked_later(tmp_path: Path) -
     assert asked == [b"of the future", b"of the future", b"immune", b"of the future"]
 
 
+def test_a_half_message_that_is_older_than_files_become_is_discarded(tmp_path: Path) -> None:
+    """It is not checked any more. A broker counts a check all the same."""
+    root, disk = tmp_path / "store", ClockDisk(NOW_MS)
+    asked: list[bytes] = []
+
+    def check(message: MessageExt) -> LocalTransactionState:
+        asked.append(message.body)
+        return UNKNOW
+
+    with MessageStore.open(root, SMALL.replace(file_reserved_time=1), disk=disk) as store:
+        half(store, b"old", born_timestamp_ms=NOW_MS - 3_600_001)
+        half(store, b"young", born_timestamp_ms=NOW_MS - 3_600_000)
+        assert store.check_halves(check) == CheckReport(checked=1, discarded=1, open=1)
+        found = store.get_message(DISCARDED, 0, 0).messages[0]
+        assert (found.body, found.system_properties["TRANSACTION_CHECK_TIMES"]) == (b"old", "1")
+    assert asked == [b"young"]
+    disk.now_ms += 10 * 365 * 86_400_000
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        assert store.check_halves(check).checked == 1, "fileReservedTime is -1: nothing is too old"
+
+
+def test_a_half_message_that_a_killed_broker_had_put_back_is_one(tmp_path: Path) -> None:
+    """A broker writes no op message when it puts one back, and its progress may be old when it is killed."""
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        first, other = half(store, b"1"), half(store, b"2")
+        log, config = store.view.files.commit_log, store.writer.files.config
+        for _ in range(2):
+            found = store.open_halves()[-1] if store.max_offset(HALF, 0) > 2 else first.half
+            data = half_records.put_back(log.exact(found.physical_offset, found.size), found, config)
+            store.put_encoded(data, HALF, 0, None, [found.transaction_id], wait=True)
+        assert [(each.check_times, each.queue_offset) for each in store.open_halves()] == [(0, 1), (2, 3)]
+        first.commit()
+        other.commit()
+        assert bodies(store, OP) == [b"3,", b"1,"]
+    (root / "config" / "consumerOffset.json").unlink(missing_ok=True)
+    with MessageStore.open(root, SMALL) as store:
+        assert store.open_halves() == []
+        assert store.find_half(first.message_id).commit().queue_offset == 0
+    assert bodies(root, "orders") == [b"1", b"2"]
+
+
 def test_half_messages_can_be_refused(tmp_path: Path) -> None:
     """As `rejectTransactionMessage` of a broker; what is open can be ended."""
     root = tmp_path / "store"
@@ -338,7 +382,6 @@ def test_what_cannot_be_prepared(tmp_path: Path, message: Message, group: str, i
 
 def test_the_progress_that_brokers_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is saved after a round and after many ends, never beyond an open half message, and corrected if it is ahead."""
-    from messagestore import half_messages
 
     monkeypatch.setattr(half_messages, "SAVE_EVERY", 5)
     root = tmp_path / "store"

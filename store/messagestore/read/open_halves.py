@@ -4,9 +4,11 @@
                            ^                                          ^
                            the first open one                         the first op that ends one behind it
 
-A half message is open while no op message names its queue offset. Both places are kept as a broker keeps them, in
-`config/consumerOffset.json` in the name of `CID_RMQ_SYS_TRANS`, so that neither a broker nor this project reads the two
-queues from their beginnings. The file may be older than the queues; then a little more is read.
+A half message is open while no op message names its queue offset, and while it was not put back: a broker writes no op
+message for a half message that it puts back, but the same message with more checks comes behind it. Both places are
+kept as a broker keeps them, in `config/consumerOffset.json` in the name of `CID_RMQ_SYS_TRANS`. So neither a broker nor
+this project reads the two queues from their beginnings. The file may be older than the queues; then a little more is
+read.
 
 Source: RocketMQ broker/transaction/queue/TransactionalMessageServiceImpl.java (check, fillOpRemoveMap).
 """
@@ -62,9 +64,9 @@ class OpenHalves:
         if view.generation != self._generation or half_end < self._half_end or op_end < self._op_end:
             self._begin(half_end, op_end)
         ended: dict[int, int] = {}
-        for op in self._messages(OP_TOPIC, self._op_end, op_end, ended):
+        for op in self._messages(OP_TOPIC, self._op_end, op_end):
             self._take_op(op, ended)
-        for message in self._messages(HALF_TOPIC, self._half_end, half_end, ended):
+        for message in self._messages(HALF_TOPIC, self._half_end, half_end):
             self._take_half(OpenHalf.of(message), ended)
         self._half_end, self._op_end = half_end, op_end
 
@@ -86,13 +88,11 @@ class OpenHalves:
     def _in_file(self, table: ConsumerOffsets, topic: str) -> int:
         return max(table.get(topic, GROUP).get(QUEUE_ID, 0), 0)
 
-    def _messages(self, topic: str, start: int, end: int, ended: dict[int, int]) -> Iterator[MessageExt]:
-        """The messages of a queue that are left, one after the other, without half messages that have ended."""
+    def _messages(self, topic: str, start: int, end: int) -> Iterator[MessageExt]:
+        """The messages of a queue that are left, one after the other."""
         for first in range(start, end, _UNITS):
             units = self.view.units(topic, QUEUE_ID, first, min(first + _UNITS, end))
             for number, unit in enumerate(units, first):
-                if topic == HALF_TOPIC and number in ended:
-                    continue
                 message = query.looked_up(
                     self.view, partial(query.message_of, self.view, topic, QUEUE_ID, number, unit)
                 )
@@ -114,6 +114,11 @@ class OpenHalves:
 
     def _take_half(self, half: OpenHalf, ended: dict[int, int]) -> None:
         first = half.first_queue_offset
+        for earlier in self.of_transaction(half.transaction_id) if half.check_times and half.transaction_id else ():
+            if earlier.check_times < half.check_times:  # this one is that one, put back by a broker that was killed
+                self._end(earlier.queue_offset)
+        if half.queue_offset in ended:
+            return
         if first is not None and first in ended:
             op = ended[first] - self._op_begin  # it is needed for as long as this half message is looked at
             self._op_last[op] = max(self._op_last[op], half.queue_offset)

@@ -93,6 +93,8 @@ public final class Driver {
                 return CompressorFactory.getCompressor(type).compress(body, command.getIntValue("level"));
             case "config":
                 return ConfigFiles.act(command);
+            case "transactions":
+                return Transactions.act(command);
             case "keys":
                 return keys(command.getJSONArray("classes").toJavaList(String.class));
             default:
