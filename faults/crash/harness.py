@@ -169,11 +169,9 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             promise.maybe_puts += puts
             put_side_by_side(store, puts, topic, threads, promise, config)
         case ("futures", int(number), int(count), str(topic), int(queue_id)):
-            texts = [put_text(number + i) for i in range(count)]
-            promise.maybe_puts += texts
-            futures = [store.put_message_async(put_message(number + i, topic, queue_id)) for i in range(count)]
-            assert all(future.result().is_ok for future in futures)
-            puts = texts
+            numbers = [number + i for i in range(count) if put_text(number + i) not in promise.accepted]
+            promise.maybe_puts += [put_text(each) for each in numbers]
+            put_in_flight(store, numbers, topic, queue_id, promise, config)
         case ("oneway", int(number), int(count), str(topic), int(queue_id)):
             promise.maybe_puts += [put_text(number + i) for i in range(count)]
             for i in range(count):
@@ -226,6 +224,24 @@ def put_side_by_side(
     with ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(put, body) for body in puts]:
             done.result()
+
+
+def put_in_flight(
+    store: MessageStore, numbers: Sequence[int], topic: str, queue_id: int, promise: Promise, config: StoreConfig
+) -> None:
+    """Put without waiting, then wait for all; what was acknowledged is promised also if another put failed."""
+    futures = [(each, store.put_message_async(put_message(each, topic, queue_id))) for each in numbers]
+    errors = []
+    for each, future in futures:
+        error = future.exception()
+        if error is not None:
+            errors.append(error)
+        elif future.result().is_ok:
+            promise.accepted.add(put_text(each))
+            if config.flush_disk_type == SYNC_FLUSH:
+                promise.puts.append(put_text(each))
+    if errors:
+        raise errors[0]
 
 
 def append_encoded(store: MessageStore, app: str, version: int, row_count: int, flush: str) -> str:

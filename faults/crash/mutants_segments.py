@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 from crash.harness import die
 from crash.mutants_numbers import named
 from crash.planting import Mutant, patched, without
-from crash.workloads import SEGMENTS
-from messagestore import Message, MessageStore
+from crash.workloads import SEGMENTS, SEGMENTS_ASYNC
+from messagestore import Message, MessageStore, StorePoisonedError
+from messagestore.files.mapped_file import Disk
 from messagestore.log.store_files import Paths, StoreFiles
+from messagestore.write import standing
 from messagestore.write.allocate_segments import AllocateService
+from messagestore.write.states import Health
 
 _BOUND_S = 30.0
 
@@ -60,6 +65,30 @@ def the_store_is_closed(root: Path) -> None:
     assert not left, f"a closed store has files that were made ahead: {left}"
 
 
+class UnsyncedNames(Disk):
+    """The folder of the log cannot be synced by the thread that makes segments."""
+
+    def fsync_dir(self, path: str | Path) -> None:
+        if str(path).endswith("commitlog") and threading.current_thread().name == "messagestore-allocate":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        super().fsync_dir(path)
+
+
+def a_name_is_not_synced(root: Path) -> None:
+    """The thread that noticed it has no caller, so close says it."""
+    store = MessageStore.open(root, SEGMENTS_ASYNC, disk=UnsyncedNames())
+    for _ in range(4):
+        assert store.put_message(Message("t", b"x" * 1180, queue_id=0)).is_ok
+    until_s = time.monotonic() + _BOUND_S
+    while store.writer.health is Health.SOUND and time.monotonic() < until_s:
+        time.sleep(0.001)
+    try:
+        store.close()
+    except StorePoisonedError:
+        return
+    raise AssertionError("puts that were acknowledged are not synced, and close returned as if they were")
+
+
 def in_the_log(real: Any) -> Any:
     """The files wait in the folder of the log, as RocketMQ's do, and a kill leaves them there."""
 
@@ -84,4 +113,5 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("what a killed writer made ahead is not removed", without(StoreFiles, "sweep_temporary"), "a kill", named(a_writer_is_killed)),
     Mutant("a segment that was made ahead is used without a look", patched(AllocateService, "take", named_ahead), "a file that is gone", named(somebody_removes_them)),
     Mutant("a close leaves what was made ahead", without(AllocateService, "remove"), "a close", named(the_store_is_closed)),
+    Mutant("an error that only a thread of the store has seen counts as told", without(standing, "is_service_thread", result=False), "a name that is not synced", named(a_name_is_not_synced)),
 )  # fmt: skip

@@ -77,7 +77,7 @@ WORKLOADS = {
     "puts side by side": Workload((("puts", 10, 5, "single", 0), ("puts", 20, 3, "new", 1))),
     "group commit": Workload((("group", 10, 6, "single", 2), ("group", 20, 6, "new", 3))),
     "puts in flight": Workload(
-        (("futures", 10, 5, "single", 0), ("oneway", 20, 3, "new", 1), put(11), ("futures", 30, 4, "new", 1))
+        (("futures", 10, 5, "single", 0), ("oneway", 20, 3, "new", 1), put(15), ("futures", 30, 4, "new", 1))
     ),
     "async puts": Workload((put(10), put(11, 1), put(12), ("puts", 20, 4, "new", 1), put(13)), ASYNC),
     "async puts over segments": Workload(

@@ -11,7 +11,6 @@ millisecond (RocketMQ's reput interval; 20 ms under load) and syncs at RocketMQ'
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from _thread import LockType
 from collections.abc import Callable, Iterator
@@ -125,7 +124,6 @@ class FlushService(ServiceThread):
 
     def run(self) -> None:
         """Sync, dispatch and publish until the store is closed or a sync fails."""
-        self.writer.flush_thread = threading.get_ident()
         interval_s = self.writer.files.config.flush_interval_commit_log / 1000
         while True:
             if not (self._dispatch_wanted or self._requested > self._flushed):

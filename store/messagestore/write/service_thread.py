@@ -20,6 +20,14 @@ def held_lock() -> LockType:
     return lock
 
 
+_own = threading.local()
+
+
+def is_service_thread() -> bool:
+    """Whether the calling thread is a service's: an error that is raised in it reaches no caller of the store."""
+    return getattr(_own, "serves", False)
+
+
 class ServiceThread:
     """A thread that serves one writer. A subclass says in `run` what it does.
 
@@ -64,6 +72,7 @@ class ServiceThread:
         with self._mutex:
             if self._thread is not threading.current_thread():
                 return
+        _own.serves = True
         self.run()
 
     def wake_thread(self) -> None:

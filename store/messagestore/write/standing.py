@@ -28,6 +28,7 @@ from messagestore.format.layout import STATE_POISONED
 from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.store_files import Paths, StoreFiles
+from messagestore.write.service_thread import is_service_thread
 from messagestore.write.states import HEALTHS, TURNS, Health, HealthEvent, Turn, TurnEvent, moved
 
 _log = logging.getLogger(__name__)
@@ -104,8 +105,6 @@ class Standing:
         """Whether a Java broker waits to open the store; the writer begins nothing new while one waits."""
         self._why_retired: Callable[[], StoreError] | None = None
         self._locks_checked_s = 0.0
-        self.flush_thread: int | None = None
-        """The id of the flush thread. A `StorePoisonedError` that is raised there reaches no caller."""
         self.log = files.commit_log
         self.journal = journal
         self.mutex = threading.RLock()
@@ -168,7 +167,7 @@ class Standing:
             if self.turn is Turn.RETIRED and self._why_retired is not None:
                 raise self._why_retired()
             return
-        if threading.get_ident() != self.flush_thread:
+        if not is_service_thread():
             self._health(HealthEvent.TELL)
         raise self.poison_error()
 

@@ -15,6 +15,7 @@ from crash.harness import die
 from messagestore import ASYNC_FLUSH, Message, MessageStore, StoreConfig, StorePoisonedError
 from messagestore.files.mapped_file import Disk, File
 from messagestore.verify.verify import verify
+from messagestore.write.states import Health
 from small import read_all
 
 SEGMENT = 64 * 1024
@@ -166,3 +167,18 @@ def test_a_name_that_cannot_be_synced_stops_the_writer(tmp_path: Path, flush: st
         store.close()
     with MessageStore.open(root, CONFIG) as again:
         assert again.max_offset("t", 0) >= PER_SEGMENT
+
+
+def test_close_says_that_a_name_could_not_be_synced(tmp_path: Path) -> None:
+    """The thread that noticed it has no caller, and ASYNC_FLUSH puts that were acknowledged are not synced."""
+    disk, root = AllocatingDisk(), tmp_path / "s"
+    store = MessageStore.open(root, CONFIG.replace(flush_disk_type=ASYNC_FLUSH), disk=disk)
+    put(store, PER_SEGMENT)
+    disk.fail_names = True
+    assert store.put_message(Message("t", BODY, queue_id=0)).is_ok
+    until_s = time.monotonic() + BOUND_S
+    while store.writer.health is Health.SOUND and time.monotonic() < until_s:
+        time.sleep(0.001)
+    disk.fail_names = False
+    with pytest.raises(StorePoisonedError, match="a sync failed"):
+        store.close()
