@@ -18,17 +18,21 @@ from typing import NamedTuple
 from messagestore.errors import ConfigError
 from messagestore.files.consume_queue import queue_ids_of
 from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.delay_offsets import DelayOffsets
 from messagestore.files.state import State
 from messagestore.format import arguments
 from messagestore.format.config import DEFAULT_RESERVED_HOURS, StoreConfig
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
+from messagestore.format.rows import SCHEDULE_TOPIC
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk
 
 _HOUR_S = 3600
 _MOST_HOURS = 1_000_000
 _HOURS_OF_TWO_DAYS = 48
+DELIVERY = SCHEDULE_TOPIC
+"""Stands for the delivery of delayed messages where consumer groups are named."""
 _CLEANUP_POLICY = "cleanup.policy"
 _COMPACTION = "COMPACTION"
 
@@ -62,13 +66,21 @@ class Expiry:
 
 
 class Needed(NamedTuple):
-    """The first message that a consumer group has not read, of all its queues."""
+    """The first message that a consumer group has not read, of all its queues; or the first delayed message that was
+    not delivered, for `DELIVERY`.
+    """
 
     physical_offset: int
     group: str
     topic: str
     queue_id: int
     queue_offset: int
+
+    @property
+    def words(self) -> str:
+        """Who needs the message, for a sentence."""
+        what = "the delivery of delayed messages" if self.group == DELIVERY else f"consumer group {self.group}"
+        return f"{what} has not read {self.topic}/{self.queue_id} from message {self.queue_offset} on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,14 +321,13 @@ def _last_time(files: StoreFiles, start: int, before_ms: int) -> int:
 def _needed_words(groups: list[Needed], end: int) -> str:
     waiting = [each for each in groups if each.physical_offset < end]
     first, more = waiting[0], len(waiting) - 1
-    return (
-        f"consumer group {first.group} has not read {first.topic}/{first.queue_id} from message {first.queue_offset} on"
-        + (f", and {more} more group{'s' * (more > 1)} need{'s' * (more == 1)} it" if more else "")
-    )
+    return first.words + (f", and {more} more group{'s' * (more > 1)} need{'s' * (more == 1)} it" if more else "")
 
 
 def needed(files: StoreFiles, ignored: frozenset[str] = frozenset()) -> list[Needed]:
     """Return the oldest message in the log that each consumer group has not read; without groups that have read all.
+
+    A delayed message that was not delivered counts like one that the group `DELIVERY` has not read.
 
     A queue of a topic that the group reads, in which it has no offset, counts as not read at all, as in `lag`.
 
@@ -340,7 +351,13 @@ def needed(files: StoreFiles, ignored: frozenset[str] = frozenset()) -> list[Nee
         ]
         if places:
             found.append(min(places))
-    return found
+    delivered = DelayOffsets(files.disk, files.paths.root).load()
+    waiting = [
+        Needed(place, DELIVERY, SCHEDULE_TOPIC, queue_id, queue_offset)
+        for queue_id in queue_ids_of(files.disk, files.paths.root, SCHEDULE_TOPIC)
+        for queue_offset, place in _first_unread(files, SCHEDULE_TOPIC, queue_id, delivered.get(queue_id + 1, 0))
+    ]
+    return [*found, min(waiting)] if waiting and DELIVERY not in ignored else found
 
 
 def _offsets(files: StoreFiles, table: ConsumerOffsets, topic: str, group: str) -> dict[int, int]:

@@ -20,7 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import ConfigError, NotAStoreError, StoreError, StoreLockedError, StoreWentBackwardsError
+from messagestore.errors import (
+    ConfigError,
+    NotAStoreError,
+    StoreError,
+    StoreFullError,
+    StoreLockedError,
+    StoreWentBackwardsError,
+)
 from messagestore.files.consume_queue import UNIT_DTYPE
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.counters import KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
@@ -465,9 +472,12 @@ class LocalWriter:
         store = self._attached()
         with store.writing(_description(request)) as writer:
             self._check_place(store_id)  # again, now that nobody else can create a store here
-            committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
-            if store.retention is not None and not store.services:
-                store.retention.run_after_append(_RETENTION_LIMIT_S)
+            try:
+                committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
+            except StoreFullError:
+                _delete_expired(store)
+                raise
+            _delete_expired(store)
         if committed.result.status != APPENDED:
             known = committed.result.status == KNOWN
             self._count(**{KNOWN_BATCHES if known else SKIPPED_BATCHES: 1})
@@ -521,6 +531,12 @@ class LocalWriter:
         if self._ends_abruptly:
             detach_at_the_end()
         return self._make_attached(self.paths.root, self.config)
+
+
+def _delete_expired(store: AttachedStore) -> None:
+    """Run retention that is due, unless a session of this process does that."""
+    if store.retention is not None and not store.services:
+        store.retention.run_after_append(_RETENTION_LIMIT_S)
 
 
 def _description(request: BatchRequest) -> str:

@@ -79,6 +79,7 @@ class Retention:
 
     def __init__(self, writer: LogWriter) -> None:
         self.writer = writer
+        writer.look_at_disk = self.look_at_disk
         self._checked_s: float | None = None
         self._corrected_s: float | None = None
         self._told = ""
@@ -311,13 +312,9 @@ class Retention:
     def _tell_unread(self, unread: tuple[Needed, ...]) -> None:
         for each in unread:
             _log.warning(
-                "%s: the disk is nearly full, so segments were deleted that consumer group %s had not read, from "
-                "message %d of %s/%d on",
+                "%s: segments were deleted although %s, because the disk is nearly full or at_once was given",
                 self.writer.files.paths.root,
-                each.group,
-                each.queue_offset,
-                each.topic,
-                each.queue_id,
+                each.words,
             )
 
     def run_after_append(self, limit_s: float) -> None:

@@ -114,6 +114,8 @@ class Standing:
         self.synced_end = end.physical_offset
         self.disk_used_percent: int | None = None
         """How full the disk is, if it is above the warning level: nothing is appended then. None: it is not."""
+        self.look_at_disk: Callable[[], int] = lambda: 0
+        """Finds out how full the disk is now."""
         self.pending: list[Row | Rows] = []
         """What was appended and is not visible yet."""
 
@@ -199,6 +201,8 @@ class Standing:
         ------
         StoreFullError
         """
+        if self.disk_used_percent is not None:
+            self.look_at_disk()  # somebody may have made room
         percent = self.disk_used_percent
         if percent is None:
             return

@@ -185,12 +185,24 @@ def test_a_consumer_group_keeps_what_it_has_not_read(root: Path) -> None:
         assert again.unread_groups == ()
 
 
+def test_a_delayed_message_that_was_not_delivered_keeps_its_segment(root: Path) -> None:
+    with MessageStore.open(root, CONFIG.replace(file_reserved_time=-1)) as store:
+        store.put_message(Message("later", b"x", queue_id=0, delay_time_level=18))
+        place = store.writer.end.physical_offset
+        put(store, 40)
+        store.writer.clean_end.move()
+        deleted = store.delete_expired_files(reserved_hours=0)
+        assert deleted.min_offset <= place
+        assert "the delivery of delayed messages has not read SCHEDULE_TOPIC_XXXX/17 from message 0 on" in deleted.kept
+        assert store.delete_expired_files(at_once=True).min_offset > place
+
+
 def test_a_full_disk_does_not_wait_for_a_group_and_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     publish_offsets(str(root), "delays", {("busy", 0): 30})
     with MessageStore.open(root, CONFIG) as store:
         deleted = store.delete_expired_files(at_once=True)
     assert deleted.unread_groups == ("delays",)
-    assert "that consumer group delays had not read, from message 30 of busy/0 on" in caplog.text
+    assert "deleted although consumer group delays has not read busy/0 from message 30 on" in caplog.text
 
 
 def test_a_store_with_a_compacted_topic_is_refused_by_name(root: Path) -> None:
@@ -515,7 +527,7 @@ def test_a_disk_that_fills_up(root: Path, caplog: pytest.LogCaptureFixture) -> N
     assert "delays" in due(root, FullDisk(percent=76), **never)[1], "a group still counts"
     assert due(root, FullDisk(percent=86), clean_file_forcibly_enable=False, **never)[0] == SEGMENT
     assert due(root, FullDisk(percent=86), **never)[0] == segments(root)[-1]
-    assert "consumer group delays had not read" in caplog.text
+    assert "although consumer group delays has not read" in caplog.text
     disk = FullDisk(percent=91)
     config = CONFIG.replace(file_reserved_time=24, clean_resource_interval=0)
     with MessageStore.open(root, config, disk=disk) as store:
