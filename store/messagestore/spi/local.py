@@ -437,9 +437,9 @@ class LocalWriter:
 
     def digests_of(self, app_id: str | None, version: int) -> tuple[str, ...]:
         """The digests that the rows of a batch need: what the journal says, which the store may not have yet."""
-        if app_id is None or not self._described().exists:
-            return (DIGEST_NAME,)
         paths = self.paths
+        if app_id is None or not (self.disk.exists(paths.journal) or self._described().exists):
+            return (DIGEST_NAME,)
         return BatchJournal.read_digests_of(self.disk, paths.journal, paths.journal_1, app_id, version)
 
     def stage(self, write: Write, store_id: str) -> StagingWriter:

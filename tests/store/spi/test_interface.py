@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from crash.digests import append_as_earlier
 from crash.imitate import Broker, Process, another_boot
 from messagestore import (
     BatchConflictError,
@@ -35,6 +36,7 @@ from messagestore import (
 )
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.mapped_file import Disk
+from messagestore.format.layout import DIGEST_NAME
 from messagestore.session import attached_store
 from messagestore.spi import (
     LOCAL_STORES,
@@ -535,6 +537,22 @@ def test_a_batch_is_staged_and_committed(stores: Stores, root: str) -> None:
     assert writer.describe().store_id == committed.store_id != ""
     assert bodies_in(stores, root) == bodies(17)
     assert staged_names(root) == []
+
+
+def test_tasks_learn_which_digests_a_batch_needs(stores: Stores, root: str) -> None:
+    """Without a store, and for what this release appended, its own; a batch of an earlier release needs that one's."""
+    writer, store_id = writer_of(stores, root)
+    assert list(writer.digests_of(APP, 0)) == [DIGEST_NAME]
+    assert not Path(root, "spark", "store.json").exists()
+    committed = writer.commit([stage(writer, store_id, bodies(3))], batch(0), store_id, closing=True)
+    assert list(writer.digests_of(APP, 0)) == list(writer.digests_of(APP, 1)) == [DIGEST_NAME]
+    with MessageStore.open(root, SMALL) as store:
+        append_as_earlier(store, columns(bodies(3)), batch(1))
+    assert [len(writer.digests_of(APP, version)) for version in range(3)] == [1, 2, 2]
+    assert list(writer.digests_of(None, 0)) == [DIGEST_NAME]
+    files = [stage(writer, committed.store_id, bodies(3, start=9))]
+    assert writer.commit(files, batch(2), committed.store_id, closing=True).result.status == "appended"
+    assert [len(writer.digests_of(APP, version)) for version in range(4)] == [1, 2, 1, 1]
 
 
 def test_files_go_into_the_log_in_their_order(stores: Stores, root: str) -> None:
