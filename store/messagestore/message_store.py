@@ -52,6 +52,7 @@ from messagestore.format.half_records import OpenHalf
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
+    ANY_QUEUE,
     DLQ_PREFIX,
     MAX_GROUP_TOPIC_SIZE,
     RETRY_PREFIX,
@@ -2036,6 +2037,8 @@ class MessageStore(ReadOnlyStore):
     def _queue_id(self, topic: str, message: Message, count: int) -> int:
         check_simple_topic(self.writer.files, topic)
         if message.queue_id is not None:
+            if type(message.queue_id) is int and message.queue_id == ANY_QUEUE and count:
+                return random.randrange(count)
             return check_queue_id(message.queue_id, queue_count=count)
         if message.keys:
             check_keys(message.keys)

@@ -84,7 +84,10 @@ WRITES: dict[str, tuple[Call, list[Any]]] = {
         lambda s, v: s.put_message(Message("t", b"", wait_store_msg_ok=v)),
         ["no", 0, None],
     ),
-    "queue id: put_message": (lambda s, v: s.put_message(Message("t", b"", queue_id=v)), [*NO_NUMBERS, -1, 1 << 70]),
+    "queue id: put_message": (
+        lambda s, v: s.put_message(Message("t", b"", queue_id=v)),
+        [*NO_NUMBERS, -1.0, -2, 1 << 70],
+    ),
     "batch: put_messages": (lambda s, v: s.put_messages(v), [None, "x", 5, []]),
     "messages: from_messages": (lambda _, v: MessageBatch.from_messages(v), [None, 5, "x", [1], [None]]),
     "batch: from_arrow": (lambda _, v: MessageBatch.from_arrow(v, topic="t"), [None, "x", 5, {}]),

@@ -226,7 +226,7 @@ def test_batch_puts_lie_side_by_side(tmp_path: Path) -> None:
         (Message("t", None), "body"),  # type: ignore[arg-type]
         (Message("t", b"x" * (8 * 1024 + 1)), "body"),
         (Message("t", b"", queue_id=8), "queue_id"),
-        (Message("t", b"", queue_id=-1), "queue_id"),
+        (Message("t", b"", queue_id=-2), "queue_id"),
         (Message("t", b"", keys=["a b"]), "keys"),
         (Message("t", b"", keys=[""]), "keys"),
         (Message("t", b"", keys=["a\x01"]), "keys"),
@@ -522,3 +522,16 @@ def test_nothing_is_open_after_close(tmp_path: Path, config: StoreConfig) -> Non
             assert open_below(root) == []
     finally:
         gc.enable()
+
+
+def test_chance_chooses_a_queue_for_queue_id_minus_one(tmp_path: Path) -> None:
+    """As in a broker, whatever the keys are; a batch is refused, since its messages lie in one queue that is named."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.create_topic("t", queue_nums=4)
+        results = [store.put_message(Message("t", b"x", queue_id=-1, keys=["same"])) for _ in range(200)]
+        counts = [store.max_offset("t", queue_id) for queue_id in range(4)]
+        assert sum(counts) == 200
+        assert all(10 < count < 120 for count in counts)
+        assert {result.queue_id for result in results} == {0, 1, 2, 3}
+        with pytest.raises(MessageIllegalError, match="queue id: found -1"):
+            MessageBatch.from_messages([Message("t", b"x", queue_id=-1)])

@@ -29,6 +29,8 @@ MAX_GROUP_SIZE = 255
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 """Names of consumer groups that a broker keeps for itself begin with this."""
 MAX_QUEUE_ID = 65535
+ANY_QUEUE = -1
+"""The queue id of a single put for which chance chooses a queue (RocketMQ's SendMessageProcessor)."""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Names of topics that a broker keeps for itself (timers, revived POP messages, ...) begin with this."""
 
@@ -80,7 +82,8 @@ class Message:
     body : bytes
         At most `maxMessageSize` bytes (4 MiB by default). It may be empty.
     queue_id : int | None
-        The queue. None: the hash of the first key chooses it; without keys the queues take turns.
+        The queue. None: the hash of the first key chooses it; without keys the queues take turns. -1: chance chooses
+        it, as in a broker. A batch has no such queue.
     keys : sequence of str
         The keys by which `query_message` finds the message. A key contains no blanks.
     tags : str | None
