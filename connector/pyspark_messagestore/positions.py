@@ -181,13 +181,11 @@ def _by_queue(found: Mapping[str, Any], parse: Callable[[Any], Any]) -> ByQueue:
 
 
 def _queues(queues: Mapping[str, Any], parse: Callable[[Any], Any]) -> dict[int, Any]:
-    positions: dict[int, Any] = {}
-    for name, value in queues.items():
-        if isinstance(value, dict):  # RocketMQ's tools write topic -> broker -> queue
-            positions.update(_queues(value, parse))
-        else:
-            positions[EVERY_QUEUE if name == "*" else _QUEUE_ID.parse(name)] = parse(value)
-    return positions
+    if any(isinstance(value, dict) for value in queues.values()):  # RocketMQ's tools write topic -> broker -> queue
+        (queues,) = (
+            queues.values()
+        )  # more are a ValueError: a store is one broker's, and the numbers of another one's queues mean nothing here
+    return {EVERY_QUEUE if name == "*" else _QUEUE_ID.parse(name): parse(value) for name, value in queues.items()}
 
 
 _QUEUE_ID = whole(0, 65535)

@@ -7,7 +7,8 @@ Spark's schema and Arrow's are both derived from it, so they cannot differ.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -80,6 +81,16 @@ def _headers(properties: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), headers, mask=pa.array(counts == 0))
 
 
+def _null_texts(column: pa.Array) -> pa.Array:
+    """A column of texts without a value."""
+    return pa.nulls(len(column), pa.string())
+
+
+def _every_row(text: str, column: pa.Array) -> pa.Array:
+    """The same text in each row."""
+    return pa.repeat(text, len(column))
+
+
 COLUMNS: tuple[Column, ...] = (
     Column("topic", _TEXT, "topic"),
     Column("queueId", _INT, "queue_id"),
@@ -102,6 +113,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("storeHost", _TEXT, "store_host", core=False),
     Column("preparedTransactionOffset", _LONG, "prepared_transaction_offset", core=False),
     Column("systemProperties", _MAP, "system_properties", core=False),
+    Column("brokerName", _TEXT, "queue_id", core=False, may_be_null=True, made=_null_texts),
 )
 ERROR = "_error"
 """The column that says why a record could not be read (`badRecords=keep`)."""
@@ -143,8 +155,8 @@ class Projection:
         return tuple(dict.fromkeys(column.stored for column in self.columns if column.stored))
 
     @classmethod
-    def of(cls, schema: StructType, row_format: str = ROCKETMQ) -> Projection:
-        """From Spark's schema.
+    def of(cls, schema: StructType, row_format: str = ROCKETMQ, broker_name: str | None = None) -> Projection:
+        """From Spark's schema. `broker_name` is the value of the column brokerName.
 
         Raises
         ------
@@ -171,6 +183,8 @@ class Projection:
                     "a value",
                     key="schema",
                 )
+            if column.name == "brokerName" and broker_name is not None:
+                column = replace(column, made=partial(_every_row, broker_name))
             columns.append(column)
         return cls(tuple(columns), to_arrow_schema(schema, timezone="UTC"))
 

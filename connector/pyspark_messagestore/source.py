@@ -102,7 +102,8 @@ class FilteringReader(BatchReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 # Spark's name
         """Narrow the read; Spark evaluates all filters again."""
-        self.narrowed = narrowed(filters, {column.name: column.stored for column in self.projection.columns})
+        as_stored = {column.name: column.stored for column in self.projection.columns if column.made is None}
+        self.narrowed = narrowed(filters, as_stored)
         tags = self.narrowed.tags
         if tags is not None:
             given = self.options.tags

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from messagestore import ConfigError, StoreConfig
 from messagestore.spi import group_fault
-from pyspark_messagestore.kinds import BOOLEAN, DURATION, MOST, PATH, SIZE, SOURCE, Kind, Option, choice, whole
+from pyspark_messagestore.kinds import BOOLEAN, DURATION, MOST, PATH, SIZE, SOURCE, TEXT, Kind, Option, choice, whole
 from pyspark_messagestore.positions import (
     ENDING_OFFSETS,
     LATEST,
@@ -271,6 +271,15 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SOURCE,
+        "brokerName",
+        TEXT,
+        None,
+        "The value of the column `brokerName`, which is null without this option: no file of a store holds the name of "
+        "its broker. Give each store of a cluster its own, and a union of their frames says which store a message is "
+        "from. Positions in JSON may have the form topic -> broker -> queue, with one broker, whatever its name.",
+    ),
+    Option(
+        SOURCE,
         "rowFormat",
         choice(ROCKETMQ, KAFKA),
         ROCKETMQ,
@@ -350,6 +359,7 @@ class SourceOptions:
     tags: tuple[str, ...] | None
     keys: tuple[str, ...] | None
     filter_pushdown: bool
+    broker_name: str | None
     row_format: str
     include_headers: bool
     bad_records: str

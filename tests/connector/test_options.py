@@ -155,6 +155,21 @@ def test_starting_offsets_as_json() -> None:
     assert nested == {"flights": {0: 5}}
 
 
+@pytest.mark.parametrize(
+    "queues",
+    [
+        '{"broker-a": {"0": 5}, "broker-b": {"0": 7}}',
+        '{"broker-a": {"0": 5}, "1": 7}',
+        '{"a": {"b": {"0": 1}}, "c": {}}',
+    ],
+)
+def test_positions_of_several_brokers_are_refused(queues: str) -> None:
+    """The one that came last counted, although a store holds the queues of one broker."""
+    assert "option startingOffsets: found" in refused(
+        source_options, {**READ, "startingOffsets": f'{{"flights": {queues}}}'}
+    )
+
+
 def test_missing_ones() -> None:
     assert "option path (or storePathRootDir): is missing" in refused(source_options, {"subscribe": "a"})
     assert "option subscribe (or topic): is missing" in refused(source_options, {"path": "/s"})

@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
+from pyspark.sql.types import StructType
 
 from messagestore import ConfigError, MessageStore
 from pyspark_messagestore import pushdown
@@ -85,6 +86,16 @@ def test_kafkas_names(root: str) -> None:
     found = [col(EqualTo, "partition", 2), col(LessThan, "offset", 3), col(EqualTo, "topic", "u")]
     assert count(reader(root, *found, row_format="kafka")) in (3, 4)
     assert count(reader(root, col(EqualTo, "queueId", 2), row_format="kafka")) == 80
+
+
+def test_a_column_that_is_made_from_another_one_narrows_nothing(root: str) -> None:
+    """`timestampType = 1` is true for every message, and left only the messages of queue 1."""
+    assert count(reader(root, col(EqualTo, "timestampType", 1), row_format="kafka")) == 80
+    given = {"path": root, "subscribePattern": ".*", "filterPushdown": "true", "brokerName": "broker-a"}
+    found = MessageStoreDataSource(given).reader(StructType().add("brokerName", "string").add("topic", "string"))
+    assert isinstance(found, FilteringReader)
+    found.pushFilters([col(EqualTo, "brokerName", "broker-a"), col(EqualTo, "topic", "u")])
+    assert count(found) == 40
 
 
 def test_tags_of_a_filter_and_of_the_option(root: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from crash.imitate import Broker
 from messagestore import ConfigError, CorruptionError, Message, MessageStore, OffsetOutOfRangeError
@@ -23,6 +23,7 @@ from messagestore.spi import java_hashes
 from pyspark_messagestore.datasource import MessageStoreDataSource
 from pyspark_messagestore.options import source_options
 from pyspark_messagestore.schema import Projection, core_schema
+from pyspark_messagestore.source import BatchReader
 from stream_steps import ALL, SMALL, add, batch, begun, finished, retain, rows, step, stream, tables
 
 READ = {"path": "/s", "subscribe": "t"}
@@ -415,3 +416,20 @@ def test_warnings_come_only_with_bad_records(root: str, caplog: pytest.LogCaptur
         reader = batch(root, badRecords="skip")
         assert len(rows(reader, reader.partitions())) == 40
     assert caplog.text == ""
+
+
+def test_the_column_broker_name_is_the_option(tmp_path: Path) -> None:
+    """A store does not hold the name of its broker: without the option it is null. The column may be read alone."""
+    root = str(tmp_path / "store")
+    add(root, 8)
+    schema = StructType().add("brokerName", "string")
+    for name, options in ((None, {}), ("broker-a", {"brokerName": "broker-a"})):
+        given = {"path": root, "subscribe": "t", **options}
+        reader = MessageStoreDataSource(given).reader(schema)
+        assert isinstance(reader, BatchReader)
+        found = [value for each in tables(reader, reader.partitions()) for value in each["brokerName"].to_pylist()]
+        assert found == [name] * 8
+    with pytest.raises(ConfigError, match="brokerName: found NOT NULL; allowed is nullable"):
+        MessageStoreDataSource({"path": root, "subscribe": "t"}).reader(
+            StructType([StructField("brokerName", StringType(), nullable=False)])
+        )

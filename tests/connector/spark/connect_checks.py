@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from messagestore import Message, MessageStore
+from pyspark_messagestore.options import OPTIONS
 from spark_runs import ROOT, bodies, fill
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -119,7 +120,117 @@ def sql(spark, folder: Path) -> None:
             spark.sql(statement)
 
 
+READS: tuple[tuple[dict[str, str], int], ...] = (
+    ({"subscribePattern": "fli.*"}, 100),
+    ({"assign": '{"flights": [0, 3]}'}, 50),
+    ({"startingOffsets": '{"flights": {"0": 20, "*": -2}}'}, 80),
+    ({"startingTimestamp": "-1h"}, 100),
+    ({"startingOffsetsByTimestamp": '{"flights": {"0": "-0s", "*": "-1h"}}'}, 75),
+    ({"startingTimestamp": "-0s", "startingOffsetsByTimestampStrategy": "earliest"}, 100),
+    ({"endingOffsets": '{"flights": {"*": 5}}'}, 20),
+    ({"endingTimestamp": "-1h"}, 0),
+    ({"endingOffsetsByTimestamp": '{"flights": {"0": "-1h", "*": "-0s"}}'}, 75),
+    ({"minPartitions": "7"}, 100),
+    ({"maxRecordsPerPartition": "10"}, 100),
+    ({"maxBytesPerPartition": "1k"}, 100),
+    ({"failOnDataLoss": "false"}, 100),
+    ({"failOnUnproven": "true"}, 100),
+    ({"readUpTo": "flushed"}, 100),
+    ({"tags": "UA || AA"}, 0),
+    ({"keys": "k3 k5"}, 12),
+    ({"brokerName": "broker-a"}, 100),
+    ({"rowFormat": "kafka", "includeHeaders": "true"}, 100),
+    ({"badRecords": "keep"}, 100),
+    ({"verifyBodyCrc": "false", "decompress": "false"}, 100),
+    ({"view": "queues"}, 4),
+)
+"""Options of a batch read, and how many rows of 100 messages in four queues they leave."""
+STREAMS: tuple[tuple[dict[str, str], int], ...] = (
+    ({"maxOffsetsPerTrigger": "30"}, 100),
+    ({"maxBytesPerTrigger": "4k"}, 100),
+    ({"minOffsetsPerTrigger": "10", "maxTriggerDelay": "1s"}, 100),
+    ({"onMissingTopic": "wait", "subscribe": "flights,later"}, 100),
+    ({"consumerGroup": "g", "startingOffsets": "committed:earliest"}, 100),
+    ({"readUpTo": "flushed", "endingOffsets": '{"flights": {"*": 10}}'}, 40),
+)
+"""Options of a stream, and how many of 100 messages it copies."""
+WRITES: tuple[tuple[dict[str, str], int], ...] = (
+    ({"writeQueueNums": "3", "queueSelector": "roundRobin"}, 10),
+    ({"flushDiskType": "ASYNC_FLUSH"}, 10),
+    ({"txnAppId": "a", "txnVersion": "0"}, 10),
+    (
+        {
+            "onReplayMismatch": "skip",
+            "onVersionRegression": "skip",
+            "onLostBatches": "continue",
+            "onNewQuery": "continue",
+        },
+        10,
+    ),
+    ({"invalidRows": "deadLetter", "deadLetterTopic": "dead", "maxMessageSize": "10"}, 10),
+    ({"unknownColumns": "properties"}, 10),
+    ({"uniqKey": "true"}, 10),
+    ({"storeHost": "10.0.0.7:10911"}, 10),
+    ({"lockTimeout": "20s", "stagingTtl": "1h", "preallocate": "true"}, 10),
+    ({"rowFormat": "kafka", "includeHeaders": "true"}, 10),
+    ({"stagingDir": "{folder}"}, 10),
+    ({"storeConfig": "{folder}/store.properties"}, 10),
+    ({"autoCreateTopic": "true", "txnVersionSource": "user", "txnAppId": "b", "txnVersion": "7"}, 10),
+)
+"""Options of a write, and how many of its ten rows the topic then has."""
+
+
+def every_option(spark, folder: Path) -> None:
+    """Each option of both sides, once: what it leaves of a read, and that a write with it arrives."""
+    root = str(folder / "store")
+    fill(root, 100)
+    for options, count in READS:
+        given = {
+            **({} if options.keys() & {"subscribePattern", "assign", "view"} else {"subscribe": "flights"}),
+            **options,
+        }
+        assert spark.read.format("messagestore").options(**given).load(root).count() == count, options
+    named = spark.read.format("messagestore").schema("brokerName string, storeHost string, queueOffset long")
+    rows = named.options(subscribe="flights", brokerName="broker-a").load(root).distinct().collect()
+    assert {row["brokerName"] for row in rows} == {"broker-a"}
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = spark.read.format("messagestore").options(subscribe="flights", filterPushdown="true").load(root)
+        assert pushed.where("queueId = 1 AND queueOffset >= 20").count() == 5
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    for number, (options, count) in enumerate(STREAMS):
+        given = {"subscribe": "flights", "startingOffsets": "earliest", **options}
+        query = (
+            spark.readStream.format("messagestore")
+            .options(**given)
+            .load(root)
+            .select("body")
+            .writeStream.format("messagestore")
+            .option("topic", f"copy-{number}")
+            .option("checkpointLocation", str(folder / f"checkpoint-{number}"))
+            .trigger(availableNow=True)
+            .start(root)
+        )
+        query.awaitTermination()
+        assert sum(bodies(root, f"copy-{number}").values()) == count, options
+    (folder / "store.properties").write_text("mappedFileSizeCommitLog=1048576\n")
+    for number, (options, count) in enumerate(WRITES):
+        given = {name: value.format(folder=folder) if value[0] == "{" else value for name, value in options.items()}
+        target = str(folder / f"target-{number}")
+        body = "value" if "rowFormat" in options else "body"
+        df = spark.range(10).selectExpr(
+            f"cast(id as string) {body}", *(["id other"] if "unknownColumns" in options else [])
+        )
+        df.write.format("messagestore").mode("append").options(topic="t", **given).save(target)
+        assert sum(bodies(target, "t").values()) == count, options
+    used = {name for table in (READS, STREAMS, WRITES) for options, _ in table for name in options}
+    known = {option.name for option in OPTIONS}
+    assert known - used == {"path", "topic", "filterPushdown"}, known ^ used
+
+
 CHECKS = {
+    "every_option": every_option,
     "a_store_that_is_gone": a_store_that_is_gone,
     "sql": sql,
     "batch_round_trip": batch_round_trip,
