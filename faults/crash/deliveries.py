@@ -12,11 +12,10 @@ third, a broker has delivered in between: it read `delayOffset.json`, and wrote 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,14 +161,37 @@ class Left:
     power_cut: bool
 
 
-def deaths(story: Story, seed: int) -> Iterator[Left]:
-    """Yield what a kill and each kind of power cut leaves, at each operation."""
-    disk = story.disk
-    for cut in range(disk.position + 1):
-        yield Left(disk.image(cut, "all").folder, story.least(cut), f"kill {cut}", power_cut=False)
-        modes = [mode for mode in MODES if mode != "all"]
-        for image in disk.images(cut, modes, limit=1, random_count=1, seed=seed):
-            yield Left(image.folder, story.least(cut), f"power cut {cut}, {image.label}", power_cut=True)
+@dataclass(frozen=True)
+class Point:
+    """Where a deliverer dies: `mode` "all" is a kill, the others are kinds of power cuts."""
+
+    story: Story
+    cut: int
+    mode: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.story.name}/{self.cut}/{self.mode}/{self.seed}"
+
+    def left(self) -> Left | None:
+        """What it leaves; None: nothing that a power cut of this kind could change."""
+        disk, least = self.story.disk, self.story.least(self.cut)
+        if self.mode == "all":
+            return Left(disk.image(self.cut, "all").folder, least, f"kill {self.cut}", power_cut=False)
+        image = next(iter(disk.images(self.cut, (self.mode,), limit=1, random_count=1, seed=self.seed)), None)
+        if image is None:
+            return None
+        return Left(image.folder, least, f"power cut {self.cut}, {image.label}", power_cut=True)
+
+
+def points(stories: Sequence[Story], seed: int) -> list[Point]:
+    """A kill at each operation of each story, and then each kind of power cut there, in any order."""
+    found = [
+        Point(story, cut, mode, seed) for story in stories for cut in range(story.disk.position + 1) for mode in MODES
+    ]
+    random.Random(seed).shuffle(found)
+    return sorted(found, key=lambda point: point.mode != "all")
 
 
 def broker_delivers(root: Path, disk: MemDisk, config: StoreConfig, count: int) -> None:
@@ -237,22 +259,24 @@ def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterat
     """Yield (key, verdict, label) of this part of all cases, or of the one with this key; endless, by other seeds."""
     with quiet_threads():
         stories = [Story.of(name, root) for name in CONFIGS]
-        for turn in itertools.count(seed):
-            for story in stories:
-                for number, left in enumerate(deaths(story, turn)):
-                    own = f"{story.name}/{turn}/{number}"
-                    if own != key if key else number % part[1] != part[0]:
-                        continue
-                    chance = random.Random(own)
-                    try:
-                        verdict = judge(left, root, story.config, chance)
-                    except Exception as error:  # noqa: BLE001 - a store that does not open is a failure, too
-                        verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
-                    finally:
-                        die(root)
-                    yield own, verdict, left.label
-                    if key:
-                        return
+        turn = int(key.rpartition("/")[2]) if key else seed
+        while True:
+            for number, point in enumerate(points(stories, turn)):
+                if point.key != key if key else number % part[1] != part[0]:
+                    continue
+                left = point.left()
+                if left is None:
+                    continue
+                try:
+                    verdict = judge(left, root, point.story.config, random.Random(point.key))
+                except Exception as error:  # noqa: BLE001 - a store that does not open is a failure, too
+                    verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+                finally:
+                    die(root)
+                yield point.key, verdict, left.label
+            if key:
+                return
+            turn += 1
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
