@@ -117,6 +117,25 @@ def test_its_batches_are_known_when_tasks_send_them_again(name: str, tmp_path: P
     assert verify(root, SMALL).findings == []
 
 
+@pytest.mark.parametrize(
+    "lost",
+    [
+        ("spark/journal",),
+        ("spark/journal", "spark/store.json"),
+        ("spark",),
+        ("spark", "consumequeue/rmq_sys_spark_sink"),
+    ],
+    ids="+".join,
+)
+def test_its_batches_are_known_when_our_small_files_are_lost(lost: tuple[str, ...], tmp_path: Path) -> None:
+    """Then nothing tells tasks which digest a batch has, and they compute both."""
+    root, _ = unpack("staged", tmp_path)
+    for name in lost:
+        shutil.rmtree(root / name) if (root / name).is_dir() else (root / name).unlink()
+    assert [committed(root, version) for version in (2, 0, 3, 1, 3)] == [KNOWN, KNOWN, APPENDED, KNOWN, KNOWN]
+    assert verify(root, SMALL).findings == []
+
+
 def staged_by_it(name: str, tmp_path: Path, version: int) -> tuple[Path, list[StagedFile]]:
     root, expected = unpack(name, tmp_path)
     return root, [

@@ -66,6 +66,24 @@ def test_the_record_says_more_than_a_journal_that_an_earlier_release_wrote(store
     assert store.append_batch(rows, request(0)).status == KNOWN
 
 
+def test_a_batch_of_an_earlier_release_that_retention_restated(tmp_path: Path) -> None:
+    """The record that repeats it has its digest and the name of that, so the batch is known without the journal, too."""
+    root, rows = tmp_path / "store", columns(bodies(30))
+    with MessageStore.open(root, SMALL) as store:
+        append_as_earlier(store, rows, request(0))
+        for version in range(12):
+            store.append_batch(columns(bodies(60)), BatchRequest(app_id="other", version=version))
+        assert ("app", 0) in store.delete_expired_files(before_ms=1 << 62, at_once=True).restated
+        assert store.append_batch(rows, request(0)).status == KNOWN
+    (root / "spark" / "journal").unlink()
+    with MessageStore.open(root, SMALL) as store:
+        entry = store.writer.journal.find("app", 0)
+        assert entry is not None and entry.digest_name == EARLIER_DIGEST_NAME
+        assert store.append_batch(rows, request(0)).status == KNOWN
+        with pytest.raises(BatchConflictError, match="came again with 30 rows"):
+            store.append_batch(columns(bodies(30, start=1)), request(0))
+
+
 def test_a_replay_without_rows(store: MessageStore) -> None:
     """No rows have the digest 0, whichever it is."""
     assert store.append_batch([], request(0)).status == APPENDED
