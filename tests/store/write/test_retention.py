@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from messagestore import (
     MessageStore,
     OffsetOutOfRangeError,
     QueryConflictError,
+    StoreError,
     StoreFullError,
     VersionRegressionError,
 )
@@ -567,3 +569,77 @@ def test_a_session_deletes_by_itself_while_it_is_open(root: Path) -> None:
             time.sleep(0.002)
     assert segments(root)[0] == all_segments[-1]
     assert verify(root, CONFIG).findings == []
+
+
+def test_closing_does_not_wait_for_the_pauses_of_retention(root: Path) -> None:
+    """A session is closed while its retention pauses between two segments; the next one goes on."""
+    all_segments = segments(root)
+    age(root, 25)
+    config = CONFIG.replace(
+        file_reserved_time=24,
+        clean_resource_interval=1,
+        delete_commit_log_files_interval=3_600_000,
+        delete_when=hour(0),
+    )
+    store = MessageStore.open(root, config)
+    deadline = time.monotonic() + 30
+    while segments(root)[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    begin_s = time.monotonic()
+    store.close()
+    assert time.monotonic() - begin_s < 10
+    assert segments(root)[0] == all_segments[1]
+    assert verify(root, CONFIG).findings == []
+
+
+def test_readers_beside_a_writer_whose_retention_deletes_all_the_time(tmp_path: Path) -> None:
+    """Each message that a reader gets is the right one, and what it got and what it was told is gone are all that was put."""
+    root, count = tmp_path / "store", 1500
+    config = CONFIG.replace(file_reserved_time=0, clean_resource_interval=1, delete_when=hour(0), file_mode="0600")
+    found: list[tuple[int, int]] = []
+    failures: list[Exception] = []
+    done = threading.Event()
+
+    def read(slow_s: float) -> None:
+        try:
+            with MessageStore.open_read_only(root, SMALL) as reader:
+                place = given = gone = 0
+                while True:
+                    was_done = done.is_set()
+                    try:
+                        for batch in reader.read("t", 0, place, columns=("queue_offset", "body")):
+                            for number, body in zip(
+                                *(batch[name].to_pylist() for name in batch.column_names), strict=True
+                            ):
+                                assert number == place
+                                assert body == b"%07d" % number + b"." * 500
+                                place, given = place + 1, given + 1
+                            time.sleep(slow_s)
+                    except OffsetOutOfRangeError as error:
+                        assert error.queue_offset == place < error.min
+                        gone, place = gone + error.min - place, error.min
+                        continue
+                    if was_done:
+                        break
+                found.append((given, gone))
+        except (StoreError, AssertionError, OSError) as error:
+            failures.append(error)
+
+    with MessageStore.open(root, config) as store:
+        store.put_message(Message("t", b"%07d" % 0 + b"." * 500, queue_id=0))
+        threads = [threading.Thread(target=read, args=(slow_s,)) for slow_s in (0.0, 0.02)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, count):
+            store.put_message(Message("t", b"%07d" % number + b"." * 500, queue_id=0, keys=[f"k{number}"]))
+        deadline = time.monotonic() + 30
+        while len(segments(root)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        done.set()
+        for thread in threads:
+            thread.join()
+        begin = store.min_offset("t", 0)
+    assert not failures, failures
+    assert [given + gone for given, gone in found] == [count, count]
+    assert begin > count // 2
+    assert verify(root, SMALL).findings == []
