@@ -29,6 +29,7 @@ from messagestore.files.mapped_file import Disk, File
 from small import SMALL, SMALL_ASYNC, read_all
 
 BOUND_S = 120.0
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a fork beside threads
 
 
 class WatchedDisk(Disk):
