@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +146,25 @@ def test_a_due_time_that_a_clock_far_ahead_gave_is_now(tmp_path: Path) -> None:
         store.put_message(Message("t", b"x", queue_id=0, delay_time_level=3))
         disk.now_ms = NOW_MS
         assert store.deliver_delayed().count == 1
+
+
+def test_units_of_a_broker_with_an_extension_have_no_due_time(tmp_path: Path) -> None:
+    """ConsumeQueueExt: the unit holds the place in another file; the message still waits for as long as its level says."""
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        store.append_batch(delayed([2] * 40))
+    path = tmp_path / "consumequeue" / SCHEDULE_TOPIC / "1" / ("0" * 20)
+    units = bytearray(path.read_bytes())
+    for number in range(16):
+        struct.pack_into(">q", units, 20 * number + 12, -(1 << 31) - 1 - number)
+    path.write_bytes(units)
+    (tmp_path / "spark" / "ends").unlink()
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        disk.now_ms += 4_999
+        assert deliver_all(store) == 0
+        disk.now_ms += 1
+        assert deliver_all(store) == 40
+        assert delivered(store) == bodies(40)
 
 
 def test_progress_is_in_the_log(tmp_path: Path) -> None:

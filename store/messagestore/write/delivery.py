@@ -56,6 +56,8 @@ MAX_ROWS, MAX_SIZE = 16_384, 16 * 1024 * 1024
 _DEFAULT_QUEUE_NUMS = 8
 _ORIGIN = "delayOffset"
 _SHORTEST_PAUSE_S = 0.01
+_LEAST_TAGS_CODE = -(1 << 31)
+"""What is less is the place of a unit's extension (RocketMQ: ConsumeQueueExt.isExtAddr)."""
 AFTER_DAMAGE_S = 10.0
 """After an error, the next round comes so late, as in RocketMQ."""
 _log = logging.getLogger(__name__)
@@ -213,7 +215,7 @@ class Delivery:
             first = self._first_left(level, offset)
             delay_ms = files.config.delays_ms[level - 1]
             units = self._units(level, first, room + 1)
-            codes = units["tags_code"]
+            codes = self._due_times(units, delay_ms)
             # As in RocketMQ: a time that is further away than the level's delay is one of a clock that was ahead
             waits = (codes > now_ms) & (codes <= now_ms + delay_ms)
             count = int(waits.argmax()) if waits.any() else len(units)
@@ -239,6 +241,18 @@ class Delivery:
         if len(units) and (int(units["size"][0]) == FILLER_UNIT_SIZE or int(units["physical_offset"][0]) < begin):
             first = max(first, queue.search_physical(begin))
         return first
+
+    def _due_times(self, units: NDArray[np.void], delay_ms: int) -> NDArray[np.int64]:
+        """When each message is due. A unit of a broker with ConsumeQueueExt has the place of another file instead of a
+        time; then the store time says it, as in RocketMQ.
+        """
+        codes = units["tags_code"].astype(np.int64)
+        elsewhere = np.flatnonzero(codes < _LEAST_TAGS_CODE)
+        if len(elsewhere):
+            places, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int32)
+            data, starts = self._writer.files.commit_log.gather(places[elsewhere], sizes[elsewhere])
+            codes[elsewhere] = record_scan.heads(data, starts)["store_timestamp_ms"] + delay_ms
+        return codes
 
     def _units(self, level: int, first: int, count: int) -> NDArray[np.void]:
         """The next units of a level, at most so many."""
