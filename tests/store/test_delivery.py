@@ -343,6 +343,7 @@ def test_retention_keeps_the_progress(tmp_path: Path) -> None:
     """The segment of the last delivery is deleted by our own retention, and delayOffset.json is lost: nothing comes again,
     and what waits in a newer segment comes once."""
     disk, config = ClockDisk(NOW_MS), SMALL.replace(mapped_file_size_commit_log=4096, max_message_size=2048)
+    config = config.replace(flush_delay_offset_interval=1)  # retention asks the file what was delivered
     with MessageStore.open(tmp_path, config, disk=disk) as store:
         store.append_batch(delayed([1] * 10))
         disk.now_ms += 1_000
