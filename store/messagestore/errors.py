@@ -232,7 +232,8 @@ class HalfMessageEndedError(StoreError, RuntimeError):
     message_id : str
         As the caller gave it.
     outcome : str
-        "committed", "rolled back", "discarded", or "unknown" if the store has no such half message.
+        "committed", "rolled back", "discarded", "deleted by retention" (with or without having been rolled back),
+        "ended" if it has no UNIQ_KEY by which its end can be found, or "unknown" if the store has no such half message.
     """
 
     def __init__(self, message: str, *, message_id: str, outcome: str) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,10 +61,11 @@ from messagestore.read.open_halves import OpenHalves
 from messagestore.read.view import StoreView
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.own_records import chunks_of
+from messagestore.write.service import PeriodicService, Stopping
 from messagestore.write.transaction import append_own
 
 COMMITTED, ROLLED_BACK, DISCARDED = "committed", "rolled back", "discarded"
-ENDED, UNKNOWN = "ended", "unknown"
+DELETED, ENDED, UNKNOWN = "deleted by retention", "ended", "unknown"
 SAVE_EVERY = 1000
 """The progress is saved when so many half messages or op messages need not be read again."""
 _ROUND_COUNT = 100
@@ -256,9 +258,15 @@ class HalfMessages:
         self._wanted_mutex = threading.Lock()
         self._wanted: list[_End] = []
         self._open: OpenHalves | None = None
+        self._service: PeriodicService | None = None
+        self._pid = os.getpid()
 
     def close(self) -> None:
-        """Close the files of the reader."""
+        """End the thread that checks, and close the files of the reader."""
+        if self._pid != os.getpid():
+            return  # a forked child, in which nobody may release the mutex
+        if self._service is not None:
+            self._service.stop()
         with self._mutex:
             if self._open is not None:
                 self._open.view.close()
@@ -333,6 +341,7 @@ class HalfMessages:
     @contextmanager
     def _current(self) -> Iterator[OpenHalves]:
         """Hold the writer, with the half messages that are open at this moment."""
+        self._session.writer.check_usable()  # before the mutex, which nobody releases in a forked child
         with self._mutex:
             writer = self._session.writer
             with writer.mutex:
@@ -374,6 +383,7 @@ class HalfMessages:
 
         Callers that come while a batch is written wait for it, and the first of them writes a batch for all of them.
         """
+        self._session.writer.check_usable()
         mine = _End(half, commit)
         with self._wanted_mutex:
             self._wanted.append(mine)
@@ -479,7 +489,33 @@ class HalfMessages:
 
     # ---- checking
 
-    def check(self, check: Check) -> CheckReport:
+    def start_checking(self, check: Check) -> None:
+        """Check by a thread from now on; see `MessageStore.start_checking_halves`."""
+        arguments.function("check", check)
+        self._session.writer.check_usable()
+        if self._service is not None:
+            self._service.stop()
+        config = self._session.writer.files.config
+        self._service = PeriodicService(
+            "half-message check",
+            lambda: config.transaction_check_interval / 1000,
+            lambda stopping: self._check_now(check, stopping),
+        )
+        self._service.start()
+
+    def _check_now(self, check: Check, stopping: Stopping) -> None:
+        report = self.check(check, stopping)
+        if report.checked or report.discarded:
+            _log.info(
+                "half messages: %d checked, %d committed, %d rolled back, %d discarded, %d open",
+                report.checked,
+                report.committed,
+                report.rolled_back,
+                report.discarded,
+                report.open,
+            )
+
+    def check(self, check: Check, stopping: Stopping = lambda pause_s: False) -> CheckReport:  # noqa: ARG005
         """Hand the half messages that are due to `check`, each once; see `MessageStore.check_halves`."""
         arguments.function("check", check)
         report = CheckReport()
@@ -492,6 +528,8 @@ class HalfMessages:
                 if half.is_worn_out(*limits) or half.is_due(now_ms, config.transaction_time_out)
             ]
         for part in _parts(due):
+            if stopping(0):
+                return report
             asked = self._put_back(part, now_ms, report)
             answers = [end for half, message in asked if (end := _ask(check, half, message, report)) is not None]
             self._end_all(answers)
@@ -620,6 +658,8 @@ def _outcome(view: StoreView, half: OpenHalf) -> tuple[str, MessageExt | None]:
             return COMMITTED, message
     if _by_key(view, DISCARD_TOPIC, half.transaction_id):
         return DISCARDED, None
+    if half.physical_offset < view.files.commit_log.min_offset:
+        return DELETED, None
     return (ROLLED_BACK if half.transaction_id else ENDED), None
 
 

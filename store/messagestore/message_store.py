@@ -1589,7 +1589,7 @@ class MessageStore(ReadOnlyStore):
         A half message is due `transactionTimeOut` milliseconds after it was made. It is put back into its queue with
         one more check (a broker sees the same), and then handed to `check`. One that was checked `transactionCheckMax`
         times, or that is older than `fileReservedTime`, is moved to the topic `TRANS_CHECK_MAX_TIME_TOPIC` instead.
-        Call this again and again, for example every `transactionCheckInterval` milliseconds, as a broker does.
+        Call this again and again, as a broker does, or let a thread do it (`start_checking_halves`).
 
         Parameters
         ----------
@@ -1622,6 +1622,25 @@ class MessageStore(ReadOnlyStore):
         (1, 1, 0)
         """
         return self._half_messages.check(check)
+
+    def start_checking_halves(self, check: Check) -> None:
+        """Do what `check_halves` does in a thread of its own, every `transactionCheckInterval` milliseconds.
+
+        The thread ends when the session is closed, which waits for a check that is running, but not for longer than 30
+        seconds. What fails is logged, and is tried again in the next round. A second call replaces the check.
+
+        Parameters
+        ----------
+        check : callable
+            As for `check_halves`.
+
+        Examples
+        --------
+        >>> from messagestore import LocalTransactionState, Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     store.start_checking_halves(lambda message: LocalTransactionState.UNKNOW)
+        """
+        self._half_messages.start_checking(check)
 
     def create_view(self) -> StoreView:
         """A reader of its own. It is no part of the stable interface."""

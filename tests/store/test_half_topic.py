@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from messagestore import (
     MessageExt,
     MessageIllegalError,
     MessageStore,
+    StoreClosedError,
     StoreConfig,
     StorePoisonedError,
     half_messages,
@@ -276,6 +280,74 @@ def test_a_check_that_fails_leaves_its_half_message_open(tmp_path: Path) -> None
             store.check_halves(None)  # type: ignore[arg-type]
 
 
+def test_a_thread_checks_until_the_session_is_closed(tmp_path: Path) -> None:
+    """Every `transactionCheckInterval`. A check that is running when the session is closed is waited for."""
+    root, begun, go = tmp_path / "store", threading.Event(), threading.Event()
+    config = SMALL.replace(transaction_check_interval=5, transaction_check_max=1000)
+    asked: list[bytes] = []
+
+    def check(message: MessageExt) -> LocalTransactionState:
+        asked.append(message.body)
+        if message.body == b"slow":
+            begun.set()
+            assert go.wait(20)
+        return COMMIT if asked.count(message.body) > 2 else UNKNOW
+
+    store = MessageStore.open(root, config)
+    store.start_checking_halves(lambda message: ROLLBACK)
+    store.start_checking_halves(check)
+    half(store, b"1", born_timestamp_ms=1)
+    until_s = time.monotonic() + 20
+    while bodies(root, "orders") != [b"1"]:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    half(store, b"slow", born_timestamp_ms=1)
+    assert begun.wait(20)
+    threading.Timer(0.2, go.set).start()
+    store.close()
+    count = len(asked)
+    time.sleep(0.1)
+    assert len(asked) == count
+    assert not [thread for thread in threading.enumerate() if "half-message" in thread.name]
+    with pytest.raises(StoreClosedError):
+        store.start_checking_halves(check)
+    with MessageStore.open(root, SMALL) as again:
+        assert [each.check_times for each in again.open_halves()] == [asked.count(b"slow")]
+    sound(root)
+
+
+def test_a_child_that_is_forked_during_a_check_does_not_hang(tmp_path: Path) -> None:
+    """Its calls raise, as all calls of a session that was opened before a fork."""
+    held, go = threading.Event(), threading.Event()
+    with MessageStore.open(tmp_path / "store", SMALL) as store:
+        handle = half(store, b"1")
+
+        def hold() -> None:
+            with store._half_messages._mutex:
+                held.set()
+                go.wait(60)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(20)
+        child = os.fork()
+        if not child:
+            status = 1
+            with contextlib.suppress(StoreClosedError):
+                handle.commit()
+                status = 2
+            store._half_messages.close()
+            os._exit(0 if status == 1 else status)
+        until_s = time.monotonic() + 20
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            assert time.monotonic() < until_s, "the child hangs"
+            time.sleep(0.01)
+        go.set()
+        holder.join()
+        assert os.waitstatus_to_exitcode(ended[1]) == 0
+        handle.commit()
+
+
 def test_a_half_message_with_its_own_immunity_is_checked_later(tmp_path: Path) -> None:
     """And one that was made in the future is checked at once, as by a broker."""
     root, disk = tmp_path / "store", ClockDisk(NOW_MS)
@@ -315,6 +387,30 @@ def test_a_half_message_that_is_older_than_files_become_is_discarded(tmp_path: P
     disk.now_ms += 10 * 365 * 86_400_000
     with MessageStore.open(root, SMALL, disk=disk) as store:
         assert store.check_halves(check).checked == 1, "fileReservedTime is -1: nothing is too old"
+
+
+def test_a_half_message_whose_segment_retention_deletes(tmp_path: Path) -> None:
+    """It cannot be ended any more, and does not keep others from being ended or checked."""
+    root, disk = tmp_path / "store", ClockDisk(NOW_MS)
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        gone, ended = half(store, b"gone"), half(store, b"ended")
+        ended.commit()
+        for number in range(8):
+            store.put_message(Message("filler", b"x" * 4000, queue_id=number))
+        left = half(store, b"left")
+        store.flush()
+        store.writer.clean_end.move()
+        assert store.delete_expired_files(at_once=True).segments
+        assert store.view.files.commit_log.min_offset > ended.half.physical_offset
+        assert [each.message_id for each in store.open_halves()] == [left.message_id]
+        for end in (gone.commit, gone.rollback):
+            with pytest.raises(HalfMessageEndedError, match="deleted by retention"):
+                end()
+        disk.now_ms += 7000
+        assert store.check_halves(lambda message: COMMIT) == CheckReport(checked=1, committed=1)
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        assert store.open_halves() == []
+    sound(root)
 
 
 def test_a_half_message_that_a_killed_broker_had_put_back_is_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ Source: RocketMQ broker/transaction/queue/TransactionalMessageServiceImpl.java (
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -69,6 +70,13 @@ class OpenHalves:
         for message in self._messages(HALF_TOPIC, self._half_end, half_end):
             self._take_half(OpenHalf.of(message), ended)
         self._half_end, self._op_end = half_end, op_end
+        for half in self._deleted():
+            self._end(half.queue_offset)
+
+    def _deleted(self) -> list[OpenHalf]:
+        """The open half messages whose segments retention has deleted."""
+        low = self.view.files.commit_log.min_offset
+        return list(itertools.takewhile(lambda half: half.physical_offset < low, self.by_offset.values()))
 
     def _begin(self, half_end: int, op_end: int) -> None:
         table = ConsumerOffsets(self.view.files.disk, self.view.files.paths.root)
