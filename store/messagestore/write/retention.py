@@ -81,7 +81,7 @@ class Retention:
         self.writer = writer
         writer.look_at_disk = self.look_at_disk
         self._checked_s: float | None = None
-        self._corrected_s: float | None = None
+        self._corrected_s = time.monotonic()
         self._told = ""
 
     # ---- by itself
@@ -102,9 +102,7 @@ class Retention:
         if self._checked_s is not None and now_s < self._checked_s + config.clean_resource_interval / 1000:
             return None
         self._checked_s = now_s
-        forced = self._corrected_s is None or (
-            now_s >= self._corrected_s + config.correct_logic_min_offset_force_interval / 1000
-        )
+        forced = now_s >= self._corrected_s + config.correct_logic_min_offset_force_interval / 1000
         deleted = self.run(self._due(config), limit_s=limit_s, stopping=stopping, correct=forced)
         if forced:
             self._corrected_s = now_s

@@ -546,6 +546,29 @@ def test_a_disk_that_fills_up(root: Path, caplog: pytest.LogCaptureFixture) -> N
     assert verify(root, CONFIG).findings == []
 
 
+def test_what_a_kill_left_goes_after_the_interval(root: Path) -> None:
+    """A run is killed when all segments are gone, and the files of the queues are not. Nothing expires any more."""
+    disk = KillDisk()
+    store = MessageStore.open(root, CONFIG, disk=disk)
+    disk.before = lambda operation: setattr(
+        disk,
+        "kill_at",
+        len(disk.operations) if operation.name == "unlink" and "consumequeue" in operation.path else None,
+    )
+    with pytest.raises(Killed):
+        store.delete_expired_files(at_once=True)
+    die(root)
+    before, last = segments(root), queue_file_count(root)
+    for interval, left in ((86_400_000, last), (0, 4)):
+        due(root, Disk(), correct_logic_min_offset_force_interval=interval)
+        assert (segments(root), queue_file_count(root)) == (before, left)
+    assert verify(root, CONFIG).findings == []
+
+
+def queue_file_count(root: Path) -> int:
+    return len([path for path in (root / "consumequeue").glob("*/*/*") if "rmq_sys" not in str(path)])
+
+
 def test_without_the_setting_nothing_goes_by_itself(root: Path) -> None:
     age(root, 10_000)
     with MessageStore.open(root, CONFIG, disk=FullDisk(percent=99)) as store:
