@@ -80,6 +80,8 @@ class Retention:
     def __init__(self, writer: LogWriter) -> None:
         self.writer = writer
         writer.look_at_disk = self.look_at_disk
+        self._unbroken = writer.unbroken("a deletion was interrupted")
+        """After an interrupt within a deletion, only the next opening of the store finds out what is left."""
         self._checked_s: float | None = None
         self._corrected_s = time.monotonic()
         self._told = ""
@@ -229,12 +231,13 @@ class Retention:
             if clock.stops(writer.files.config.delete_commit_log_files_interval if gone else 0):
                 break
             path = log.path(start)
-            with writer.mutex:
-                writer.check_turn()
-                writer.check_usable()
-                writer.check_locks()
-                log.forget_below(start + log.segment_size)
-            self._unlink(path)
+            with self._unbroken:
+                with writer.mutex:
+                    writer.check_turn()
+                    writer.check_usable()
+                    writer.check_locks()
+                    log.forget_below(start + log.segment_size)
+                self._unlink(path)
             gone.append(path)
         return gone, len(gone) * log.segment_size
 
@@ -283,11 +286,12 @@ class Retention:
                     queue.load()
                     gone = queue.offsets[: queue.count_below(begin)]
                     for start in gone:
-                        with writer.mutex:
-                            writer.check_turn()
-                            writer.check_usable()
-                            files.forget_queue_files(topic, queue_id, start + queue.file_size)
-                        self._unlink(queue.path(start))
+                        with self._unbroken:
+                            with writer.mutex:
+                                writer.check_turn()
+                                writer.check_usable()
+                                files.forget_queue_files(topic, queue_id, start + queue.file_size)
+                            self._unlink(queue.path(start))
                     count += len(gone)
                     if gone and clock.stops(files.config.delete_consume_queue_files_interval):
                         return count

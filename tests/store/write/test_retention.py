@@ -565,6 +565,34 @@ def test_what_a_kill_left_goes_after_the_interval(root: Path) -> None:
     assert verify(root, CONFIG).findings == []
 
 
+@pytest.mark.parametrize("part", ["commitlog", "consumequeue"])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), OSError(5, "Input/output error")])
+def test_a_deletion_that_fails_or_is_interrupted_leaves_no_gap(root: Path, part: str, error: BaseException) -> None:
+    """The second file of a row cannot be deleted, and the caller tries again: none behind it goes before it."""
+
+    class Failing(Disk):
+        count = 0
+
+        def unlink(self, path: object) -> None:
+            if f"/{part}/" in str(path):
+                self.count += 1
+                if self.count == 2:
+                    raise error
+            super().unlink(path)
+
+    store = MessageStore.open(root, CONFIG, disk=Failing())
+    with pytest.raises(type(error)):
+        store.delete_expired_files(at_once=True)
+    with contextlib.suppress(StoreError):
+        store.delete_expired_files(at_once=True)
+    with contextlib.suppress(StoreError):
+        store.close()
+    with MessageStore.open(root, CONFIG) as store:
+        store.delete_expired_files(at_once=True)
+    assert len(segments(root)) == 1
+    assert verify(root, CONFIG).findings == []
+
+
 def queue_file_count(root: Path) -> int:
     return len([path for path in (root / "consumequeue").glob("*/*/*") if "rmq_sys" not in str(path)])
 
