@@ -343,14 +343,16 @@ class AttachedStore:
         """Record in `state` that the flush thread failed while this process did not hold the lock.
 
         This waits for its turn through a lock object of its own. Another writer may have synced its own batch after
-        what was lost here; the next writer writes all of it again.
+        what was lost here; the next writer writes all of it again. A `state` that was put in place of this writer's
+        belongs to a restored store, which lost nothing.
         """
+        known = self.writer.files.state_file.inode if self.writer is not None else -1
         lock = WriterLock(self.paths.writer_lock)
         try:
             lock.acquire(self.config.lock_timeout_s, description="a failed sync")
             file = StateFile(self.disk, self.paths.state)
             state = file.read()
-            if state is not None and not state.poisoned:
+            if state is not None and not state.poisoned and known in (-1, file.inode):
                 file.write(replace(state, counter=state.counter + 1, flags=state.flags | STATE_POISONED))
         finally:
             lock.close()

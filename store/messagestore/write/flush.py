@@ -138,7 +138,7 @@ class FlushService(ServiceThread):
                     return  # the store was closed meanwhile; no sync failed
                 self.writer.poison(f"the flush thread failed ({error})")
                 self._wake_all()
-                if self.writer.turn is not Turn.HELD:
+                if self.writer.turn not in (Turn.HELD, Turn.LOST):  # LOST: perhaps another store is at the path now
                     with contextlib.suppress(StoreError, OSError):  # the disk is failing
                         self._remember_poison()
                 return
