@@ -77,14 +77,18 @@ class MappedFileQueue:
         offsets: list[int] = []
         sizes: list[int] = []
         entries = self.disk.entries(self.directory)
+        gone = False
         for name, is_folder in entries:
             if is_folder:
                 continue  # RocketMQ skips folders, too
             path = os.path.join(self.directory, name)
             try:
                 size = self.disk.size(path)
-            except FileNotFoundError:
-                continue  # retention has just deleted it
+            except FileNotFoundError:  # retention has just deleted it, or recovery, which cuts the end
+                gone = True
+                continue
+            if gone:  # by retention, which had deleted the files before it, too
+                offsets, sizes, gone = [], [], False
             if FILE_NAME.fullmatch(name) is None or int(name) > MAX_OFFSET - size:
                 raise CorruptionError(
                     path,

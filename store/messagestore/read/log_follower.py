@@ -142,7 +142,7 @@ class LogFollower:
                 if self._stopped:
                     return
         except FileNotFoundError:
-            log.forget_deleted()
+            log.load()  # retention may have deleted all segments that were known
             if log.min_offset <= self.position:
                 raise
 

@@ -134,6 +134,39 @@ def test_folders_are_skipped(queue: MappedFileQueue, folder: Path):
     assert queue.offsets == [0]
 
 
+class DeletingDisk(Disk):
+    """Retention deletes the first files after a load has looked at one of them."""
+
+    def __init__(self, folder: Path, seen: int, deleted: list[int]) -> None:
+        self.folder, self.seen, self.deleted = folder, seen, deleted
+
+    def size(self, path: str | Path) -> int:
+        size = super().size(path)
+        if str(path) == str(self.folder / file_name(self.seen)):
+            for start in self.deleted:
+                os.unlink(self.folder / file_name(start))
+        return size
+
+
+@pytest.mark.parametrize(("seen", "deleted", "left"), [(0, [0, 100], [200, 300]), (100, [0, 100, 200], [300])])
+def test_files_that_retention_deletes_during_a_look_are_no_gap(
+    folder: Path, seen: int, deleted: list[int], left: list[int]
+):
+    for start in (0, 100, 200, 300):
+        put(folder, start)
+    queue = queue_of(folder, disk=DeletingDisk(folder, seen, deleted))
+    queue.load()
+    assert list(queue.offsets) == left
+
+
+def test_files_that_recovery_deletes_during_a_look_leave_the_ones_before(folder: Path):
+    for start in (0, 100, 200):
+        put(folder, start)
+    queue = queue_of(folder, disk=DeletingDisk(folder, 0, [200]))
+    queue.load()
+    assert list(queue.offsets) == [0, 100]
+
+
 def test_a_file_deleted_while_looking(folder: Path):
     """Retention in a live broker."""
 

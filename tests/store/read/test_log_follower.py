@@ -183,6 +183,39 @@ def test_what_retention_took_is_said_and_skipped(tmp_path: Path, caplog: pytest.
     assert any("retention has deleted the records from" in record.getMessage() for record in caplog.records)
 
 
+def test_a_dispatcher_goes_on_after_retention_has_deleted_all_segments_that_it_knew(tmp_path: Path) -> None:
+    """Also those that it was about to read: it had begun with the part of the log that ended there."""
+    go, called = threading.Semaphore(0), threading.Semaphore(0)
+    found: list[int] = []
+
+    def slow(batch: pa.RecordBatch) -> None:
+        found.extend(batch["queue_offset"].to_pylist())
+        called.release()
+        assert go.acquire(timeout=60)
+
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        follower = store.add_dispatcher(slow, columns=["queue_offset"])
+
+        def put_into(segments: int) -> int:
+            while len(list((tmp_path / "s" / "commitlog").iterdir())) < segments:
+                last = store.put_message(Message("t", b"x" * 900, queue_id=0)).queue_offset
+            return last
+
+        store.put_message(Message("t", b"first", queue_id=0))
+        assert called.acquire(timeout=60)
+        put_into(3)
+        go.release()
+        assert called.acquire(timeout=60)  # what is left of the first segment; two more are to be read
+        last = put_into(6)
+        expired = store.delete_expired_files(reserved_hours=0)
+        assert len(expired.segments) >= 3
+        go.release(1000)
+    assert follower.error is None
+    assert found[0] == 0
+    assert found[-1] == last
+    assert found == sorted(set(found))
+
+
 def test_a_fork_does_not_wait_for_threads_that_it_does_not_have(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         store.add_arriving_listener(lambda *_: None)
