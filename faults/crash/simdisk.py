@@ -232,6 +232,7 @@ class KillDisk(Disk):
     open_folder = _reading("open_folder")
     folder_at_path = _reading("folder_at_path")
     check_folders = _reading("check_folders")
+    watch = _reading("watch")
     data_ranges = _reading("data_ranges")
     length = _reading("length")
     free = _reading("free")

@@ -13,6 +13,7 @@ import pytest
 from messagestore.format import layout
 from messagestore.format.layout import (
     ALL,
+    BATCH_UNIT,
     BLANK,
     CHECKPOINT,
     ENDS_ENTRY,
@@ -33,6 +34,7 @@ FORMATS = {  # written down a second time, from RocketMQ's sources
     RECORD_HEAD.name: ">iiiiiqqiqIiqIiiqi",
     BLANK.name: ">ii",
     UNIT.name: ">qiq",
+    BATCH_UNIT.name: ">qiqqqhii",
     INDEX_HEADER.name: ">qqqqii",
     INDEX_ENTRY.name: ">iqii",
     CHECKPOINT.name: ">qqqqq",
