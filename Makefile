@@ -7,7 +7,7 @@
 #   make crash       every fault injected and counted, in 8 minutes   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
-#   make interop-deep  random stores of a broker, as many as it is told    make interop-deep STORES=2000 SEED=1000
+#   make interop-deep  random stores of a broker, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
@@ -90,12 +90,13 @@ test-deep: setup
 # What is missing is skipped, aloud; in CI a skip is a failure (tests/interop/conftest.py).
 interop: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop --ignore tests/interop/test_replay_torture.py $(ARGS)
 
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
 	INTEROP_STORES=$(STORES) INTEROP_SEED=$(SEED) \
-	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop/test_broker_stores.py $(ARGS)
+	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop/test_broker_stores.py \
+	  tests/interop/test_replay_torture.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java
