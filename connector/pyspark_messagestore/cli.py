@@ -18,8 +18,9 @@ from pyspark_messagestore.cli_deliver import deliver
 from pyspark_messagestore.cli_demo import demo
 from pyspark_messagestore.cli_doctor import doctor
 from pyspark_messagestore.cli_gc import gc
+from pyspark_messagestore.cli_groups import group_app, groups
 from pyspark_messagestore.cli_halves import half_app, halves
-from pyspark_messagestore.cli_lag import groups, lag
+from pyspark_messagestore.cli_lag import lag
 from pyspark_messagestore.cli_messages import find, get, put, tail
 from pyspark_messagestore.cli_metrics import metrics
 from pyspark_messagestore.cli_store import dump, recover, status, verify
@@ -29,10 +30,11 @@ _SHOWING = (status, topics, offsets, groups, lag, halves, metrics)
 for _command in (*_SHOWING, put, get, tail, find, dump, verify, recover, gc, deliver, doctor, demo):
     app.command()(_command)
 app.add_typer(topic_app, name="topic")
+app.add_typer(group_app, name="group")
 app.add_typer(half_app, name="half")
 app.add_typer(batches_app, name="batches")
 app.add_typer(checkpoint_app, name="checkpoint")
-for _each in (app, topic_app, half_app, batches_app, checkpoint_app):
+for _each in (app, topic_app, group_app, half_app, batches_app, checkpoint_app):
     for _info in _each.registered_commands:
         _info.short_help = first_sentence(_info.callback)  # lists of commands would break lines where docstrings do
 

@@ -199,3 +199,18 @@ def existing(root: str) -> str:
             path=path,
         )
     return path
+
+
+@contextmanager
+def broker_named(what: str, command: str) -> Iterator[None]:
+    """Add to the error that a broker holds the store what the user can run instead."""
+    try:
+        yield
+    except StoreLockedError as error:
+        if "broker" not in error.holder:
+            raise
+        raise StoreLockedError(
+            f"{error}. Nothing was changed. While the broker runs, change its {what} through it: `{command}`",
+            path=error.path,
+            holder=error.holder,
+        ) from None

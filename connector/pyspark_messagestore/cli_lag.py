@@ -1,4 +1,4 @@
-"""`messagestore lag` and `groups`: how far readers of a store are behind its end."""
+"""`messagestore lag`: how far readers of a store are behind its end."""
 
 from __future__ import annotations
 
@@ -12,30 +12,6 @@ from pyspark_messagestore import cli_output as out
 from pyspark_messagestore.cli_app import FOUND_NOTHING, Json, Root, looking, opened, path_of
 from pyspark_messagestore.offsets import StreamOffset
 from pyspark_messagestore.spark_checkpoint import Batch, read_checkpoint, stream_offset
-
-
-def groups(root: Root, as_json: Json = False) -> None:
-    """Show how far consumer groups have read: the committed offset, the maximum offset and the lag of each queue."""
-    with out.waiting("looking through the queues"):
-        rows, faults = local_operator.groups(path_of(root), looking())
-    if as_json:
-        for row in rows:
-            out.json_line(row)
-    elif rows:
-        _group_table(rows)
-    for fault in faults:
-        out.note(f"messagestore: {fault}")
-    if not rows:
-        out.note("no consumer group found")
-    if faults or not rows:
-        raise typer.Exit(FOUND_NOTHING)
-
-
-def _group_table(rows: list[dict[str, Any]]) -> None:
-    """Print the rows of `groups_of` as a table."""
-    columns = [("group", False), ("topic", False), ("queue", True), ("committed", True), ("max", True), ("lag", True)]
-    cells = [["-" if value is None else str(value) for value in row.values()] for row in rows]
-    out.table(columns, cells)
 
 
 def lag(

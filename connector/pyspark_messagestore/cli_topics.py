@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
-from messagestore import ConfigError, MessageStore, StoreLockedError
+from messagestore import ConfigError, MessageStore
 from messagestore.spi import local_operator
 from pyspark_messagestore import cli_output as out
 from pyspark_messagestore.cli_app import (
@@ -18,6 +16,7 @@ from pyspark_messagestore.cli_app import (
     Json,
     Root,
     Wait,
+    broker_named,
     config_of,
     existing,
     looking,
@@ -189,7 +188,7 @@ def topic_create(
     path = path_of(root)
     is_new = not local_operator.holds_store(path)
     with (
-        _broker_named(f"-t {topic} -w {queues} -r {read_queues or queues}"),
+        broker_named("topics", f"mqadmin updateTopic -b HOST:PORT -t {topic} -w {queues} -r {read_queues or queues}"),
         MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
     ):
         if is_new:
@@ -247,7 +246,7 @@ def topic_alter(
     path = existing(root)
     words = " ".join(f"{name} {value}" for name, value in asked.items() if value is not None)
     with (
-        _broker_named(f"-t {topic} {words}"),
+        broker_named("topics", f"mqadmin updateTopic -b HOST:PORT -t {topic} {words}"),
         MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
     ):
         made = store.alter_topic(
@@ -266,22 +265,6 @@ def topic_alter(
             f"({', '.join(map(str, unread[:8]))}{', ...' if len(unread) > 8 else ''}). Give --read-queues "
             f"{max(unread) + 1} or more until they are read"
         )
-
-
-@contextmanager
-def _broker_named(settings: str) -> Iterator[None]:
-    """Add to the error that a broker holds the store what the user can run instead."""
-    try:
-        yield
-    except StoreLockedError as error:
-        if "broker" not in error.holder:
-            raise
-        raise StoreLockedError(
-            f"{error}. Nothing was changed. While the broker runs, change its topics through it: `mqadmin updateTopic "
-            f"-b HOST:PORT {settings}`",
-            path=error.path,
-            holder=error.holder,
-        ) from None
 
 
 def _attributes(message_type: MessageType | None) -> dict[str, str] | None:

@@ -23,6 +23,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
@@ -42,7 +43,7 @@ from messagestore.errors import (
     note_statuses,
 )
 from messagestore.files.mapped_file import Disk
-from messagestore.files.subscription_groups import subscription_group
+from messagestore.files.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, javahash, record, record_columns, rerouting
 from messagestore.format.arrow_bytes import list_array
@@ -61,10 +62,10 @@ from messagestore.format.message import (
     MessageExt,
     PutMessageResult,
     check_delay_level,
+    check_group,
     check_queue_id,
     check_readable_queue,
     check_topic,
-    group_fault,
 )
 from messagestore.format.properties import (
     DELAY,
@@ -1065,8 +1066,8 @@ class MessageStore(ReadOnlyStore):
         4
         """
         check_topic(topic)
-        with self.writer.mutex:
-            topics = self.writer.files.topics
+        with self._configuring() as writer:
+            topics = writer.files.topics
             found = topics.get(topic)
             if found is None:
                 found = topics.create(
@@ -1126,8 +1127,8 @@ class MessageStore(ReadOnlyStore):
         8
         """
         check_topic(topic)
-        with self.writer.mutex:
-            topics = self.writer.files.topics
+        with self._configuring() as writer:
+            topics = writer.files.topics
             topics.alter(
                 topic,
                 read_queue_nums=read_queue_nums,
@@ -1144,6 +1145,141 @@ class MessageStore(ReadOnlyStore):
     def topic_config(self, topic: str) -> TopicConfig | None:
         """The settings of a topic in `config/topics.json`; None if it has none."""
         return self.writer.files.topics.get(arguments.text("topic", topic))
+
+    def create_group(
+        self,
+        group: str,
+        *,
+        retry_max_times: int | None = None,
+        retry_queue_nums: int | None = None,
+        consume_enable: bool | None = None,
+    ) -> SubscriptionGroupConfig:
+        """Give a consumer group settings in `config/subscriptionGroup.json`.
+
+        A group needs none: without settings it has RocketMQ's, 16 retries, one retry queue and `consumeEnable`.
+
+        Parameters
+        ----------
+        group : str
+            1 to 255 characters of `%|a-zA-Z0-9_-`.
+        retry_max_times : int | None
+            A message that was sent back so many times goes to the group's dead-letter topic; 0: at once.
+        retry_queue_nums : int | None
+            The number of queues of the group's retry topic, when it is created. With 0, nothing can be sent back.
+        consume_enable : bool | None
+            Whether a broker gives messages to the group. This project's own readers ignore it.
+
+        Returns
+        -------
+        SubscriptionGroupConfig
+            The group's settings. Those of a group that has settings already are returned unchanged.
+
+        Raises
+        ------
+        MessageIllegalError
+            The name is not legal, or is one of the broker's own.
+        ConfigError
+            A value is not allowed.
+        CorruptionError
+            The file is damaged; it is left unchanged.
+
+        Examples
+        --------
+        >>> from messagestore import MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     store.create_group("boards", retry_max_times=3).retry_max_times
+        3
+        """
+        check_group(group)
+        with self._configuring():
+            groups = self._groups()
+            found = groups.get(group)
+            if found is None:
+                found = groups.create(
+                    group,
+                    retry_max_times=retry_max_times,
+                    retry_queue_nums=retry_queue_nums,
+                    consume_enable=consume_enable,
+                )
+                groups.save()
+            return found
+
+    def alter_group(
+        self,
+        group: str,
+        *,
+        retry_max_times: int | None = None,
+        retry_queue_nums: int | None = None,
+        consume_enable: bool | None = None,
+    ) -> SubscriptionGroupConfig:
+        """Change settings of a consumer group in `config/subscriptionGroup.json`; what is None stays as it is.
+
+        A retry topic that exists keeps the number of its queues; `alter_topic` changes it.
+
+        Parameters
+        ----------
+        group : str
+        retry_max_times, retry_queue_nums, consume_enable
+            As for `create_group`.
+
+        Returns
+        -------
+        SubscriptionGroupConfig
+            The settings as they are now.
+
+        Raises
+        ------
+        ConfigError
+            The group has no settings in the store, or a value is not allowed.
+        CorruptionError
+            The file is damaged; it is left unchanged.
+
+        Examples
+        --------
+        >>> from messagestore import MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     _ = store.create_group("boards")
+        ...     store.alter_group("boards", consume_enable=False).consume_enable
+        False
+        """
+        with self._configuring():
+            groups = self._groups()
+            altered = groups.alter(
+                arguments.text("group", group),
+                retry_max_times=retry_max_times,
+                retry_queue_nums=retry_queue_nums,
+                consume_enable=consume_enable,
+            )
+            groups.save()
+            return altered
+
+    def group_config(self, group: str) -> SubscriptionGroupConfig | None:
+        """The settings of a consumer group in `config/subscriptionGroup.json`, read now; None if it has none.
+
+        Raises
+        ------
+        CorruptionError
+            The file cannot be read.
+        """
+        return self._groups().get(arguments.text("group", group))
+
+    @contextmanager
+    def _configuring(self) -> Iterator[LogWriter]:
+        """The writer, if it may change a file of `config/`: a broker that came in between has these files in memory."""
+        self.writer.check_usable()  # before the mutex, which nobody releases in a forked child
+        writer = self.writer
+        with writer.mutex:
+            writer.check_turn()
+            writer.check_usable()
+            writer.check_locks()
+            yield writer
+
+    def _groups(self) -> SubscriptionGroups:
+        """The table of consumer groups, as it is on the disk now."""
+        files = self.writer.files
+        groups = SubscriptionGroups(files.disk, files.paths.root)
+        groups.load()
+        return groups
 
     def alter_config(self, **changes: int) -> StoreConfig:
         """Change settings of the open store, for all sessions of this process; the next put follows them.
@@ -1875,9 +2011,7 @@ class MessageStore(ReadOnlyStore):
         (2, [0])
         """
         arguments.instance("message", message, MessageExt)
-        fault = group_fault(group)
-        if fault is not None:
-            raise MessageIllegalError(f"group: {fault}", field="group")
+        check_group(group)
         if delay_level is not None and (type(delay_level) is not int or not -(1 << 31) <= delay_level < 1 << 31):
             text = f"delay level: found {delay_level!r}; allowed is None, or a whole number"
             raise MessageIllegalError(text, field="delay_time_level")
@@ -1892,8 +2026,7 @@ class MessageStore(ReadOnlyStore):
                 "messages that were read from it",
                 field="message",
             )
-        files = self.writer.files
-        settings = subscription_group(files.disk, files.paths.root, group)
+        settings = self.group_config(group) or SubscriptionGroupConfig(group)
         if settings.retry_queue_nums < 1:
             raise ConfigError(
                 f"group {group!r}: found retryQueueNums {settings.retry_queue_nums} in config/subscriptionGroup.json; "

@@ -128,6 +128,8 @@ def test_a_missing_store_is_one_line(tmp_path: Path, command: list[str]) -> None
         "recover",
         "lag",
         "groups",
+        "group create",
+        "group alter",
         "metrics",
         "batches list",
         "batches start",
@@ -142,6 +144,8 @@ def test_a_path_at_or_below_a_file_is_one_line(tmp_path: Path, command: str) -> 
     more = {
         "topic create": ["t"],
         "topic alter": ["t", "--queues", 1],
+        "group create": ["g"],
+        "group alter": ["g", "--consume"],
         "put": ["t", "x"],
         "get": ["t"],
         "find": ["--key", "k"],

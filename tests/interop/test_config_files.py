@@ -1,4 +1,4 @@
-"""config/topics.json and config/consumerOffset.json: each side reads what the other wrote, by the broker's own managers."""
+"""The broker's files in config/: each side reads what the other wrote, by the broker's own managers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from random import Random
 import pytest
 
 from interop import recipes
+from interop.java_build import NEWEST
 from interop.java_store import COUNTS, Driver, JavaStore, single
 from messagestore import ConfigError, Message, MessageIllegalError, MessageStore, StoreLockedError
+from messagestore.files.config_file import parsed
+from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.mapped_file import Disk
 from messagestore.files.topics import TopicConfig, Topics
@@ -188,3 +191,146 @@ def test_a_live_java_store_keeps_its_offsets(java: Driver, root: Path) -> None:
     assert offsets_of_java(java, root)["offsets"] == {"t@ours": {"0": 1}}
     with JavaStore(java, root, {}) as theirs:
         assert theirs.bodies("t", 0) == [b"x"]
+
+
+# ---- consumer groups
+
+
+def groups_of_java(java: Driver, root: Path, **arguments: object) -> dict:
+    COUNTS.stores += 1
+    return java.call("config", file="groups", root=str(root), **arguments)
+
+
+def file_of_groups(root: Path) -> dict:
+    return parsed((root / "config" / "subscriptionGroup.json").read_text())
+
+
+def test_our_groups_are_loaded_by_java(each_java: Driver, root: Path) -> None:
+    """What we create and alter, a broker has, with its own defaults for what we do not name."""
+    rng = Random(5)
+    wanted = {
+        f"%g|{number}-_": (rng.choice([0, 1, 16, 2**31 - 1]), rng.choice([0, 1, 8, 65536]), rng.random() < 0.5)
+        for number in range(40)
+    }
+    with MessageStore.open(root, SMALL) as store:
+        for group, (times, queues, enable) in wanted.items():
+            store.create_group(group)
+            store.alter_group(group, retry_max_times=times, retry_queue_nums=queues, consume_enable=enable)
+    found = groups_of_java(each_java, root)
+    for group, settings in wanted.items():
+        theirs = found["groups"][group]
+        assert (theirs["retryMaxTimes"], theirs["retryQueueNums"], theirs["consumeEnable"]) == settings
+        assert theirs["groupName"] == group
+        assert theirs["consumeFromMinEnable"] is theirs["consumeBroadcastEnable"] is True
+        assert theirs["consumeTimeoutMinute"] == 15
+    counter = 2 * len(wanted) if each_java.version == NEWEST else 0  # 5.1.4 does not read this version
+    assert found["version"]["counter"] == counter
+
+
+def test_java_s_groups_are_altered_by_us(each_java: Driver, root: Path) -> None:
+    """Java writes groups with every setting that it has, and what a group may not read; we alter one and add one, and
+    Java finds everything else as it was."""
+    with MessageStore.open(root, SMALL) as store:
+        store.create_group("ours-first", retry_max_times=2)
+    policy = {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [1000, 5000]}}
+    made: dict[str, dict[str, object]] = {
+        "boards": {"retryMaxTimes": 3, "retryQueueNums": 4, "consumeBroadcastEnable": False, "brokerId": 7},
+        "orders": {"consumeMessageOrderly": True, "groupRetryPolicy": policy, "consumeTimeoutMinute": 99},
+        "stopped": {"consumeEnable": False, "groupSysFlag": 5, "notifyConsumerIdsChangedEnable": False},
+    }
+    theirs = groups_of_java(each_java, root, put=made, forbid={"boards": "secret"})
+    assert {*made, "ours-first", "TOOLS_CONSUMER"} <= set(theirs["groups"])
+    version = file_of_groups(root)["dataVersion"]
+    with MessageStore.open(root, SMALL) as store:
+        for group, fields in theirs["groups"].items():
+            config = store.group_config(group)
+            assert config is not None
+            assert (config.retry_max_times, config.retry_queue_nums, config.consume_enable) == (
+                fields["retryMaxTimes"],
+                fields["retryQueueNums"],
+                fields["consumeEnable"],
+            )
+        store.alter_group("boards", retry_max_times=5)
+        store.create_group("ours-second", consume_enable=False)
+    again = groups_of_java(each_java, root)
+    assert again["groups"].pop("ours-second")["consumeEnable"] is False
+    assert again["groups"]["boards"].pop("retryMaxTimes") == 5
+    assert theirs["groups"]["boards"].pop("retryMaxTimes") == 3
+    assert again["groups"] == theirs["groups"]
+    assert again["forbidden"] == theirs["forbidden"] == {"boards": {"secret": 2}}
+    now = file_of_groups(root)["dataVersion"]
+    assert now["counter"] == version["counter"] + 2, "a broker's slaves look at the version"
+    assert now["stateVersion"] == version["stateVersion"]
+
+
+def test_what_java_writes_into_our_file_of_groups_is_what_we_write(java: Driver, root: Path) -> None:
+    """The same settings, written by each side: the same fields, and the same text but for the order of Java's maps."""
+    with MessageStore.open(root, SMALL) as store:
+        store.create_topic("t")
+    groups_of_java(java, root, put={"boards": {"retryMaxTimes": 3}})
+    with MessageStore.open(root, SMALL) as store:
+        store.alter_group("boards", retry_max_times=4)
+    path = root / "config" / "subscriptionGroup.json"
+    ours_text = path.read_text()
+    groups_of_java(java, root, put={"boards": file_of_groups(root)["subscriptionGroupTable"]["boards"]})
+    java_text = path.read_text()
+    ours_fields, java_fields = parsed(ours_text), parsed(java_text)
+    assert ours_fields.pop("dataVersion") != java_fields.pop("dataVersion")
+    assert ours_fields == java_fields
+
+    def tokens(text: str) -> list[str]:
+        return sorted(re.split(r",|\n", re.sub(r'"(counter|timestamp)":\d+', "", text)))
+
+    assert tokens(ours_text) == tokens(java_text)
+
+
+# ---- filters
+
+
+def filters_of_java(java: Driver, root: Path, **arguments: object) -> list[dict]:
+    COUNTS.stores += 1
+    return java.call("config", file="filters", root=str(root), **arguments)
+
+
+def our_filters(root: Path) -> list[dict]:
+    return [
+        {
+            "group": each.consumer_group,
+            "topic": each.topic,
+            "expression": each.expression,
+            "type": each.expression_type,
+            "born": each.born_time_ms,
+            "dead": each.dead_time_ms,
+            "version": each.client_version,
+            "isDead": each.is_dead,
+        }
+        for each in consumer_filters(Disk(), str(root))
+    ]
+
+
+def test_java_s_filters_are_read_by_us(each_java: Driver, root: Path) -> None:
+    """As a broker registers them, while their consumers live and after they have ended; and Java loads them again."""
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("t", b"x"))
+    assert our_filters(root) == []
+    made = [
+        ["boards", "flights", "delay > 15 AND origin = 'EWR'", 3],
+        ["boards", "%RETRY%boards", "delay > 15", 3],
+        ["alarms", "flights", "note IN ('a\"{1:2}', 'é,\n{3:', '\u2028') OR delay IS NULL", 2**40],
+    ]
+
+    def in_order(rows: list[dict]) -> list[dict]:
+        return sorted(rows, key=lambda each: (each["group"], each["topic"]))
+
+    theirs = in_order(filters_of_java(each_java, root, put=made))
+    assert [(row["group"], row["topic"], row["expression"], row["version"]) for row in theirs] == sorted(
+        map(tuple, made), key=lambda row: row[:2]
+    )
+    assert our_filters(root) == theirs
+    assert not any(row["isDead"] for row in theirs)
+    ended = in_order(filters_of_java(each_java, root, end="boards"))  # who loads takes the others for dead as well
+    assert [row["isDead"] for row in ended] == [True, True, True]
+    assert our_filters(root) == ended
+    assert [row["expression"] for row in in_order(filters_of_java(each_java, root))] == [
+        row["expression"] for row in theirs
+    ]

@@ -61,6 +61,8 @@ class ConfigFile:
         self._meaning, self._hint = meaning, hint
         self._data_version: dict[str, Any] = {}
         self._others: dict[str, Any] = {}
+        self.damage: CorruptionError | None = None
+        """What is wrong with the file, if the last `load` could not read it and took its `.bak`."""
 
     def load(self, parse: Callable[[dict[str, Any]], T]) -> T:
         """Return the result of `parse` for the table in the file.
@@ -78,7 +80,7 @@ class ConfigFile:
         CorruptionError
             There is a file, but neither it nor its `.bak` can be read.
         """
-        self._data_version, self._others = {}, {}
+        self._data_version, self._others, self.damage = {}, {}, None
         unreadable: tuple[str, str] | None = None
         for path in (self.path, self.path + ".bak"):
             try:
@@ -91,13 +93,19 @@ class ConfigFile:
             if not data.strip():
                 continue
             try:
-                return self._taken(data, parse)
+                result = self._taken(data, parse)
             except _NOT_AS_IT_SHOULD_BE as error:
                 unreadable = unreadable or (path, f"{error} in {data[:40]!r}")
-        if unreadable is not None:
-            path, found = unreadable
-            raise CorruptionError(path, 0, self._meaning, found, hint=self._hint)
+                continue
+            self.damage = self._damage(unreadable)
+            return result
+        damage = self._damage(unreadable)
+        if damage is not None:
+            raise damage
         return parse({})
+
+    def _damage(self, unreadable: tuple[str, str] | None) -> CorruptionError | None:
+        return unreadable and CorruptionError(unreadable[0], 0, self._meaning, unreadable[1], hint=self._hint)
 
     def _taken(self, data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
         fields = parsed(data.decode("utf-8"))

@@ -1,66 +1,183 @@
-"""`config/subscriptionGroup.json`: the broker's settings of its consumer groups, as far as a store needs them.
+"""`config/subscriptionGroup.json`: the broker's settings of its consumer groups.
 
-    "subscriptionGroupTable":{"flights":{"retryMaxTimes":16,"retryQueueNums":1,...}}
+The file is the broker's own (`SubscriptionGroupManager.java`). A group that is not in it has RocketMQ's defaults, and
+gets an entry when its first consumer asks a broker. Of the settings, this project uses `retryMaxTimes` and
+`retryQueueNums`, for messages that are sent back; it keeps all the others.
 
+    "subscriptionGroupTable":{"flights":{"consumeEnable":true,"retryMaxTimes":16,"retryQueueNums":1,...}}
+
+Threads: one. Processes: `save` is called under the writer lock, and `load` before it, so that what another process
+changed stays.
 Source: RocketMQ remoting/protocol/subscription/SubscriptionGroupConfig.java.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from messagestore.errors import ConfigError
 from messagestore.files.config_file import ConfigFile
 from messagestore.files.mapped_file import Disk
+from messagestore.format import arguments
+from messagestore.format.message import MAX_QUEUE_ID, check_group
+
+_MOST_TIMES = (1 << 31) - 1
+_NUMBERS = {"retry_max_times": ("retryMaxTimes", _MOST_TIMES), "retry_queue_nums": ("retryQueueNums", MAX_QUEUE_ID + 1)}
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionGroup:
-    """How messages that a consumer group sends back are retried.
+class SubscriptionGroupConfig:
+    """The settings of a consumer group, as RocketMQ's SubscriptionGroupConfig.
 
     Parameters
     ----------
+    group_name : str
+    consume_enable : bool
+        Whether a broker gives messages to the group. This project's own readers ignore it.
     retry_max_times : int
-        After so many retries, a message goes to the group's dead-letter topic.
+        A message that was sent back so many times goes to the group's dead-letter topic.
     retry_queue_nums : int
-        The number of queues of the group's retry topic.
+        The number of queues of the group's retry topic, when it is created. With 0, a broker drops what is sent back.
+    others : dict
+        Fields of the file that this project does not use; they are written back.
     """
 
+    group_name: str
+    consume_enable: bool = True
     retry_max_times: int = 16
     retry_queue_nums: int = 1
+    others: dict[str, Any] = field(default_factory=dict)
+
+    def to_fields(self) -> dict[str, Any]:
+        """The fields as they are in the file."""
+        known = {
+            "consumeEnable": self.consume_enable,
+            "groupName": self.group_name,
+            "retryMaxTimes": self.retry_max_times,
+            "retryQueueNums": self.retry_queue_nums,
+        }
+        return {**self.others, **known}
+
+    @classmethod
+    def from_fields(cls, name: str, fields: dict[str, Any]) -> SubscriptionGroupConfig:
+        """Read the fields of the file. A wrong field is a `ValueError` or `AttributeError`."""
+        default, others = cls(name), dict(fields.items())
+        others.pop("groupName", None)  # as in RocketMQ, the name in the table decides
+        enable = others.pop("consumeEnable", default.consume_enable)
+        if type(enable) is not bool:
+            raise ValueError(f"consumeEnable {enable!r} of group {name!r}")
+        numbers = {attribute: others.pop(key, getattr(default, attribute)) for attribute, (key, _) in _NUMBERS.items()}
+        for attribute, number in numbers.items():
+            if type(number) is not int or not -(1 << 31) <= number < 1 << 31:
+                raise ValueError(f"{_NUMBERS[attribute][0]} {number!r} of group {name!r}")
+        return cls(name, consume_enable=enable, others=others, **numbers)
 
 
-def subscription_group(disk: Disk, root: str, group: str) -> SubscriptionGroup:
-    """The settings of a group; RocketMQ's defaults, if the file does not name it or is missing.
+class SubscriptionGroups:
+    """`config/subscriptionGroup.json` of one store.
 
-    Raises
-    ------
-    CorruptionError
-        There is a file, but none that can be read.
+    Parameters
+    ----------
+    disk : Disk
+    root : str
+        The store.
     """
-    file = ConfigFile(
-        disk,
-        root,
-        "subscriptionGroup.json",
-        "subscriptionGroupTable",
-        via="new-subscription-group.json",
-        meaning="the broker's table of consumer groups",
-        hint="Restore it from a copy. If you move it away instead, all groups get the default settings.",
-    )
-    return file.load(_table).get(group, SubscriptionGroup())
 
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._file = ConfigFile(
+            disk,
+            root,
+            "subscriptionGroup.json",
+            "subscriptionGroupTable",
+            via="new-subscription-group.json",
+            meaning="the broker's table of consumer groups",
+            hint="Restore it from a copy. If you move it away instead, all groups get the default settings.",
+        )
+        self.path = self._file.path
+        self._groups: dict[str, SubscriptionGroupConfig] = {}
 
-def _table(fields: dict[str, Any]) -> dict[str, SubscriptionGroup]:
-    return {name: _group(settings) for name, settings in fields.items()}
+    def load(self) -> None:
+        """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
 
+        Raises
+        ------
+        CorruptionError
+            There is a file, but none that can be read.
+        """
+        self._groups = self._file.load(
+            lambda table: {name: SubscriptionGroupConfig.from_fields(name, fields) for name, fields in table.items()}
+        )
 
-def _group(settings: dict[str, Any]) -> SubscriptionGroup:
-    default = SubscriptionGroup()
-    numbers = (
-        settings.get("retryMaxTimes", default.retry_max_times),
-        settings.get("retryQueueNums", default.retry_queue_nums),
-    )
-    for number in numbers:
-        if type(number) is not int or not -(1 << 31) <= number < 1 << 31:
-            raise ValueError(f"number {number!r}")
-    return SubscriptionGroup(*numbers)
+    def save(self) -> None:
+        """Replace the file by what `load` found and what was created and altered since then.
+
+        The caller holds the writer lock, and has held it since `load`.
+
+        Raises
+        ------
+        CorruptionError
+            The file is damaged, and `load` read its `.bak`. Nothing is written.
+        """
+        if self._file.damage is not None:
+            raise self._file.damage
+        self._file.save({name: group.to_fields() for name, group in self._groups.items()})
+
+    # ---- groups
+
+    @property
+    def names(self) -> list[str]:
+        """All groups in the file, sorted."""
+        return sorted(self._groups)
+
+    def get(self, name: str) -> SubscriptionGroupConfig | None:
+        """The group, or None if the file does not name it."""
+        return self._groups.get(name)
+
+    def create(self, name: str, **settings: int | bool | None) -> SubscriptionGroupConfig:
+        """Add a group; `save` writes it. A setting that is None gets RocketMQ's default.
+
+        Raises
+        ------
+        MessageIllegalError
+            The name is not legal, or is one of the broker's own.
+        ConfigError
+            The group is there already, or a value is not allowed.
+        """
+        check_group(name)
+        if name in self._groups:
+            text = f"group {name!r} exists already. Alter it, or choose another name"
+            raise ConfigError(text, key="group", value=name)
+        return self._put(SubscriptionGroupConfig(name), settings)
+
+    def alter(self, name: str, **settings: int | bool | None) -> SubscriptionGroupConfig:
+        """Change the settings that are not None; `save` writes them.
+
+        Raises
+        ------
+        ConfigError
+            The file does not name the group, or a value is not allowed.
+        """
+        found = self._groups.get(name)
+        if found is None:
+            known = ", ".join(map(repr, self.names[:8])) or "none"
+            raise ConfigError(
+                f"group {name!r} has no settings in config/subscriptionGroup.json; groups that have: {known}"
+                f"{', ...' if len(self._groups) > 8 else ''}. Create it first",
+                key="group",
+                value=name,
+            )
+        return self._put(found, settings)
+
+    def _put(self, group: SubscriptionGroupConfig, settings: dict[str, int | bool | None]) -> SubscriptionGroupConfig:
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        what = f"group {group.group_name!r}"
+        for name, value in given.items():
+            if name not in _NUMBERS:
+                arguments.true_or_false(f"{what}: consumeEnable", value)
+                continue
+            key, most = _NUMBERS[name]
+            if type(value) is not int or not 0 <= value <= most:
+                raise ConfigError(f"{what}: {key}: found {value!r}; allowed is 0 to {most}", key=key, value=value)
+        self._groups[group.group_name] = made = replace(group, **given)
+        return made

@@ -334,6 +334,18 @@ def group_fault(group: object) -> str | None:
     return _name_fault(group, MAX_GROUP_SIZE)
 
 
+def check_group(group: object) -> None:
+    """Check that users may have a consumer group of this name.
+
+    Raises
+    ------
+    MessageIllegalError
+    """
+    fault = group_fault(group)
+    if fault is not None:
+        raise MessageIllegalError(f"group: {fault}", field="group")
+
+
 def _name_fault(name: object, limit: int) -> str | None:
     if not isinstance(name, str):
         return f"found {type(name).__name__}; allowed is text"

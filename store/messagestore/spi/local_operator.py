@@ -17,10 +17,12 @@ from typing import Any
 
 from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
 from messagestore.files.commit_log import CommitLog
+from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.counters import read_counters
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import State, boot_hash
+from messagestore.files.subscription_groups import SubscriptionGroups
 from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import FILLER_UNIT_SIZE
@@ -49,7 +51,9 @@ __all__ = [
     "dump",
     "expired",
     "figures",
+    "filters",
     "group_lag",
+    "group_settings",
     "groups",
     "holds_store",
     "is_open",
@@ -88,6 +92,43 @@ def groups(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str,
     """How far each consumer group has read each queue of its topics, and what could not be read, in words."""
     with _view(path, config) as view:
         return groups_of(view)
+
+
+def group_settings(path: str) -> list[dict[str, Any]]:
+    """The settings of each consumer group that has some, as they are in config/subscriptionGroup.json.
+
+    Raises
+    ------
+    CorruptionError
+        The file cannot be read.
+    """
+    groups = SubscriptionGroups(Disk(), path)
+    groups.load()
+    return [found.to_fields() for name in groups.names if (found := groups.get(name)) is not None]
+
+
+def filters(path: str) -> list[dict[str, Any]]:
+    """The filters that consumer groups have registered with a broker, from config/consumerFilter.json.
+
+    Raises
+    ------
+    CorruptionError
+        The file cannot be read.
+    """
+    return [
+        {
+            "group": each.consumer_group,
+            "topic": each.topic,
+            "filter": {
+                "expression": each.expression,
+                "expressionType": each.expression_type,
+                "bornTime": each.born_time_ms,
+                "deadTime": each.dead_time_ms,
+                "clientVersion": each.client_version,
+            },
+        }
+        for each in consumer_filters(Disk(), path)
+    ]
 
 
 def topics(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
