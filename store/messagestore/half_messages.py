@@ -284,6 +284,7 @@ class HalfMessages:
         fault = group_fault(producer_group)
         if fault is not None:
             raise MessageIllegalError(f"producer group: {fault}", field="producer_group")
+        arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
         if check_immunity_s is not None:
             check_immunity_s = arguments.whole_number("check_immunity_s", check_immunity_s, 0, (1 << 31) - 1)
         if message.sys_flag & SYS_FLAG_TRANSACTION_MASK or message.prepared_transaction_offset:

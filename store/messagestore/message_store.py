@@ -260,8 +260,9 @@ class ReadOnlyStore:
     never waits for a writer, and writes nothing. Each call sees what is visible at that moment; of a batch it sees
     every message or none. Within a queue, messages come in the order of their queue offsets, each once.
 
-    Use one object from one thread at a time. Several threads need an object each. What a call returns belongs to the
-    caller and stays valid after `close`.
+    Use one object from one thread at a time. Several threads need an object each. Only `close` may be called by another
+    thread: a `wait` or `follow` that is going on then ends with `StoreClosedError`, within about a tenth of a second.
+    What a call returns belongs to the caller and stays valid after `close`.
 
     Raises
     ------
@@ -696,8 +697,24 @@ class ReadOnlyStore:
         check_readable_queue(topic, queue_id)
         queue_offset = arguments.whole_number("queue_offset", queue_offset)
         timeout_s = math.inf if timeout is None else arguments.seconds("timeout", timeout)
-        self.view.await_change(0)
-        return self._wait(topic, queue_id, queue_offset, timeout_s) > queue_offset
+        with self._until_closed():
+            self.view.await_change(0)
+            return self._wait(topic, queue_id, queue_offset, timeout_s) > queue_offset
+
+    @contextmanager
+    def _until_closed(self) -> Iterator[None]:
+        """Give whatever fails because another thread closes the store the error that says so."""
+        try:
+            yield
+        except StoreClosedError:
+            raise
+        except Exception as error:
+            if not self._is_closed():
+                raise
+            raise StoreClosedError("the store was closed by another thread. Open it again") from error
+
+    def _is_closed(self) -> bool:
+        return self._view is None
 
     def _wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float, least: int = 0) -> int:
         """The queue's end, as soon as it is above `queue_offset` or below `least`, and at the latest in `timeout_s`."""
@@ -759,27 +776,28 @@ class ReadOnlyStore:
     def _follow(
         self, topic: str, queue_id: int, start: int, columns: Sequence[str], timeout_s: float
     ) -> Iterator[pa.RecordBatch]:
-        position = start
-        self.view.await_change(0)
-        while True:
-            for batch in self._read(topic, queue_id, position, None, columns):
-                position += batch.num_rows
-                yield batch
-            reached = position if position > start else 0  # the first message may be one that is still to come
-            end = self._wait(topic, queue_id, position, timeout_s, least=reached)
-            if end < reached:
-                raise StoreWentBackwardsError(
-                    f"{topic}/{queue_id}: messages up to {position} were there, and now the queue ends at {end}. It "
-                    f"was deleted, or the store was restored"
-                )
-            if end <= position:
-                return
+        with self._until_closed():
+            position = start
+            self.view.await_change(0)
+            while True:
+                for batch in self._read(topic, queue_id, position, None, columns):
+                    position += batch.num_rows
+                    yield batch
+                reached = position if position > start else 0  # the first message may be one that is still to come
+                end = self._wait(topic, queue_id, position, timeout_s, least=reached)
+                if end < reached:
+                    raise StoreWentBackwardsError(
+                        f"{topic}/{queue_id}: messages up to {position} were there, and now the queue ends at {end}. "
+                        f"It was deleted, or the store was restored"
+                    )
+                if end <= position:
+                    return
 
     def close(self) -> None:
         """Close all files. A second call does nothing."""
-        if self._view is not None:
-            self._view.close()
-            self._view = None
+        view, self._view = self._view, None
+        if view is not None:
+            view.close()
 
     def __enter__(self) -> Self:
         return self
@@ -935,6 +953,9 @@ class MessageStore(ReadOnlyStore):
         if self._view is None:
             self._view = self.create_view()
         return self._view
+
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def check_queues(self) -> str | None:
         """Compare all ConsumeQueues with what they held when the store was closed, and rebuild those that are damaged.
@@ -2097,8 +2118,8 @@ class MessageStore(ReadOnlyStore):
         (1, b'B12')
         """
         writer, delivery = self.writer, self._attached.delivery
+        writer.check_usable()
         if delivery is None:
-            writer.check_usable()
             raise StoreClosedError("the store is closed. Open it again")
         return delivery.deliver()
 
@@ -2227,9 +2248,7 @@ class MessageStore(ReadOnlyStore):
             return
         self._closed = True
         self._half_messages.close()
-        if self._view is not None:
-            self._view.close()
-            self._view = None
+        super().close()
         writer, self._writer = self._writer, None
         if writer is None:
             return

@@ -84,6 +84,10 @@ WRITES: dict[str, tuple[Call, list[Any]]] = {
         lambda s, v: s.put_message(Message("t", b"", wait_store_msg_ok=v)),
         ["no", 0, None],
     ),
+    "wait_store_msg_ok: half_message": (
+        lambda s, v: s.half_message(Message("t", b"", wait_store_msg_ok=v), "g"),
+        ["no", 0, None],
+    ),
     "queue id: put_message": (
         lambda s, v: s.put_message(Message("t", b"", queue_id=v)),
         [*NO_NUMBERS, -1.0, -2, 1 << 70],

@@ -420,6 +420,7 @@ BAD_FIELDS: list[tuple[dict[str, object], str]] = [
     ({"body": "text"}, "body: found str; allowed are bytes"),
     ({"body": 5}, "body: found int; allowed are bytes"),
     ({"body": None}, "body: found NoneType; allowed are bytes"),
+    ({"body": memoryview(b"abc")[::2]}, "body: found a memoryview of bytes that are not side by side"),
     ({"flag": 1 << 31}, "flag: found 2147483648; allowed is an int of 32 bits"),
     ({"flag": 1.5}, "flag: found 1.5; allowed is an int of 32 bits"),
     ({"born_timestamp_ms": "now"}, "born_timestamp_ms: found 'now'; allowed is an int of 64 bits"),

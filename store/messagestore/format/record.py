@@ -290,10 +290,14 @@ def size_of_body(body: object, row: int | None = None) -> int:
         The body is not bytes.
     """
     try:
-        return memoryview(body).nbytes  # type: ignore[arg-type]
+        view = memoryview(body)  # type: ignore[arg-type]
     except TypeError:
         found = type(body).__name__
         raise MessageIllegalError(f"body: found {found}; allowed are bytes", field="body", row=row) from None
+    if not view.c_contiguous:
+        found = "a memoryview of bytes that are not side by side"
+        raise MessageIllegalError(f"body: found {found}; allowed are bytes. Call its tobytes()", field="body", row=row)
+    return view.nbytes
 
 
 def _properties_bytes(

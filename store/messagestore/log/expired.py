@@ -222,7 +222,7 @@ def asked_for(
         before_ms = arguments.whole_number("before_ms", before_ms, 0)
     if before_offset is not None:
         before_offset = arguments.whole_number("before_offset", before_offset, 0)
-    if isinstance(ignored_groups, str):
+    if isinstance(ignored_groups, str) or not isinstance(ignored_groups, Collection):
         raise arguments.refused("ignored_groups", ignored_groups, "a list of consumer groups")
     arguments.true_or_false("at_once", at_once)
     if reserved_hours is None and before_ms is None and before_offset is None:

@@ -400,6 +400,7 @@ class StoreView:
         if had and log.forget_deleted() and not log.offsets:
             log.load()
             if not log.offsets:
+                self.check_place()  # the folder may have been renamed just now
                 raise CorruptionError(log.path(had[0]), had[0], "this segment", "none")
 
     def healed(self, look: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from crash.imitate import Broker
-from messagestore import ASYNC_FLUSH, Message, MessageStore, ReadOnlyStore, StoreConfig, StoreWentBackwardsError
+from messagestore import (
+    ASYNC_FLUSH,
+    Message,
+    MessageStore,
+    ReadOnlyStore,
+    StoreClosedError,
+    StoreConfig,
+    StoreWentBackwardsError,
+)
 from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.mapped_file import Disk
 from messagestore.read import view
@@ -201,3 +209,40 @@ def test_a_restored_store_is_watched_again(root: Path, tmp_path: Path) -> None:
         store.wait("t", 0, 5, timeout=0.01)
         assert store.view._watch is not watch is not None
     assert view._LOOK_S <= 0.1
+
+
+@pytest.mark.parametrize("opened", [MessageStore.open, MessageStore.open_read_only])
+@pytest.mark.parametrize("follow", [False, True])
+def test_another_thread_that_closes_the_store_ends_a_wait(
+    root: Path, opened: Callable[[Path], ReadOnlyStore], follow: bool
+) -> None:
+    """It used to end with EBADF, or to read from whatever file had got the descriptor's number."""
+    for _ in range(10):
+        store = opened(root)
+        found = store.follow("t", 0, 0)
+        next(found)
+        closer = threading.Timer(0.02, store.close)
+        closer.start()
+        with pytest.raises(StoreClosedError):
+            next(found) if follow else store.wait("t", 0, 5)
+        closer.join()
+
+
+def test_a_watch_that_is_closed_during_a_wait_keeps_its_descriptor_until_the_wait_ends(tmp_path: Path) -> None:
+    """The number would otherwise be another file's, and the wait would read from that one."""
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    watch = FolderWatch(str(tmp_path))
+    ended: list[bool] = []
+    waiter = threading.Thread(target=lambda: ended.append(watch.wait(30)))
+    waiter.start()
+    while not watch._waiting:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    watch.close()
+    assert len(list(descriptors.iterdir())) == before + 1
+    (tmp_path / "new").write_bytes(b"")
+    waiter.join(60)
+    assert ended == [True]
+    assert len(list(descriptors.iterdir())) == before
+    assert watch.wait(30)

@@ -225,6 +225,7 @@ def test_a_store_with_a_compacted_topic_is_refused_by_name(root: Path) -> None:
         ({"before_ms": 1.5}, "before_ms: found 1.5"),
         ({"before_offset": -1}, "before_offset: found -1"),
         ({"ignored_groups": "delays"}, "ignored_groups: found 'delays'"),
+        ({"ignored_groups": None}, "ignored_groups: found None"),
         ({"at_once": 1}, "at_once: found 1"),
     ],
 )
