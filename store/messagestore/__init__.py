@@ -54,6 +54,7 @@ from messagestore.log.expired import ExpiredFiles
 from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore, deliver_delayed
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.delivery import Delivered
+from messagestore.write.statistics import StoreStats, TopicStats
 from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
 
 __all__ = [
@@ -98,8 +99,10 @@ __all__ = [
     "StoreLockedError",
     "StorePermissionError",
     "StorePoisonedError",
+    "StoreStats",
     "StoreWentBackwardsError",
     "StoredBatch",
+    "TopicStats",
     "TornRecordError",
     "UnknownTopicError",
     "VersionRegressionError",

@@ -98,6 +98,7 @@ from messagestore.write.delivery import Delivered
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.write.states import Health
+from messagestore.write.statistics import Statistics, StoreStats, clock
 from messagestore.write.transaction import (
     BatchRequest,
     BatchResult,
@@ -217,7 +218,7 @@ def _settings(config: StoreConfig | None) -> StoreConfig:
     return StoreConfig() if config is None else arguments.instance("config", config, StoreConfig)
 
 
-def _note_failure(error: Exception) -> None:
+def _note_failure(error: BaseException) -> None:
     """Give an error of a put RocketMQ's statuses, if the operating system raised it and nobody did before."""
     unknown = PutMessageStatus.UNKNOWN_ERROR
     if isinstance(error, OSError) and getattr(error, "put_status", unknown) is unknown:
@@ -290,6 +291,7 @@ class ReadOnlyStore:
     def __init__(self, view: StoreView) -> None:
         self._view: StoreView | None = view
         self._halves: OpenHalves | None = None
+        self._statistics = Statistics()
 
     @property
     def view(self) -> StoreView:
@@ -380,7 +382,10 @@ class ReadOnlyStore:
         check_readable_queue(topic, queue_id)
         queue_offset = arguments.whole_number("queue_offset", queue_offset)
         max_count = arguments.whole_number("max_count", max_count)
-        return query.get_message(self.view, topic, queue_id, queue_offset, max_count)
+        began_s = clock()
+        found = query.get_message(self.view, topic, queue_id, queue_offset, max_count)
+        self._statistics.got(began_s, len(found.messages))
+        return found
 
     def get_batch(
         self,
@@ -436,7 +441,19 @@ class ReadOnlyStore:
         queue_offset = arguments.whole_number("queue_offset", queue_offset)
         max_count = arguments.whole_number("max_count", max_count)
         columns = arguments.names("columns", columns, COLUMNS)
-        return query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
+        began_s = clock()
+        found = query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
+        self._statistics.got(began_s, 0 if found is None else found.num_rows)
+        return found
+
+    def stats(self) -> StoreStats:
+        """What was read through this object; a `MessageStore` also counts what its process has put.
+
+        Returns
+        -------
+        StoreStats
+        """
+        return self._statistics.stats(disk_used={})
 
     def query_message(
         self, topic: str, key: str, max_count: int | None = None, begin_ms: int = 0, end_ms: int | None = None
@@ -860,6 +877,7 @@ class MessageStore(ReadOnlyStore):
         self._closed = False
         self.report: RecoveryReport | None = self._attached.report
         super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
+        self._statistics = self._attached.statistics
 
     @classmethod
     def open(
@@ -1376,11 +1394,14 @@ class MessageStore(ReadOnlyStore):
         ...     result.is_ok, result.queue_id, result.queue_offset
         (True, 2, 0)
         """
+        began_s = clock()
         try:
-            return self._flushed(self._append_message(message), wait=message.wait_store_msg_ok)
-        except OSError as error:
-            _note_failure(error)
+            result = self._flushed(self._append_message(message), wait=message.wait_store_msg_ok)
+        except BaseException as error:
+            self._put_failed(began_s, error)
             raise
+        self._statistics.put_ended(began_s, result.status)
+        return result
 
     def put_message_async(self, message: Message) -> Future[PutMessageResult]:
         """Append one message, and return at once with a Future of the result (RocketMQ's asyncPutMessage).
@@ -1443,7 +1464,29 @@ class MessageStore(ReadOnlyStore):
 
     def oneway_counts(self) -> dict[PutMessageStatus, int]:
         """How many one-way puts of this process ended with each status. Those in flight are counted when they end."""
-        return self._attached.oneway.counts()
+        return self._attached.statistics.oneway_counts()
+
+    def stats(self) -> StoreStats:
+        """What this process has put into the store and read from it, and how far dispatch and syncs are behind.
+
+        The counts are those of all sessions of the process, also after `close`. A program that wants rates calls this
+        twice. Counting takes no lock that a put could wait for.
+
+        Returns
+        -------
+        StoreStats
+        """
+        writer = self._attached.writer
+        if writer is None:
+            return self._statistics.stats(disk_used={})
+        files = writer.files
+        visible, synced = writer.state.visible_end, writer.synced_end  # before the end, which only grows
+        end = writer.end.physical_offset
+        folders = {"commitlog": files.paths.commit_log, "consumequeue": files.paths.consume_queue}
+        disk_used = {name: files.disk.used_percent(path) for name, path in folders.items() if files.disk.exists(path)}
+        return self._statistics.stats(
+            dispatch_behind=max(0, end - visible), flush_behind=max(0, end - synced), disk_used=disk_used
+        )
 
     def _append_message(
         self, message: Message, unique_key: str | None = None, extra: Sequence[tuple[str, str]] = ()
@@ -1483,7 +1526,7 @@ class MessageStore(ReadOnlyStore):
             tags_code = config.delays_ms[queue_id]
         keys = message.keys if unique_key is None else (unique_key, *message.keys)
         rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
-        put = writer.append(
+        put, held_s = writer.append(
             data,
             topic,
             queue_id,
@@ -1493,14 +1536,16 @@ class MessageStore(ReadOnlyStore):
             flush_disk_type=config.flush_disk_type,
             half=record.is_half(message.sys_flag),
         )
-        return self._result(put)
+        return self._result(put, held_s)
 
-    def _result(self, put: Row) -> PutMessageResult:
+    def _result(self, put: Row, held_s: float) -> PutMessageResult:
         """The result of a put that is not synced yet; it says PUT_OK."""
         place = put.physical_offset
         message_id = offset_message_id(self.writer.files.store_host, place)
-        one, time_ms = 1, put.store_timestamp_ms
-        return PutMessageResult(*_STORED, place, put.size, put.queue_offset, message_id, one, time_ms, put.queue_id)
+        one, time_ms, held_ms = 1, put.store_timestamp_ms, held_s * 1000
+        return PutMessageResult(
+            *_STORED, place, put.size, put.queue_offset, message_id, one, time_ms, put.queue_id, held_ms
+        )
 
     def put_messages(self, batch: MessageBatch) -> PutMessageResult:
         """Append messages for one topic and queue, side by side in one segment and with one store time.
@@ -1526,11 +1571,7 @@ class MessageStore(ReadOnlyStore):
         StoreFullError, StorePoisonedError, StoreLockedError
             As for `put_message`.
         """
-        try:
-            return self._flushed(self._append_side_by_side(batch), wait=True)
-        except OSError as error:
-            _note_failure(error)
-            raise
+        return self._put(lambda: self._append_side_by_side(batch), wait=True)
 
     def put_messages_async(self, batch: MessageBatch) -> Future[PutMessageResult]:
         """Append a batch as `put_messages` does, and return at once with a Future, as `put_message_async` does."""
@@ -1574,7 +1615,7 @@ class MessageStore(ReadOnlyStore):
                 limit=config.max_message_size,
             )
         self._check_fits(size)
-        rows = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
+        rows, held_s = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
         ids = ",".join(offset_message_id(writer.files.store_host, at) for at in rows.physical_offsets.tolist())
         return PutMessageResult(
             status=PutMessageStatus.PUT_OK,
@@ -1586,6 +1627,7 @@ class MessageStore(ReadOnlyStore):
             message_count=rows.row_count,
             store_timestamp_ms=int(rows.store_timestamps_ms[0]),
             queue_id=queue_id,
+            page_cache_ms=held_s * 1000,
         )
 
     def add_arriving_listener(self, listener: Listener) -> LogFollower:
@@ -1826,10 +1868,11 @@ class MessageStore(ReadOnlyStore):
         self, data: bytearray, topic: str, queue_id: int, tags: str | None, keys: Sequence[str], *, wait: bool
     ) -> PutMessageResult:
         """Append an encoded record. It is no part of the stable interface."""
-        config = self.writer.files.config
-        self._check_fits(len(data))
-        try:
-            put = self.writer.append(
+
+        def append() -> PutMessageResult:
+            config = self.writer.files.config
+            self._check_fits(len(data))
+            put, held_s = self.writer.append(
                 data,
                 topic,
                 queue_id,
@@ -1838,10 +1881,9 @@ class MessageStore(ReadOnlyStore):
                 property_crc=config.enabled_append_prop_crc,
                 flush_disk_type=config.flush_disk_type,
             )
-            return self._flushed(self._result(put), wait=wait)
-        except OSError as error:
-            _note_failure(error)
-            raise
+            return self._result(put, held_s)
+
+        return self._put(append, wait=wait)
 
     # ---- batches
 
@@ -2081,11 +2123,7 @@ class MessageStore(ReadOnlyStore):
             delay_time_level=0 if dead else level,
         )
         kept = [(name, value) for name, value in extra.items() if name not in _OF_A_PUT]
-        try:
-            return self._flushed(self._append_message(again, stored.unique_key, kept), wait=True)
-        except OSError as error:
-            _note_failure(error)
-            raise
+        return self._put(lambda: self._append_message(again, stored.unique_key, kept), wait=True)
 
     def deliver_delayed(self) -> Delivered:
         """Deliver delayed messages that are due to their topics and queues, as one batch.
@@ -2134,8 +2172,24 @@ class MessageStore(ReadOnlyStore):
         self._await(self.writer.end.physical_offset, 3600.0)
         self.writer.check_dispatched()
 
+    def _put(self, append: Callable[[], PutMessageResult], *, wait: bool) -> PutMessageResult:
+        """Append, wait for the sync if `wait` says so, and count how the put ends."""
+        began_s = clock()
+        try:
+            result = self._flushed(append(), wait=wait)
+        except BaseException as error:
+            self._put_failed(began_s, error)
+            raise
+        self._statistics.put_ended(began_s, result.status)
+        return result
+
+    def _put_failed(self, began_s: float, error: BaseException) -> None:
+        """Give an error of a put RocketMQ's statuses, and count the put."""
+        _note_failure(error)
+        self._statistics.put_failed(began_s, error)
+
     def _put_async(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> PutFuture:
-        future = PutFuture()
+        future = PutFuture(self._attached.statistics)
         try:
             self._end_later(self._append_with_room(append, put), put, future)
         except Exception as error:  # noqa: BLE001 - the Future raises it
@@ -2145,7 +2199,7 @@ class MessageStore(ReadOnlyStore):
         return future
 
     def _put_oneway(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> None:
-        counted = OnewayPut(self._attached.oneway)
+        counted = OnewayPut(self._attached.statistics)
         try:
             self._end_later(self._append_with_room(append, put), put, counted)
         except (StoreError, OSError) as error:

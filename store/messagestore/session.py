@@ -55,12 +55,12 @@ from messagestore.write.catching_up import catch_up
 from messagestore.write.delivery import Delivery, follow
 from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
-from messagestore.write.promised_puts import OnewayCounts
 from messagestore.write.retention import Retention
 from messagestore.write.service import PeriodicService, Stopping
 from messagestore.write.service_thread import held_lock
 from messagestore.write.standing import broker_comes
 from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
+from messagestore.write.statistics import Statistics
 
 _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
@@ -115,8 +115,8 @@ class AttachedStore:
         """The threads of an open session, besides the flush thread."""
         self.allocation: AllocateService | None = None
         self.report: RecoveryReport | None = None
-        self.oneway = OnewayCounts()
-        """How the one-way puts of this process ended."""
+        self.statistics = Statistics()
+        """What this process has put and read."""
         self.delivery: Delivery | None = None
         """Delivers the store's delayed messages, through `writer`."""
         self.presence = Presence.DETACHED
@@ -135,7 +135,7 @@ class AttachedStore:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
         self._awake = held_lock()
-        self.oneway.forget_threads()
+        self.statistics.forget_threads()
         for part in (self.writer, self.flush, *self.services):
             if part is not None:
                 part.forget_threads()
@@ -283,6 +283,7 @@ class AttachedStore:
         files.first_writer, files.searched_whole = found.first, found.searched_whole
         files.load()
         self.writer, self.report = recover(files, accept_loss=accept_loss)
+        self.writer.topics_put = self.statistics.topics_of_writer()
         self.report.notes[:0] = found.notes
         self.delivery = Delivery(self.writer)
         self._follow_deliveries()

@@ -235,6 +235,9 @@ class PutMessageResult(NamedTuple):
     store_timestamp_ms : int
         When the messages were appended, in milliseconds since 1970.
     queue_id : int
+    page_cache_ms : float
+        How long the put held the writer's lock, to write its records to the page cache, in milliseconds (RocketMQ's
+        pagecacheRT). The wait for the lock and the sync is not in it.
 
     Examples
     --------
@@ -254,6 +257,7 @@ class PutMessageResult(NamedTuple):
     message_count: int
     store_timestamp_ms: int
     queue_id: int
+    page_cache_ms: float = 0.0
 
     @property
     def is_ok(self) -> bool:

@@ -244,6 +244,8 @@ class BatchPlan:
         self.chunk_sizes: list[_ChunkSize] = []
         self.first_offsets: dict[tuple[str, int], int] = {}
         self.counts: dict[tuple[str, int], int] = {}
+        self.sizes: dict[str, int] = {}
+        """The bytes of the records of each topic."""
         self.real_queues: dict[str, int] = {}
         """Where the delayed rows go when they are due: each topic, with its highest queue id."""
         for index in range(len(source)):
@@ -288,6 +290,7 @@ class BatchPlan:
     def _take(self, chunk: Rows) -> None:
         for topic, queue_id, start, stop in chunk.runs():
             self.counts[(topic, queue_id)] = self.counts.get((topic, queue_id), 0) + stop - start
+            self.sizes[topic] = self.sizes.get(topic, 0) + int(chunk.sizes[start:stop].sum())
         for topic, queue_id in chunk.real_queues:
             self.real_queues[topic] = max(self.real_queues.get(topic, 0), queue_id)
         self.row_count += chunk.row_count

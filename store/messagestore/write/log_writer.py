@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeGuard
 
+import numpy as np
+from numpy.typing import NDArray
+
 from messagestore.errors import (
     PutMessageStatus,
     StoreError,
@@ -31,7 +34,7 @@ from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
 from messagestore.files.written import FileReplaced
-from messagestore.format import record, record_columns
+from messagestore.format import record, record_columns, record_scan
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
 from messagestore.format.rows import NO_DATA, SCHEDULE_TOPIC, Row, Rows
@@ -42,11 +45,14 @@ from messagestore.write.clean_end import CleanEnd
 from messagestore.write.queue_numbers import QueueNumbers
 from messagestore.write.standing import LogEnd, Standing
 from messagestore.write.states import Health, Turn
+from messagestore.write.statistics import clock
 
 MOST_AHEAD_MS = 3_600_000
 """Store times stand still while the clock is behind the last store time by at most this."""
 CLOCK_IS_SET_MS = 1_577_836_800_000
 """The start of 2020. A clock that shows an earlier time has not been set, and the writer ignores it."""
+SLOW_S = 0.5
+"""A put that holds the writer's mutex for longer than this is logged, as in RocketMQ."""
 _log = logging.getLogger(__name__)
 
 
@@ -80,6 +86,8 @@ class LogWriter(Standing):
         self.numbers = QueueNumbers(self)
         self.clean_end = CleanEnd(self, self.numbers)
         self.dispatcher = Dispatcher(files)
+        self.topics_put: dict[str, list[int]] = {}
+        """How many messages were appended to each topic, and their bytes. It changes under the mutex."""
         self.half_dispatched = False
         """Whether a part of `pending` may be in the queues and the index already, because the disk had no room for
         all of it.
@@ -184,8 +192,9 @@ class LogWriter(Standing):
         property_crc: bool,
         flush_disk_type: str,
         half: bool = False,
-    ) -> Row:
-        """Append one encoded record, which is not dispatched, synced or visible yet.
+    ) -> tuple[Row, float]:
+        """Append one encoded record, which is not dispatched, synced or visible yet; also returns for how many
+        seconds the append held the mutex.
 
         In `SCHEDULE_TOPIC`, `tags_code` says how long the message waits.
 
@@ -198,55 +207,110 @@ class LogWriter(Standing):
             The disk is full; nothing of the record is in the log.
         """
         self.start_flushing()
-        with self.mutex, self._unbroken_put:
-            self._check_put()
-            queue_offset = 0 if half else self.numbers.next_offset(topic, queue_id)
-            self._begin_put(flush_disk_type)
-            size, now = len(data), self.now_ms()
-            physical_offset = self.open_space(size)
-            record.stamp_record(
-                data,
-                queue_offset=queue_offset,
-                physical_offset=physical_offset,
-                store_timestamp_ms=now,
-                property_crc=property_crc,
-            )
-            self.write_or_undo(physical_offset, data)
-            if topic == SCHEDULE_TOPIC:
-                tags_code += now
-            row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
-            self.pending.append(row)
-            if not half:
-                self.numbers.known[topic, queue_id] = queue_offset + 1
-            self.end = LogEnd(physical_offset + size, physical_offset, size, now)
-            return row
+        began_s = 0.0
+        try:
+            with self.mutex, self._unbroken_put:
+                began_s = clock()
+                self._check_put(began_s)
+                queue_offset = 0 if half else self.numbers.next_offset(topic, queue_id)
+                self._begin_put(flush_disk_type)
+                size, now = len(data), self.now_ms()
+                physical_offset = self.open_space(size)
+                record.stamp_record(
+                    data,
+                    queue_offset=queue_offset,
+                    physical_offset=physical_offset,
+                    store_timestamp_ms=now,
+                    property_crc=property_crc,
+                )
+                self.write_or_undo(physical_offset, data)
+                if topic == SCHEDULE_TOPIC:
+                    tags_code += now
+                row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
+                self.pending.append(row)
+                if not half:
+                    self.numbers.known[topic, queue_id] = queue_offset + 1
+                self.end = LogEnd(physical_offset + size, physical_offset, size, now)
+                self.count(topic, 1, size)
+                held_s = clock() - began_s
+        except BaseException as error:
+            if began_s and clock() - began_s > SLOW_S:
+                self._tell_slow(
+                    clock() - began_s, topic, queue_id, np.frombuffer(data, np.uint8), np.zeros(1, np.int64), error
+                )
+            raise
+        if held_s > SLOW_S:
+            self._tell_slow(held_s, topic, queue_id, np.frombuffer(data, np.uint8), np.zeros(1, np.int64), row)
+        return row, held_s
 
-    def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> Rows:
-        """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time.
+    def append_side_by_side(self, rows: Rows, topic: str, queue_id: int, flush_disk_type: str) -> tuple[Rows, float]:
+        """Append encoded records of one queue as one MessageExtBatch: in one segment, with one store time; also
+        returns for how many seconds the append held the mutex.
 
         The first eight bytes are written last, so a kill leaves the whole batch or nothing of it.
         """
         self.start_flushing()
-        with self.mutex, self._unbroken_put:
-            self._check_put()
-            queue_offset = self.numbers.next_offset(topic, queue_id)
-            self._begin_put(flush_disk_type)
-            now = self.now_ms()
-            rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now)
-            record_columns.stamp_rows(rows)
-            data = rows.data.data
-            self.write_or_undo(rows.physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
-            self.write_or_undo(rows.physical_offset, data[:HEAD_SEAL_SIZE])
-            self.pending.append(replace(rows, data=NO_DATA))
-            end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
-            self.appended(end, {(topic, queue_id): queue_offset + rows.row_count})
-            return rows
+        began_s = 0.0
+        try:
+            with self.mutex, self._unbroken_put:
+                began_s = clock()
+                self._check_put(began_s)
+                queue_offset = self.numbers.next_offset(topic, queue_id)
+                self._begin_put(flush_disk_type)
+                now, size = self.now_ms(), rows.end
+                rows = rows.numbered({(topic, queue_id): queue_offset}).at(self.open_space(rows.end), now)
+                record_columns.stamp_rows(rows)
+                data = rows.data.data
+                self.write_or_undo(rows.physical_offset + HEAD_SEAL_SIZE, data[HEAD_SEAL_SIZE:])
+                self.write_or_undo(rows.physical_offset, data[:HEAD_SEAL_SIZE])
+                self.pending.append(replace(rows, data=NO_DATA))
+                end = LogEnd(rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1]), now)
+                self.appended(end, {(topic, queue_id): queue_offset + rows.row_count})
+                self.count(topic, rows.row_count, size)
+                held_s = clock() - began_s
+        except BaseException as error:
+            if began_s and clock() - began_s > SLOW_S:
+                self._tell_slow(
+                    clock() - began_s,
+                    topic,
+                    queue_id,
+                    rows.data,
+                    rows.physical_offsets - rows.physical_offset,
+                    error,
+                )
+            raise
+        if held_s > SLOW_S:
+            self._tell_slow(held_s, topic, queue_id, rows.data, rows.physical_offsets - rows.physical_offset, rows)
+        return rows, held_s
 
-    def _check_put(self) -> None:
+    def _tell_slow(
+        self,
+        held_s: float,
+        topic: str,
+        queue_id: int,
+        data: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        result: Row | Rows | BaseException,
+    ) -> None:
+        """Log that a put has held the mutex for long, so that all others had to wait."""
+        told = f"{result!r}" if isinstance(result, BaseException) else f"appended at {result.physical_offset}"
+        _log.warning(
+            "%s: a put to %s/%d held the writer's lock for %d ms, and other puts waited meanwhile: bodies of %d bytes, "
+            "records of %d, %s. The disk may be slow or busy",
+            self.files.paths.root,
+            topic,
+            queue_id,
+            int(held_s * 1000),
+            int(record_scan.heads(data, starts)["body_size"].sum()),
+            len(data),
+            told,
+        )
+
+    def _check_put(self, now_s: float) -> None:
         """Check that a put can be appended now, and dispatch first what had no room. Call under the mutex."""
         self.check_turn()
         self.check_usable()
-        self.check_locks(often=True)
+        self.check_locks(now_s, often=True)
         self.check_disk()
         self.check_dispatched()
 
@@ -255,6 +319,15 @@ class LogWriter(Standing):
         state = self.state
         if state.in_flight == NOTHING_IN_FLIGHT or (flush_disk_type == ASYNC_FLUSH and not state.asynchronous):
             self.begin(self.end.physical_offset, flush_disk_type)
+
+    def count(self, topic: str, messages: int, size: int) -> None:
+        """Count messages that are in the log. Call it under the mutex."""
+        topics = self.topics_put
+        if topic not in topics:
+            topics[topic] = [0, 0]
+        total = topics[topic]
+        total[0] += messages
+        total[1] += size
 
     def appended(self, end: LogEnd, next_offsets: dict[tuple[str, int], int]) -> None:
         """Note where the log ends after an append, and which numbers its queues get next."""

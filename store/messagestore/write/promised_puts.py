@@ -22,7 +22,7 @@ import math
 import threading
 import time
 from _thread import LockType
-from collections import Counter, deque
+from collections import deque
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from messagestore.format.message import PutMessageResult
 from messagestore.write.service_thread import ServiceThread, held_lock
 from messagestore.write.standing import Standing
 from messagestore.write.states import Health
+from messagestore.write.statistics import Statistics, clock, status_of
 
 FUTURE_SIZE = 1024
 """About the memory that a put in flight takes, besides its record."""
@@ -39,46 +40,41 @@ _log = logging.getLogger(__name__)
 
 
 class PutFuture(Future[PutMessageResult]):
-    """The Future of a put that was appended, so it cannot be cancelled."""
+    """The Future of a put that was appended, so it cannot be cancelled. The put counts when it completes.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    statistics : Statistics
+    """
+
+    def __init__(self, statistics: Statistics) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
+        self._statistics, self._began_s = statistics, clock()
+
+    def set_result(self, result: PutMessageResult) -> None:
+        """Complete a put that is stored."""
+        self._statistics.put_ended(self._began_s, result.status)
+        super().set_result(result)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """Complete a put that failed."""
+        if exception is not None:
+            self._statistics.put_failed(self._began_s, exception)
+        super().set_exception(exception)
 
     def forget_threads(self) -> None:
         """Replace the lock in a forked child, where the thread that held it does not exist."""
         self._condition = threading.Condition()
 
 
-class OnewayCounts:
-    """How many one-way puts ended with each status."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._counts: Counter[PutMessageStatus] = Counter()
-
-    def add(self, status: PutMessageStatus) -> None:
-        """Count one."""
-        with self._mutex:
-            self._counts[status] += 1
-
-    def counts(self) -> dict[PutMessageStatus, int]:
-        """The counts so far."""
-        with self._mutex:
-            return dict(self._counts)
-
-    def forget_threads(self) -> None:
-        """Replace the lock in a forked child, where the thread that held it does not exist."""
-        self._mutex = threading.Lock()
-
-
 class OnewayPut:
     """What stands for the Future of a one-way put: it counts how the put ends."""
 
-    __slots__ = ("_counts", "_done")
+    __slots__ = ("_began_s", "_done", "_statistics")
 
-    def __init__(self, counts: OnewayCounts) -> None:
-        self._counts, self._done = counts, False
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics, self._began_s, self._done = statistics, clock(), False
 
     def done(self) -> bool:
         """Whether the put has ended."""
@@ -87,12 +83,12 @@ class OnewayPut:
     def set_result(self, result: PutMessageResult) -> None:
         """Count a put that is stored."""
         self._done = True
-        self._counts.add(result.status)
+        self._statistics.oneway_ended(self._began_s, result.status)
 
     def set_exception(self, error: StoreError | OSError) -> None:
         """Count a put that failed."""
         self._done = True
-        self._counts.add(getattr(error, "put_status", PutMessageStatus.UNKNOWN_ERROR))
+        self._statistics.oneway_ended(self._began_s, status_of(error))
 
     def forget_threads(self) -> None:
         """Do nothing: the counts are the store's."""

@@ -217,14 +217,14 @@ class Standing:
             free=self.files.disk.free(root),
         )
 
-    def check_locks(self, *, often: bool = False) -> None:
+    def check_locks(self, now_s: float | None = None, *, often: bool = False) -> None:
         """Poison the writer if a lock file is missing or cannot be checked.
 
         Whoever deleted the file as "stale" may have let another writer in. A writer that cannot find out whether the
         file exists writes nothing. With `often`, as for single puts, the files are checked only if the last check was
         at least `_LOCKS_CHECK_S` ago.
         """
-        now_s = time.monotonic()
+        now_s = time.monotonic() if now_s is None else now_s
         if often and now_s < self._locks_checked_s + _LOCKS_CHECK_S:
             return
         self._locks_checked_s = now_s

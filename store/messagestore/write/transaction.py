@@ -14,6 +14,7 @@ A batch comes as chunks of encoded records; the chunk limits the memory, and not
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -172,6 +173,7 @@ def _append(writer: LogWriter, plan: BatchPlan, request: BatchRequest) -> int:
         raise
     with writer.unbroken("a batch could not be published", failures=True):
         _commit(writer, plan, head, request)
+        _count(writer, plan)
         _publish(writer, plan, timestamp_ms)
     return timestamp_ms
 
@@ -392,6 +394,16 @@ def _commit(writer: LogWriter, plan: BatchPlan, head: bytes, request: BatchReque
     if sync:
         writer.sync_log(plan.batch.end, segment=start)
     writer.check_segments(start, plan.batch.end)
+
+
+def _count(writer: LogWriter, plan: BatchPlan) -> None:
+    """Count the messages of a batch. It is in the log now, even if it cannot be published."""
+    messages: Counter[str] = Counter()
+    for (topic, _), count in plan.counts.items():
+        messages[topic] += count
+    for topic, count in messages.items():
+        writer.count(topic, count, plan.sizes[topic])
+    writer.count(BATCH_TOPIC, 1, plan.size)
 
 
 def _publish(writer: LogWriter, plan: BatchPlan, timestamp_ms: int) -> None:

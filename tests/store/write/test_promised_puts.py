@@ -296,7 +296,7 @@ def test_batches_have_the_same_forms(tmp_path: Path) -> None:
         store.put_messages_oneway(batch)
         store.flush()
         assert len(read_all(store)) == 6
-    assert store._attached.oneway.counts()[PutMessageStatus.PUT_OK] == 1
+    assert store.oneway_counts() == {PutMessageStatus.PUT_OK: 1}
 
 
 def test_async_flush_completes_at_once(tmp_path: Path) -> None:
