@@ -35,6 +35,10 @@ def metrics(
             show_default=False,
         ),
     ] = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Write one JSON object per metric to standard output, and end; nothing listens."),
+    ] = False,
 ) -> None:
     """Give the figures of a store to Prometheus, under RocketMQ 5's names, and under names with spark_ for batches.
     They are read from the store's files at each request, so no other process has to run. Until Ctrl-C.
@@ -54,9 +58,12 @@ def metrics(
     for folder in folders:
         read_checkpoint(folder)  # a mistyped one is told now, and not to Prometheus
     registry = registry_of(path, folders, looking())
-    if once:
-        text = library.generate_latest(registry).decode()
-        out.line(text.removesuffix("\n"))
+    if once or as_json:
+        if as_json:
+            for name, labels, value in (sample[:3] for metric in registry.collect() for sample in metric.samples):
+                out.json_line({"name": name, "labels": labels, "value": int(value) if value == int(value) else value})
+        else:
+            out.line(library.generate_latest(registry).decode().removesuffix("\n"))
         if registry.get_sample_value("spark_store_up", {"store": path}) != 1:
             raise typer.Exit(FOUND_NOTHING)
         return

@@ -210,6 +210,7 @@ def topic_create(
             attributes=_attributes(message_type),
         )
     _show(made.to_fields(), "created", as_json=as_json)
+    _note_unread(made.to_fields())
 
 
 @topic_app.command("alter")
@@ -259,11 +260,23 @@ def topic_alter(
         )
         unread = [queue_id for queue_id in store.topics().get(topic, []) if queue_id >= made.read_queue_nums]
     _show(made.to_fields(), "altered", as_json=as_json)
+    if queues is not None:
+        _note_unread(made.to_fields())
     if unread:
         out.note(
             f"RocketMQ's consumers do not read {out.count_words(len(unread), 'queue')} that hold messages "
             f"({', '.join(map(str, unread[:8]))}{', ...' if len(unread) > 8 else ''}). Give --read-queues "
             f"{max(unread) + 1} or more until they are read"
+        )
+
+
+def _note_unread(fields: dict[str, Any]) -> None:
+    """Say it if producers write queues that consumers do not read."""
+    read, write = fields["readQueueNums"], fields["writeQueueNums"]
+    if read < write:
+        out.note(
+            f"RocketMQ's consumers read {read} of these {write} queues. Until `messagestore topic alter` sets "
+            f"--read-queues {write}, they do not receive what is put to the others"
         )
 
 

@@ -34,6 +34,7 @@ from crash.clocks import CASES as CLOCKS
 from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.flips import TINY, Sample, _tree, make_samples
+from crash.group_settings import GROUP_SETTINGS
 from crash.harness import SMALL, batch_columns, die, scratch_folder
 from crash.judge import Verdict, read_queue
 from crash.kernels import sanitized
@@ -408,6 +409,7 @@ NAMED = {
     **CLOCKS,
     **RENUMBERED,
     **LEFT_BY_BROKERS,
+    **GROUP_SETTINGS,
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import checkpoint, offset
-from cli_runs import error, read_lines, run, start
+from cli_runs import error, objects, read_lines, run, start
 from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import count
@@ -61,6 +61,19 @@ def test_a_store_has_rocketmqs_figures(root: Path) -> None:
     found = once(root)
     assert found["rocketmq_consumer_lag_messages", "delays", "t"] == 0
     assert found["rocketmq_consumer_lag_latency", "delays", "t"] == 0
+
+
+def test_the_same_figures_as_json(root: Path) -> None:
+    """One object for each figure, whole numbers as such, and the same exit code."""
+    publish_offsets(str(root), "delays", {("t", 0): 3, ("t", 1): 5})
+    rows = objects(run("metrics", root, "--json"))
+    assert {"name": "spark_store_up", "labels": {"store": str(root)}, "value": 1} in rows
+    labels = {"store": str(root), "consumer_group": "delays", "topic": "t"}
+    assert {"name": "rocketmq_consumer_lag_messages", "labels": labels, "value": 2} in rows
+    assert {row["name"] for row in rows} == {name for name, *_ in once(root)}
+    (root / "config" / "consumerOffset.json").write_text("{")
+    rows = objects(run("metrics", root, "--json", code=1))
+    assert {"name": "spark_store_up", "labels": {"store": str(root)}, "value": 0} in rows
 
 
 def test_batches_are_counted_from_the_log(tmp_path: Path) -> None:

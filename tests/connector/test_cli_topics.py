@@ -108,6 +108,19 @@ def test_queues_that_consumers_leave_unread_are_named(root: Path) -> None:
     assert run("topic", "alter", root, "t", "--read-queues", 2).stderr == ""
 
 
+def test_queues_that_producers_write_and_nobody_reads_are_named(root: Path) -> None:
+    """`--queues` alone leaves readQueueNums lower: done, as RocketMQ does, and told in one line."""
+    told = "consumers read 8 of these 12 queues. Until `messagestore topic alter` sets --read-queues 12, they"
+    result = run("topic", "alter", root, "t", "--queues", 12, "--json")
+    assert told in result.stderr and len(result.stderr.splitlines()) == 1
+    assert json.loads(result.stdout)["readQueueNums"] == 8
+    assert run("topic", "alter", root, "t", "--perm", 4).stderr == "", "nobody asked about queues"
+    assert run("topic", "alter", root, "t", "--queues", 16, "--read-queues", 16).stderr == ""
+    assert run("topic", "alter", root, "t", "--queues", 4).stderr == "", "more to read than to write retires queues"
+    result = run("topic", "create", root, "gates", "--queues", 4, "--read-queues", 2)
+    assert "consumers read 2 of these 4 queues" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from crash import checker
+from crash.group_settings import GROUP_SETTINGS
 from crash.harness import SMALL, die, no_thread_warnings
 from crash.images import POWER_MODES, half_write, with_half_write
 from crash.imitate import another_boot
@@ -22,7 +23,6 @@ from crash.power_cut import Folder
 from crash.workloads import Bases
 from messagestore import MessageStore
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.files.subscription_groups import SubscriptionGroups
 from messagestore.verify.verify import verify
 
 pytestmark = no_thread_warnings
@@ -105,32 +105,7 @@ def check_store(root: Path, disk: MemDisk, words: str, *, power: bool) -> None:
     assert not found.faults, f"{words}: {found.faults[:3]}"
 
 
-def test_settings_of_groups_are_those_before_or_those_after(scratch: Path) -> None:
-    """`alter_group`, killed at every operation that it does, or with the power gone: the same for its table."""
-    root = scratch / "store"
-    disk = MemDisk(root, Bases(root)["filled"].content)
-    with MessageStore.open(root, SMALL, disk=disk) as store:
-        store.create_group("other", retry_max_times=1)
-        store.create_group("mine", retry_max_times=2)
-    die(root)
-    first, last = {"mine": 2, "other": 1}, {"mine": 3, "other": 1}
-    recording = MemRecordingDisk(root, disk.content())
-    with MessageStore.open(root, SMALL, disk=recording) as store:
-        begin = recording.position
-        store.alter_group("mine", retry_max_times=3)
-        end = recording.position
-        die(root)
-    found = {"before": 0, "after": 0}
-    for words, cut, left, power in crashes(recording, root):
-        if not begin <= cut <= end:
-            continue
-        after = MemDisk(root, left)
-        groups = SubscriptionGroups(after, str(root))
-        groups.load()
-        now = {name: config.retry_max_times for name in groups.names if (config := groups.get(name)) is not None}
-        assert now in (first, last), words
-        assert now == last or cut < end, f"{words}: was altered, and is not"
-        found["after" if now == last else "before"] += 1
-        check_store(root, after, words, power=power)
-    assert min(found.values()) > 0, found
-    assert sum(found.values()) > 8, found
+@pytest.mark.parametrize("name", GROUP_SETTINGS)
+def test_settings_of_groups(name: str, scratch: Path) -> None:
+    """Changes that are killed, files that are damaged, sessions that have lost the store."""
+    GROUP_SETTINGS[name](scratch)
