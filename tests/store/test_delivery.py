@@ -140,11 +140,40 @@ def test_a_round_is_limited(tmp_path: Path, rows: int) -> None:
 
 
 def test_a_due_time_that_a_clock_far_ahead_gave_is_now(tmp_path: Path) -> None:
-    """As in RocketMQ: a message waits at most for its level's time."""
+    """As in RocketMQ: a message does not wait for such a clock."""
     disk = ClockDisk(NOW_MS + 7_200_000)
     with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
         store.put_message(Message("t", b"x", queue_id=0, delay_time_level=3))
         disk.now_ms = NOW_MS
+        assert store.deliver_delayed().count == 1
+
+
+@pytest.mark.parametrize("back_ms", [1, 100, 1_800_000])
+def test_a_clock_that_is_set_back_a_little_takes_no_delay_away(tmp_path: Path, back_ms: int) -> None:
+    """Store times stand still then. Messages from before and after the step used to be delivered at once."""
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"before", queue_id=0, delay_time_level=2))
+        disk.now_ms = NOW_MS - back_ms
+        done = store.deliver_delayed()
+        assert (done.count, done.next_due_ms) == (0, NOW_MS + 5_000)
+        store.put_message(Message("t", b"after", queue_id=0, delay_time_level=2))
+        disk.now_ms = NOW_MS - back_ms + 4_999
+        assert store.deliver_delayed().count == 0
+        disk.now_ms = NOW_MS + 4_999
+        assert store.deliver_delayed().count == 0
+        disk.now_ms = NOW_MS + 5_000
+        assert store.deliver_delayed().count == 2
+
+
+def test_a_clock_that_is_not_set_takes_no_delay_away(tmp_path: Path) -> None:
+    """A machine without a battery begins in 1970, until it has asked for the time."""
+    disk = ClockDisk(NOW_MS)
+    with MessageStore.open(tmp_path, SMALL, disk=disk) as store:
+        store.put_message(Message("t", b"x", queue_id=0, delay_time_level=2))
+        disk.now_ms = 3_000
+        assert store.deliver_delayed().count == 0
+        disk.now_ms = NOW_MS + 5_000
         assert store.deliver_delayed().count == 1
 
 

@@ -207,7 +207,7 @@ class Delivery:
     def _due(self, progress: dict[int, int], max_rows: int) -> tuple[list[_Due], int | None]:
         """The messages that are due, at most so many, and when the next one is."""
         files = self._writer.files
-        now_ms = files.disk.time_ns() // 1_000_000
+        now_ms = self._writer.clock_ms()  # which gave the due times, and may stand still after the clock was set back
         found: list[_Due] = []
         nexts: list[int] = []
         room, size = max_rows, MAX_SIZE

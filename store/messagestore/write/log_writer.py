@@ -140,19 +140,21 @@ class LogWriter(Standing):
         elif self.state.in_flight != physical_offset or self.state.clean:
             self.write_state(in_flight=physical_offset, flags=self.state.flags & ~STATE_CLEAN)
 
-    def now_ms(self) -> int:
-        """The next store time: the current time, or the last store time while the clock is slightly behind it.
+    def clock_ms(self) -> int:
+        """The store's clock: the current time, or the last store time while the clock is slightly behind it.
 
-        The writer calls this before the first byte of an append. If the last record's time is far ahead of a clock that
-        has been set, the clock that gave that time was wrong: store times go back to the current time, instead of
-        standing still until the clock reaches the last one.
+        If the last record's time is far ahead of a clock that has been set, the clock that gave that time was wrong:
+        store times go back to the current time, instead of standing still until the clock reaches the last one.
         """
         now_ms, last_ms = self.files.disk.time_ns() // 1_000_000, self.end.last_store_timestamp_ms
-        if now_ms >= last_ms:
-            return now_ms
-        if last_ms - now_ms <= MOST_AHEAD_MS or now_ms < CLOCK_IS_SET_MS:
-            return last_ms
-        self._go_back_to(now_ms, last_ms)
+        stands_still = last_ms - now_ms <= MOST_AHEAD_MS or now_ms < CLOCK_IS_SET_MS
+        return max(now_ms, last_ms) if stands_still else now_ms
+
+    def now_ms(self) -> int:
+        """The next store time, by the store's clock. The writer calls this before the first byte of an append."""
+        now_ms, last_ms = self.clock_ms(), self.end.last_store_timestamp_ms
+        if now_ms < last_ms:
+            self._go_back_to(now_ms, last_ms)
         return now_ms
 
     def _go_back_to(self, now_ms: int, last_ms: int) -> None:
