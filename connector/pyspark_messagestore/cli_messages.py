@@ -309,7 +309,7 @@ def tail(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the last messages in the order in which they were stored, and with --follow also those that arrive."""
+    """Show the last messages in the order in which they were stored, or with --follow those that arrive."""
     shown = 0
     try:
         with _noted_interrupt() as interrupted, opened(root) as store:
