@@ -1,7 +1,8 @@
 """The figures of a store for Prometheus: RocketMQ 5's names where it has one, and names with `spark_` for the rest.
 
 Everything is read from the store's files, and from Spark's checkpoints, when somebody asks. Nothing is counted by the
-processes that write, which Spark ends and starts as it likes.
+processes that write, which Spark ends and starts as it likes. A program that keeps a session open may add what this
+session has counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from messagestore import StoreConfig, StoreError
+from messagestore import MessageStore, StoreConfig, StoreError, StoreStats
 from messagestore.spi import local_operator
 from pyspark_messagestore.spark_checkpoint import read_checkpoint, stream_offset
 
@@ -33,12 +34,21 @@ class StoreCollector(Collector):
     checkpoints : sequence of str
         The checkpointLocations of queries that read the store.
     config : StoreConfig, optional
+    session : MessageStore, optional
+        A session of this process, whose counts are added.
     """
 
-    def __init__(self, path: str, checkpoints: Sequence[str] = (), config: StoreConfig | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        checkpoints: Sequence[str] = (),
+        config: StoreConfig | None = None,
+        session: MessageStore | None = None,
+    ) -> None:
         self.path = path
         self.checkpoints = list(checkpoints)
         self.config = config
+        self.session = session
         self._lock = threading.Lock()  # several scrapes at once read one after the other
 
     def describe(self) -> Iterator[Metric]:
@@ -66,11 +76,24 @@ class StoreCollector(Collector):
         store = self.path
         size = GaugeMetricFamily("rocketmq_storage_size", "Bytes of the log on the disk.", labels=["store"])
         size.add_metric([store], read["storageSize"])
-        behind = GaugeMetricFamily(
-            "rocketmq_storage_flush_behind_bytes", "Bytes that readers see and no sync has covered.", labels=["store"]
+        counted = None if self.session is None else self.session.stats()
+        flush = GaugeMetricFamily(
+            "rocketmq_storage_flush_behind_bytes", "Bytes of the log that no sync has covered.", labels=["store"]
         )
-        if read["flushBehind"] is not None:
-            behind.add_metric([store], read["flushBehind"])
+        dispatch = GaugeMetricFamily(
+            "rocketmq_storage_dispatch_behind_bytes", "Bytes of the log that no reader sees yet.", labels=["store"]
+        )
+        behind = (read["dispatchBehind"], read["flushBehind"])
+        if counted is not None and counted.dispatch_behind is not None:
+            behind = (counted.dispatch_behind, counted.flush_behind)
+        for family, value in zip((dispatch, flush), behind, strict=True):
+            if value is not None:
+                family.add_metric([store], value)
+        used = GaugeMetricFamily(
+            "spark_disk_used_ratio", "How full the disk is under a folder.", labels=["store", "folder"]
+        )
+        for folder, percent in read["diskUsed"].items():
+            used.add_metric([store, folder], percent / 100)
         reserve = GaugeMetricFamily(
             "rocketmq_storage_message_reserve_time", "Age of the oldest message, in milliseconds.", labels=["store"]
         )
@@ -82,11 +105,12 @@ class StoreCollector(Collector):
         number = GaugeMetricFamily("rocketmq_topic_number", "Topics with queues.", labels=["store"])
         number.add_metric([store], len(read["topics"]))
         for row in read["topics"]:
-            system = str(row["topic"].startswith(_SYSTEM_PREFIX)).lower()
-            incoming.add_metric([store, row["topic"], system], row["messagesIn"])
-        return [size, behind, reserve, incoming, number, *_groups(store, read["groups"]), *_batches(store, read)], read[
-            "faults"
-        ]
+            incoming.add_metric([store, row["topic"], _is_system(row["topic"])], row["messagesIn"])
+        found: list[Metric] = [size, dispatch, flush, reserve, used, incoming, number]
+        found += [*_groups(store, read["groups"]), *_batches(store, read)]
+        if counted is not None:
+            found += _session(store, counted)
+        return found, read["faults"]
 
     def _of_queries(self) -> list[Metric]:
         labels = ["store", "query_id", "source", "topic"]
@@ -112,6 +136,39 @@ class StoreCollector(Collector):
                     lag.add_metric(values, sum(row["lag"] for row in own))
                     size.add_metric(values, sum(row["lagBytes"] for row in own))
         return [lag, size, done]
+
+
+def _is_system(topic: str) -> str:
+    return str(topic.startswith(_SYSTEM_PREFIX)).lower()
+
+
+def _session(store: str, counted: StoreStats) -> Iterator[Metric]:
+    """What a session of this process has put and read."""
+    size = CounterMetricFamily(
+        "rocketmq_throughput_in", "Bytes that this process has put.", labels=["store", "topic", "is_system"]
+    )
+    for topic, (_, put_size) in counted.topics.items():
+        size.add_metric([store, topic, _is_system(topic)], put_size)
+    yield size
+    puts = CounterMetricFamily("spark_puts", "Puts of this process that have ended.", labels=["store", "status"])
+    for status, count in counted.put_statuses.items():
+        puts.add_metric([store, status.name], count)
+    yield puts
+    times = GaugeMetricFamily(
+        "spark_put_times", "How many of these puts took how long, in RocketMQ's buckets.", labels=["store", "time"]
+    )
+    for name, count in counted.put_times.items():
+        times.add_metric([store, name], count)
+    yield times
+    gets = CounterMetricFamily(
+        "spark_gets", "Reads of this process by get_message and get_batch.", labels=["store", "found"]
+    )
+    gets.add_metric([store, "true"], counted.gets_found)
+    gets.add_metric([store, "false"], counted.gets_missed)
+    yield gets
+    got = CounterMetricFamily("spark_messages_got", "Messages that these reads returned.", labels=["store"])
+    got.add_metric([store], counted.messages_got)
+    yield got
 
 
 def _groups(store: str, rows: list[dict[str, object]]) -> list[Metric]:
@@ -173,8 +230,13 @@ def _counters(store: str, counters: object) -> Iterator[Metric]:
         yield family
 
 
-def registry_of(path: str, checkpoints: Sequence[str] = (), config: StoreConfig | None = None) -> CollectorRegistry:
+def registry_of(
+    path: str,
+    checkpoints: Sequence[str] = (),
+    config: StoreConfig | None = None,
+    session: MessageStore | None = None,
+) -> CollectorRegistry:
     """A registry with the metrics of one store, for an endpoint of this process or of another framework."""
     registry = CollectorRegistry()
-    registry.register(StoreCollector(path, checkpoints, config))
+    registry.register(StoreCollector(path, checkpoints, config, session))
     return registry

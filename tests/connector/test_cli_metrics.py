@@ -18,11 +18,14 @@ from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import count
 from messagestore.files.mapped_file import Disk
-from small import SMALL, ClockDisk, bodies, columns, filled
+from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled
 
 pytest.importorskip("prometheus_client")
 
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+from pyspark_messagestore.metrics import registry_of
 
 
 @pytest.fixture
@@ -57,6 +60,10 @@ def test_a_store_has_rocketmqs_figures(root: Path) -> None:
     assert 0 <= found["rocketmq_storage_message_reserve_time",] < 600_000
     assert found["rocketmq_storage_size",] >= 4096
     assert found["rocketmq_storage_flush_behind_bytes",] == 0
+    assert found["rocketmq_storage_dispatch_behind_bytes",] == 0
+    used = Disk().used_percent(root) / 100
+    for folder in ("commitlog", "consumequeue"):
+        assert found["spark_disk_used_ratio", folder] == pytest.approx(used, abs=0.011)  # others use the disk, too
     publish_offsets(str(root), "delays", {("t", 0): 5})
     found = once(root)
     assert found["rocketmq_consumer_lag_messages", "delays", "t"] == 0
@@ -74,6 +81,58 @@ def test_the_same_figures_as_json(root: Path) -> None:
     (root / "config" / "consumerOffset.json").write_text("{")
     rows = objects(run("metrics", root, "--json", code=1))
     assert {"name": "spark_store_up", "labels": {"store": str(root)}, "value": 0} in rows
+
+
+def test_what_is_behind_is_read_from_the_files_of_a_live_session(tmp_path: Path) -> None:
+    """Another process sees what is in the log and not dispatched, and what was dispatched and not synced."""
+    root = tmp_path / "s"
+    names = ("rocketmq_storage_dispatch_behind_bytes",), ("rocketmq_storage_flush_behind_bytes",)
+    with MessageStore.open(root, SMALL_ASYNC.replace(flush_interval_commit_log=3_600_000)) as store:
+        with store.writer.mutex:  # so that nothing is dispatched meanwhile
+            size = sum(store.put_message(Message("t", b"x" * 900, queue_id=0)).size for _ in range(30))
+            behind = store.stats().dispatch_behind
+            found = once(root)
+            assert [found[name] for name in names] == [behind, behind]
+            assert behind is not None
+            assert size < behind < 2 * size  # with the ends of two segments
+            (told,) = objects(run("status", root, "--json"))
+            assert (told["dispatchBehind"], told["flushBehind"]) == (behind, behind)
+        assert store.get_message("t", 0, 29).messages
+        found = once(root)
+        assert [found[name] for name in names] == [0, store.stats().flush_behind]
+        store.flush()
+        assert [once(root)[name] for name in names] == [0, 0]
+    (told,) = objects(run("status", root, "--json"))
+    assert (told["dispatchBehind"], told["flushBehind"]) == (0, 0)
+    assert set(told["diskUsed"]) == {"commitlog", "consumequeue"}
+
+
+def test_nothing_is_behind_after_puts_that_were_synced(tmp_path: Path) -> None:
+    """The clean end may be far behind; what was acknowledged is on the disk all the same."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        for number in range(5):
+            store.put_message(Message("t", b"%d" % number, queue_id=0))
+        assert store.writer.state.clean_end < store.writer.end.physical_offset
+        assert once(tmp_path / "s")["rocketmq_storage_flush_behind_bytes",] == 0
+
+
+def test_a_session_adds_what_it_has_counted(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with MessageStore.open(root, SMALL) as store:
+        registry = registry_of(str(root), session=store)
+        size = store.put_message(Message("t", b"x", queue_id=0)).size
+        store.put_message_oneway(Message("no blanks", b"x"))
+        store.get_message("t", 0, 0)
+        store.get_message("t", 0, 1)
+        found = samples(generate_latest(registry).decode())
+        assert found["rocketmq_throughput_in_total", "false", "t"] == size
+        assert found["rocketmq_messages_in_total", "false", "t"] == 1
+        assert found["spark_puts_total", "PUT_OK"] == found["spark_puts_total", "MESSAGE_ILLEGAL"] == 1
+        assert sum(value for name, value in found.items() if name[0] == "spark_put_times") == 2
+        assert (found["spark_gets_total", "true"], found["spark_gets_total", "false"]) == (1, 1)
+        assert found["spark_messages_got_total",] == 1
+        assert found["rocketmq_storage_flush_behind_bytes",] == 0
+    assert samples(generate_latest(registry).decode())["spark_puts_total", "PUT_OK"] == 1
 
 
 def test_batches_are_counted_from_the_log(tmp_path: Path) -> None:

@@ -371,6 +371,8 @@ def status_of(view: StoreView) -> dict[str, Any]:
         "storeId": view.store_id or None,
         **standing,
         "unproven": _unproven(view),
+        **_behind(view),
+        "diskUsed": _disk_used(view),
         "commitLog": {
             "segments": len(files.commit_log.offsets),
             "segmentSize": files.commit_log.segment_size,
@@ -515,6 +517,32 @@ def _unproven(view: StoreView) -> dict[str, Any] | None:
     if tail is None or tail.complete:
         return None
     return {"records": tail.hidden_count, "begin": tail.end, "end": tail.hidden_end, "more": tail.limited}
+
+
+def _behind(view: StoreView) -> dict[str, int | None]:
+    """How many bytes at the end of the log no reader sees yet, and how many no sync has covered, by the files.
+
+    What another process has in memory cannot be seen: it may have synced a moment ago. None: a broker wrote the store
+    last, and its files do not say.
+    """
+    files = view.files
+    state = files.state_file.read() if view.store_id else None
+    if state is None or view.known_end is None:
+        return {"dispatchBehind": None, "flushBehind": None}
+    end = state.visible_end
+    if not state.idle:
+        files.commit_log.load()
+        for run in Walk(files.commit_log, end):
+            end = run.end
+        state = files.state_file.read() or state  # what was dispatched during the walk is not behind
+    return {"dispatchBehind": max(0, end - state.visible_end), "flushBehind": max(0, end - state.flushed_end)}
+
+
+def _disk_used(view: StoreView) -> dict[str, int]:
+    """How full the disk is under the log and under the queues, in percent."""
+    paths = view.files.paths
+    folders = {"commitlog": paths.commit_log, "consumequeue": paths.consume_queue}
+    return {name: view.files.disk.used_percent(path) for name, path in folders.items() if view.files.disk.exists(path)}
 
 
 def _disk_size(folder: str) -> int:
@@ -699,7 +727,6 @@ def figures_of(view: StoreView) -> dict[str, Any]:
     faults: list[str] = []
     files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
     queues = _queues(view, faults)
-    state = _state(files.state_file.read() if view.store_id else None)
     begin = files.commit_log.head(files.commit_log.min_offset) if len(files.commit_log.offsets) else None
     topics: dict[str, dict[str, Any]] = {}
     for (topic, _), (low, high, _) in queues.items():
@@ -713,7 +740,8 @@ def figures_of(view: StoreView) -> dict[str, Any]:
         "root": files.paths.root,
         "storeId": view.store_id,
         "storageSize": _disk_size(files.paths.commit_log),
-        "flushBehind": None if state is None else max(0, state["visibleEnd"] - state["cleanEnd"]),
+        **_behind(view),
+        "diskUsed": _disk_used(view),
         "reserveTimeMs": None if begin is None else max(0, now_ms - int(begin["store_timestamp_ms"])),
         "topics": list(topics.values()),
         "groups": _group_figures(view, now_ms, faults),

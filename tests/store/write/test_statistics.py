@@ -277,10 +277,8 @@ def test_what_is_behind_is_known_while_the_store_is_open(tmp_path: Path) -> None
         assert len(read_all(store)) == 1
         found = store.stats()
         assert (found.dispatch_behind, found.flush_behind) == (0, size)
-        assert found.disk_used == {
-            "commitlog": Disk().used_percent(tmp_path),
-            "consumequeue": Disk().used_percent(tmp_path),
-        }
+        assert set(found.disk_used) == {"commitlog", "consumequeue"}
+        assert found.disk_used["commitlog"] == pytest.approx(Disk().used_percent(tmp_path), abs=1)  # others use it, too
         store.flush()
         assert store.stats().flush_behind == 0
     found = store.stats()
