@@ -29,6 +29,7 @@ from messagestore import (
     SYNC_FLUSH,
     LostBatchesError,
     MessageStore,
+    ReadOnlyStore,
     StoreConfig,
     StoreError,
 )
@@ -132,7 +133,7 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         if seen is not None:
             _note_reader(seen, found, crash.promise, verdict)
         if thorough:
-            _same_by_reading(store, found.queues, verdict)
+            _same_by_reading(store, found.queues, crash.promise, verdict)
         if _replay(store, crash.promise, disk, verdict, set(found.bodies)):
             found = checker.check(disk.tree())
             note_faults(verdict, found, "after replay")
@@ -201,7 +202,7 @@ def _reader(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict) -> set[by
         for topic, queue_ids in reader.topics().items():
             if topic != checker.BATCH_TOPIC:
                 for queue_id in queue_ids:
-                    bodies |= set(read_queue(reader, topic, queue_id))
+                    bodies |= set(_left_in(reader, topic, queue_id, crash.promise))
     verdict.misread += [f"reader: {fault}" for fault in prefix_faults(bodies, crash.steps, crash.promise.expired)[1]]
     if disk.tree() != before:
         verdict.misread.append("a reader changed bytes")
@@ -221,18 +222,24 @@ def _note_reader(seen: set[bytes], found: checker.Checked, promise: Promise, ver
             verdict.lost.append(f"batch {batch['app'], batch['version']}, for a reader that came before recovery")
 
 
-def read_queue(store: object, topic: str, queue_id: int) -> list[bytes]:
-    """Return the bodies of a queue by the store's own reading."""
+def read_queue(store: object, topic: str, queue_id: int, begin: int = 0) -> list[bytes]:
+    """Return the bodies of a queue by the store's own reading, from its first message on."""
     found: list[bytes] = []
-    begin = store.min_offset(topic, queue_id)  # type: ignore[attr-defined]
     for table in store.read(topic, queue_id, begin, columns=("body",)):  # type: ignore[attr-defined]
         found += table.column("body").to_pylist()
     return found
 
 
-def _same_by_reading(store: MessageStore, queues: dict[tuple[str, int], list[bytes]], verdict: Verdict) -> None:
+def _left_in(store: ReadOnlyStore, topic: str, queue_id: int, promise: Promise) -> list[bytes]:
+    """Return the bodies of a queue. Where retention was at work, they begin where the store says that it begins."""
+    return read_queue(store, topic, queue_id, store.min_offset(topic, queue_id) if promise.expired else 0)
+
+
+def _same_by_reading(
+    store: MessageStore, queues: dict[tuple[str, int], list[bytes]], promise: Promise, verdict: Verdict
+) -> None:
     for (topic, queue_id), bodies in queues.items():
-        if read_queue(store, topic, queue_id) != bodies:
+        if _left_in(store, topic, queue_id, promise) != bodies:
             verdict.misread.append(f"{topic}/{queue_id}: the store reads other messages than are in its log")
 
 
