@@ -9,6 +9,7 @@ Commands that only read take no lock and write nothing. They work beside any wri
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from pyspark_messagestore.cli_app import app, first_sentence
@@ -23,6 +24,7 @@ from pyspark_messagestore.cli_halves import half_app, halves
 from pyspark_messagestore.cli_lag import lag
 from pyspark_messagestore.cli_messages import find, get, put, tail
 from pyspark_messagestore.cli_metrics import metrics
+from pyspark_messagestore.cli_output import note
 from pyspark_messagestore.cli_store import dump, recover, status, verify
 from pyspark_messagestore.cli_topics import offsets, topic_app, topics
 
@@ -39,8 +41,17 @@ for _each in (app, topic_app, group_app, half_app, batches_app, checkpoint_app):
         _info.short_help = first_sentence(_info.callback)  # lists of commands would break lines where docstrings do
 
 
+class _Notes(logging.Handler):
+    """Shows what the store logs as lines on standard error, escaped: a path or a topic may hold anything."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one line."""
+        note(self.format(record))
+
+
 def main() -> None:
     """Run the command line."""
+    logging.basicConfig(level=logging.WARNING, handlers=[_Notes()])
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # for a terminal without UTF-8
     app(prog_name="messagestore")

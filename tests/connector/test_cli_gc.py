@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -95,3 +96,13 @@ def test_mistakes_are_one_line(root: Path, tmp_path: Path) -> None:
     assert "found no message store" in error("gc", tmp_path / "nowhere", code=2)
     assert "--before: found 'yesterday'" in error("gc", root, "--before", "yesterday", code=2)
     assert "reserved_hours: found -2" in error("gc", root, "--reserved", "-2", code=2)
+
+
+@pytest.mark.parametrize("topic", ["\0", "\ud800", "x" * 300, "../commitlog", "..", "/etc", "", "\x1b[2J"])
+def test_an_offset_for_a_topic_that_cannot_be_stops_no_retention(root: Path, topic: str) -> None:
+    """A broker keeps the offsets that a client commits for any topic. Such a topic has no messages to wait for."""
+    table = {"offsetTable": {f"{topic}@g": {"0": 1}}}
+    (root / "config" / "consumerOffset.json").write_text(json.dumps(table))
+    assert lines(run("gc", root))[0].startswith("would delete 2 segments of the log, 32,768 bytes, with ")
+    with MessageStore.open(root, SMALL) as store:
+        assert store.delete_expired_files().size == 32768

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cli_runs import error, lines, objects, run
 from messagestore.files.config_file import parsed
 from messagestore.files.consumer_offsets import publish_offsets
+from pyspark_messagestore.cli import app
 from small import filled
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold]x[/bold]\u202etxt"
@@ -182,3 +184,15 @@ def test_what_is_shown_does_not_act_on_the_terminal(root: Path) -> None:
     altered = run("group", "alter", root, HOSTILE, "--consume").stdout
     assert altered == f"altered group {SHOWN}: 16 retries, 1 retry queue, consuming enabled\n"
     assert HOSTILE not in run("groups", root, "--json").stdout
+
+
+@pytest.mark.parametrize("topic", ["\0", "\ud800", "x" * 300, "../commitlog", "..", "/etc", "\x1b[2J]"])
+def test_an_offset_for_a_topic_that_cannot_be_hides_no_other(root: Path, topic: str) -> None:
+    """A broker keeps the offsets that a client commits for any topic: the others are shown all the same."""
+    write(root, "consumerOffset.json", {"offsetTable": {f"{topic}@g": {"0": 1}, "t@h": {"0": 2, "1": 5}}})
+    for command in (["groups", root], ["lag", root, "--group", "g"]):
+        result = CliRunner().invoke(app, [str(word) for word in command])
+        assert isinstance(result.exception, SystemExit) or result.exception is None, result.exception
+        assert all(c.isprintable() or c == "\n" for c in result.output)
+    rows = objects(run("groups", root, "--json", code=0 if topic.startswith("\x1b") else 1))
+    assert [row["lag"] for row in rows if row["group"] == "h"] == [3, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import checkpoint, offset
-from cli_runs import error, objects, read_lines, run, start
+from cli_runs import error, finish, objects, read_lines, run, start
 from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import count
@@ -133,6 +134,18 @@ def test_a_session_adds_what_it_has_counted(tmp_path: Path) -> None:
         assert found["spark_messages_got_total",] == 1
         assert found["rocketmq_storage_flush_behind_bytes",] == 0
     assert samples(generate_latest(registry).decode())["spark_puts_total", "PUT_OK"] == 1
+
+
+def test_a_fault_does_not_act_on_the_terminal(tmp_path: Path) -> None:
+    """Neither the store's path nor a topic in a file that anybody may have written; what else there is, is shown."""
+    root = filled(tmp_path / "\x1b[2Js", 10)
+    offsets = {"\x1b[2J@g": {"0": 1}, "..@g": {"0": 1}, "t@h": {"0": 2, "1": 5}}
+    (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": offsets}))
+    logged = start("metrics", root, "--once")
+    text, words = finish(logged, 1)
+    assert "\\x1b[2J/0: the reader is at 1" in words
+    assert all(c.isprintable() or c == "\n" for c in words)
+    assert samples(text)["rocketmq_consumer_lag_messages", "h", "t"] == 3
 
 
 def test_batches_are_counted_from_the_log(tmp_path: Path) -> None:

@@ -486,7 +486,12 @@ def list_queues(disk: Disk, root: str) -> tuple[dict[str, list[int]], list[str]]
 
 
 def queue_ids_of(disk: Disk, root: str, topic: str) -> list[int]:
-    """Return the ids of one topic's queues that have a folder, ascending."""
+    """Return the ids of one topic's queues that have a folder, ascending.
+
+    A name that no folder can have has none: a broker's table of offsets holds whatever name a client gave it.
+    """
+    if stored_topic_fault(topic) is not None:
+        return []
     folder = os.path.join(root, CONSUME_QUEUE_FOLDER, topic)
     return sorted(int(name) for name, is_folder in disk.entries(folder) if is_folder and is_queue_id(name))
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import Any
 
-from messagestore.errors import ConfigError, CorruptionError, UnknownTopicError
+from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, UnknownTopicError
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.consumer_offsets import ConsumerOffsets
@@ -648,7 +648,7 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
                 ends = {
                     queue_id: (view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)) for queue_id in ids
                 }
-            except (ConfigError, CorruptionError) as error:
+            except (ConfigError, CorruptionError, MessageIllegalError) as error:
                 faults.append(str(error))
                 continue
             for queue_id, (low, high) in ends.items():
@@ -682,7 +682,7 @@ def lag_of(
         try:
             ids = sorted({*view.queue_ids(topic), *(queue_id for name, queue_id in committed if name == topic)})
             rows += [_lag_row(view, topic, queue_id, committed.get((topic, queue_id)), faults) for queue_id in ids]
-        except (ConfigError, CorruptionError) as error:
+        except (ConfigError, CorruptionError, MessageIllegalError) as error:
             faults.append(str(error))
     return rows, list(dict.fromkeys(faults))
 
