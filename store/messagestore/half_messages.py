@@ -100,7 +100,8 @@ class CheckReport:
     open : int
         The number of half messages that are open after the round, those included that are not due yet.
     failures : list of (str, Exception)
-        The message ids of half messages whose check raised an exception. They stay open, as if the answer was UNKNOW.
+        The message ids of half messages whose check raised an exception, and of those that cannot be put back, since
+        they are damaged or too large. They stay open, as if the answer was UNKNOW.
     """
 
     checked: int = 0
@@ -311,6 +312,8 @@ class HalfMessages:
                 message, queue_id, producer_group, transaction_id, check_immunity_s
             ),
         )
+        # A message that no check could put back, or nobody could commit, must not become a half message
+        writer.check_fits(len(half_records.longest(bytes(data), message.topic, config)))
         self._create_topics()
         keys = [transaction_id, *message.keys]
         wait = message.wait_store_msg_ok
@@ -561,19 +564,21 @@ class HalfMessages:
             config, log = self._session.writer.files.config, halves.view.files.commit_log
             records: list[bytearray] = []
             kept: list[OpenHalf | None] = []
-            ended = [half.queue_offset for half in part if half.queue_offset in halves.by_offset]
-            for offset in ended:
-                half = halves.by_offset[offset]
+            ended: list[int] = []
+            for half in [halves.by_offset[each.queue_offset] for each in part if each.queue_offset in halves.by_offset]:
                 if _ended_by_broker(halves.view, half):
-                    continue  # only its op message was missing
-                data = log.exact(half.physical_offset, half.size)
-                if half.is_worn_out(now_ms, config.transaction_check_max, config.file_reserved_time):
-                    records.append(half_records.discarded(data, half, config.transaction_check_max, config))
-                    report.discarded += 1
-                    kept.append(None)
-                else:
-                    records.append(half_records.put_back(data, half, config))
-                    kept.append(half)
+                    ended.append(half.queue_offset)  # only its op message was missing
+                    continue
+                worn_out = half.is_worn_out(now_ms, config.transaction_check_max, config.file_reserved_time)
+                try:
+                    again = self._again(log.exact(half.physical_offset, half.size), half, worn_out=worn_out)
+                except (MessageIllegalError, CorruptionError) as error:
+                    report.failures.append((half.message_id, error))  # it does not hold up the others
+                    continue
+                ended.append(half.queue_offset)
+                records.append(again)
+                kept.append(None if worn_out else half)
+                report.discarded += worn_out
             if not ended:
                 return []
             rows = self._append(records, ended)
@@ -584,6 +589,18 @@ class HalfMessages:
             ]
             report.checked += len(found)
             return found
+
+    def _again(self, data: bytes, half: OpenHalf, *, worn_out: bool) -> bytearray:
+        """The record of a half message that is put back or discarded; an error if it is too large for that."""
+        writer = self._session.writer
+        config = writer.files.config
+        again = (
+            half_records.discarded(data, half, config.transaction_check_max, config)
+            if worn_out
+            else half_records.put_back(data, half, config)
+        )
+        writer.check_fits(len(again))
+        return again
 
     # ---- progress
 

@@ -51,7 +51,7 @@ from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.half_records import OpenHalf
 from messagestore.format.hosts import offset_message_id, parse_offset_message_id
-from messagestore.format.layout import BLANK, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
+from messagestore.format.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
     ANY_QUEUE,
     DLQ_PREFIX,
@@ -1517,7 +1517,7 @@ class MessageStore(ReadOnlyStore):
             unique_key=unique_key,
             extra_properties=[*extra, *waiting],
         )
-        self._check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
+        self.writer.check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
         if known is None:
             self.create_topic(topic)  # only now: a message that is refused must not create a topic
         topic = message.topic
@@ -1614,7 +1614,7 @@ class MessageStore(ReadOnlyStore):
                 size=size,
                 limit=config.max_message_size,
             )
-        self._check_fits(size)
+        self.writer.check_fits(size)
         rows, held_s = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
         ids = ",".join(offset_message_id(writer.files.store_host, at) for at in rows.physical_offsets.tolist())
         return PutMessageResult(
@@ -1867,11 +1867,10 @@ class MessageStore(ReadOnlyStore):
     def put_encoded(
         self, data: bytearray, topic: str, queue_id: int, tags: str | None, keys: Sequence[str], *, wait: bool
     ) -> PutMessageResult:
-        """Append an encoded record. It is no part of the stable interface."""
+        """Append an encoded record that fits. It is no part of the stable interface."""
 
         def append() -> PutMessageResult:
             config = self.writer.files.config
-            self._check_fits(len(data))
             put, held_s = self.writer.append(
                 data,
                 topic,
@@ -2250,16 +2249,6 @@ class MessageStore(ReadOnlyStore):
 
     def _born_host(self) -> bytes:
         return self.writer.files.store_host[:-4] + bytes(4)
-
-    def _check_fits(self, size: int) -> None:
-        room = self.writer.log.segment_size - BLANK.size
-        if size > room:
-            raise MessageIllegalError(
-                f"record: found {size} bytes; allowed are {room}, the room in a segment (mappedFileSizeCommitLog)",
-                field="body",
-                size=size,
-                limit=room,
-            )
 
     def _queue_id(self, topic: str, message: Message, count: int) -> int:
         check_simple_topic(self.writer.files, topic)

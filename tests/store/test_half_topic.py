@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from messagestore import (
     MessageExt,
     MessageIllegalError,
     MessageStore,
+    PutMessageStatus,
     StoreClosedError,
     StoreConfig,
     StorePoisonedError,
@@ -602,3 +604,58 @@ def check_story(root: Path, config: StoreConfig, told: list[tuple[str, bytes]]) 
         ends = bodies(store, "orders").count(b"check and commit")
         assert ends == 1 if ("prepared", b"check and commit") in done else ends <= 1
     sound(root, config)
+
+
+def largest_half(store: MessageStore, topic: str, make: Callable[[int], Message], low: int, high: int) -> HalfMessage:
+    """The half message of the largest size that is not refused."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            store.half_message(make(middle), "g").rollback()
+            low = middle
+        except MessageIllegalError:
+            high = middle
+    return store.half_message(make(low), "g")
+
+
+@pytest.mark.parametrize("topic", ["o", "o" * 120])
+@pytest.mark.parametrize("long", ["body", "properties"])
+def test_the_largest_half_message_that_is_not_refused_can_be_checked_and_committed(
+    tmp_path: Path, topic: str, long: str
+) -> None:
+    """A larger one could be stored, but not be put back for a check, or not be committed to a topic with a long name."""
+    config = SMALL.replace(max_message_size=64 * 1024, transaction_time_out=0)
+    if long == "properties":
+        config = config.replace(mapped_file_size_commit_log=128 * 1024)
+
+    def make(size: int) -> Message:
+        if long == "body":
+            return Message(topic, b"x" * size, queue_id=0, born_timestamp_ms=0)
+        return Message(topic, b"", queue_id=0, born_timestamp_ms=0, properties={"p": "x" * size})
+
+    with MessageStore.open(tmp_path / "s", config) as store:
+        half = largest_half(store, topic, make, 1000, 40_000)
+        for _ in range(2):
+            report = store.check_halves(lambda _: UNKNOW)
+            assert (report.checked, report.open, report.failures) == (1, 1, [])
+        assert half.commit().status is PutMessageStatus.PUT_OK
+
+
+def test_a_half_message_that_is_too_large_for_a_check_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker or an earlier release may have stored it. One such message used to fail every round of checks."""
+    config = SMALL.replace(mapped_file_size_commit_log=128 * 1024, transaction_time_out=0)
+    with MessageStore.open(tmp_path / "s", config) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(half_records, "longest", lambda half, topic, config: half)
+            large = Message("o", b"", queue_id=0, born_timestamp_ms=0, properties={"p": "x" * 32_600})
+            stuck = store.half_message(large, "g")
+        store.half_message(Message("o", b"small", queue_id=0, born_timestamp_ms=0), "g")
+        report = store.check_halves(lambda _: LocalTransactionState.COMMIT_MESSAGE)
+        assert (report.checked, report.committed, report.open) == (1, 1, 1)
+        assert [message_id for message_id, _ in report.failures] == [stuck.message_id]
+        assert isinstance(report.failures[0][1], MessageIllegalError)
+        assert [message.body for message in store.get_message("o", 0, 0).messages] == [b"small"]
+        stuck.rollback()
+        assert store.open_halves() == []

@@ -38,6 +38,7 @@ QUEUE_ID = 0
 
 _PREPARED, _GROUP, _TRANSACTION_ID = "TRAN_MSG", "PGROUP", "__transactionId__"
 _CHECK_TIMES, _IMMUNITY = "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_MOST_CHECKS = str((1 << 31) - 1)
 _FIRST_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 _ENDED_TAG = "d"
 _INT = re.compile(r"[+-]?\d{1,10}", re.ASCII)
@@ -149,6 +150,19 @@ def committed(half: bytes, of: OpenHalf, config: StoreConfig) -> bytearray:
         prepared_transaction_offset=of.physical_offset,
         limits=config,
     )
+
+
+def longest(half: bytes, topic: str, config: StoreConfig) -> bytearray:
+    """The longest record that becomes of a new half message: it has been checked, and goes to `topic` or is discarded.
+
+    Raises
+    ------
+    MessageIllegalError
+        Its properties would have too many bytes.
+    """
+    topic = max(topic, DISCARD_TOPIC, key=len)
+    times = {_CHECK_TIMES: _MOST_CHECKS}
+    return record.encode_again(half, topic=topic, queue_id=QUEUE_ID, limits=config, properties=times)
 
 
 def put_back(half: bytes, of: OpenHalf, config: StoreConfig) -> bytearray:

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import (
+    MessageIllegalError,
     PutMessageStatus,
     StoreError,
     StoreFullError,
@@ -36,7 +37,7 @@ from messagestore.files.state import NOTHING_IN_FLIGHT, State
 from messagestore.files.written import FileReplaced
 from messagestore.format import record, record_columns, record_scan
 from messagestore.format.config import ASYNC_FLUSH
-from messagestore.format.layout import HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
+from messagestore.format.layout import BLANK, HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
 from messagestore.format.rows import NO_DATA, SCHEDULE_TOPIC, Row, Rows
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.dispatch import FEW_COUNT, Dispatcher
@@ -182,6 +183,22 @@ class LogWriter(Standing):
             last_ms,
             (last_ms - now_ms) // 1000,
         )
+
+    def check_fits(self, size: int) -> None:
+        """Refuse a record, or records side by side, that no segment has room for.
+
+        Raises
+        ------
+        MessageIllegalError
+        """
+        room = self.log.segment_size - BLANK.size
+        if size > room:
+            raise MessageIllegalError(
+                f"record: found {size} bytes; allowed are {room}, the room in a segment (mappedFileSizeCommitLog)",
+                field="body",
+                size=size,
+                limit=room,
+            )
 
     def append(
         self,
