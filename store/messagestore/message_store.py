@@ -85,6 +85,7 @@ from messagestore.format.properties import (
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
+from messagestore.format.unique_key import new_unique_key
 from messagestore.half_messages import Check, CheckReport, HalfMessage, HalfMessages
 from messagestore.log.expired import ExpiredFiles, asked_for
 from messagestore.log.refusals import check_simple_topic
@@ -231,6 +232,13 @@ _OF_THE_BATCH = (
     "born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset", "delay_time_level"
 )  # fmt: skip
 _NEW = Message("new", b"")
+
+
+def _stamped(columns: MessageColumns, now_ms: int) -> MessageColumns:
+    """The messages, with a UNIQ_KEY for each that has none."""
+    given = [None] * columns.row_count if columns.unique_key is None else columns.unique_key.to_pylist()
+    keys = [new_unique_key(now_ms) if key is None else key for key in given]
+    return replace(columns, unique_key=pa.array(keys, pa.string()))
 
 
 def _check_of_batch(message: Message, first: Message, row: int) -> None:
@@ -1367,7 +1375,8 @@ class MessageStore(ReadOnlyStore):
         message : Message
             If its `queue_id` is None, the hash of the first key chooses the queue; messages without keys go to the
             queues in turn. A topic that does not exist is created with 8 queues. With a `delay_time_level`, the message
-            waits in SCHEDULE_TOPIC_XXXX until it is due.
+            waits in SCHEDULE_TOPIC_XXXX until it is due, and has a UNIQ_KEY; other messages get one with the setting
+            `stampUniqKey`.
 
         Returns
         -------
@@ -1500,6 +1509,8 @@ class MessageStore(ReadOnlyStore):
         known = writer.files.topics.get(topic)
         queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
         level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
+        if unique_key is None and (level or config.stamp_uniq_key):
+            unique_key = new_unique_key(writer.files.disk.time_ns() // 1_000_000)
         if level:
             level = min(level, len(config.delays_ms))
         if level:
@@ -1592,8 +1603,11 @@ class MessageStore(ReadOnlyStore):
             raise MessageIllegalError(
                 "batch: found a delay level; allowed is none. Use append_batch", field="delay_time_level"
             )
+        columns = batch.columns
+        if config.stamp_uniq_key:
+            columns = _stamped(columns, writer.files.disk.time_ns() // 1_000_000)
         chunk = record_columns.encode(
-            batch.columns,
+            columns,
             limits=config,
             store_host=writer.files.store_host,
             born_host=self._born_host(),
@@ -2122,7 +2136,8 @@ class MessageStore(ReadOnlyStore):
             delay_time_level=0 if dead else level,
         )
         kept = [(name, value) for name, value in extra.items() if name not in _OF_A_PUT]
-        return self._put(lambda: self._append_message(again, stored.unique_key, kept), wait=True)
+        unique_key = stored.unique_key or new_unique_key(self.writer.files.disk.time_ns() // 1_000_000)
+        return self._put(lambda: self._append_message(again, unique_key, kept), wait=True)
 
     def deliver_delayed(self) -> Delivered:
         """Deliver delayed messages that are due to their topics and queues, as one batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from messagestore import (
     MessageIllegalError,
     MessageStore,
     StoreConfig,
+    message_store,
 )
 from messagestore.format import kernel
 from messagestore.format.rows import SCHEDULE_TOPIC
@@ -130,9 +132,10 @@ def test_delayed_rows_of_a_batch(
     """Rows with a level wait, the others are there at once; each record is what a single put would have written."""
     if not with_kernel:
         monkeypatch.setattr(kernel, "lib", None)
+    monkeypatch.setattr(message_store, "new_unique_key", lambda _: "U" * 32)  # a delayed put has one, a row has its own
     levels = [0, 3, None, 1, 3, 0, 40, 3]
     with MessageStore.open(tmp_path, config) as store:
-        store.append_batch(delayed(levels))
+        store.append_batch(replace(delayed(levels), unique_key=pa.array(["U" * 32] * 8)))
         assert read_all(store, "t", 0) == [bodies(8)[0], bodies(8)[2]]
         assert read_all(store, "t", 1) == [bodies(8)[5]]
         waiting = {queue_id: store.get_message(SCHEDULE_TOPIC, queue_id, 0).messages for queue_id in (0, 2, 17)}

@@ -109,6 +109,10 @@ class StoreConfig:
         How long a put waits for its sync before it returns `FLUSH_DISK_TIMEOUT`.
     put_in_flight_size : int
         How many bytes `put_message_async` lets wait for their sync. A call beyond that waits until some are synced.
+    stamp_uniq_key : bool
+        True: each message of `put_message` and `put_messages`, in all forms, gets a UNIQ_KEY, as a broker gives one.
+        It costs 43 bytes and an index entry a message. Delayed messages, half messages and those that are sent back
+        have one in any case; `append_batch` takes what its column `unique_key` holds.
     flush_interval_commit_log, flush_commit_log_least_pages, flush_commit_log_thorough_interval : int
         ASYNC_FLUSH: every interval the thread syncs if at least so many pages of 4 KiB are waiting; after the thorough
         interval it syncs whatever is waiting.
@@ -205,6 +209,7 @@ class StoreConfig:
     flush_disk_type: str = SYNC_FLUSH
     sync_flush_timeout: int = 5000
     put_in_flight_size: int = 64 * 1024 * 1024
+    stamp_uniq_key: bool = False
     flush_interval_commit_log: int = 500
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
