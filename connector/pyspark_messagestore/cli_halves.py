@@ -68,9 +68,8 @@ def halves(root: Root, as_json: Json = False) -> None:
             for half in found
         ]
         out.table([*titles, ("made", False), ("UNIQ_KEY", False)], rows)
-    else:
-        out.note("messagestore: no open half message found")
     if not found:
+        out.note("messagestore: no open half message found")
         raise typer.Exit(FOUND_NOTHING)
 
 

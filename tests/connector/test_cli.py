@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import inspect
 import json
 import os
 import re
@@ -100,6 +101,19 @@ def test_help_is_whole_sentences() -> None:
             assert text.endswith("."), f"{name}: {text}"
             assert not re.search(r"[.,;:][.,;:]|\s[.,;:]|\s\s", text), f"{name}: {text}"
             assert text[0].isupper() or text.startswith("earliest "), f"{name}: {text}"
+
+
+def test_every_command_takes_json() -> None:
+    """Scripts read objects, whatever they ask."""
+    groups = [("", app), *((str(group.name), group.typer_instance) for group in app.registered_groups)]
+    commands = [(name, info.callback) for name, group in groups if group for info in group.registered_commands]
+    without = {
+        f"{name} {callback.__name__}".strip()
+        for name, callback in commands
+        if callback is not None and "as_json" not in inspect.signature(callback).parameters
+    }
+    assert len(commands) > 25
+    assert without == set()
 
 
 @pytest.mark.parametrize("command", [["status"], ["dump"], ["verify"], ["recover"], ["get", "t"], ["tail"]])

@@ -42,6 +42,7 @@ def test_half_messages_are_listed_and_ended(root: Path) -> None:
         assert [store.max_offset("orders", queue_id) for queue_id in (0, 1)] == [1, 0]
         assert store.open_halves() == []
     assert "no open half message" in error("halves", root, code=1)
+    assert "no open half message" in error("halves", root, "--json", code=1)
 
 
 @pytest.mark.parametrize(
