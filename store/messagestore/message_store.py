@@ -1648,8 +1648,9 @@ class MessageStore(ReadOnlyStore):
         """Call a function for each message that arrives from now on, in the order of the log.
 
         A thread of its own calls it, after the message is visible. So it can neither delay nor fail a put: while it is
-        slow it falls behind, and what it raises is logged. `close` waits until it has got everything, but not for
-        longer than 30 seconds.
+        slow it falls behind, and what it raises is logged. Retention does not wait for it: what is deleted before it
+        was called for is left out, and a warning says so. `close` waits until it has got everything, but not for longer
+        than 30 seconds. A listener that puts messages has to expect `StoreClosedError` meanwhile.
 
         Parameters
         ----------
