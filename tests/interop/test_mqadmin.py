@@ -1,7 +1,8 @@
-"""RocketMQ's mqadmin shows how far a stream has read, as connector/README.md says: the group of `consumerGroup`."""
+"""RocketMQ's mqadmin shows how far a stream has read (connector/README.md), and has the settings of groups that we write."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -90,3 +91,34 @@ def test_consumer_progress_of_a_stream(memory: Path, root: Path) -> None:
             names.mqadmin("updateTopic", "-c", "DefaultCluster", "-t", f"%RETRY%{SECOND}", "-r", "1", "-w", "1")
             text = until(progress, lambda: names.mqadmin("consumerProgress", "-g", SECOND))
             assert progress(text) == dict.fromkeys(range(4), ("broker-a", 3, 1)), text
+
+
+def test_settings_of_groups_go_both_ways(memory: Path, root: Path) -> None:
+    """A broker has what we altered, mqadmin alters it through the broker, and we have that; meanwhile nobody else may."""
+    need(NEWEST, java_build.tools_classpath)
+    with NameServer(NEWEST, memory / "names") as names:
+        broker = RealBroker(NEWEST, memory / "broker", root, names)
+        config = StoreConfig.load(broker.conf)
+        with MessageStore.open(root, config) as store:
+            store.put_message(Message("t", b"x", queue_id=0))
+            store.create_group(FIRST, retry_max_times=3, retry_queue_nums=2)
+        with broker:
+            COUNTS.stores += 1
+            asked = ("updateSubGroup", "-c", "DefaultCluster", "-g", FIRST, "-r", "7", "-q", "5", "-s", "false")
+            found = until(lambda text: "success" in text, lambda: names.mqadmin(*asked))
+            assert "retryMaxTimes=7" in found
+            command = [sys.executable, "-m", "pyspark_messagestore.command", "group", "alter", str(root), FIRST]
+            refused = subprocess.run(
+                [*command, "--consume", "--wait", "1s"], capture_output=True, text=True, check=False
+            )
+            assert refused.returncode == 3
+            assert f"mqadmin updateSubGroup -b HOST:PORT -g {FIRST} -s true" in refused.stderr
+        with MessageStore.open(root, config) as store:
+            theirs = store.group_config(FIRST)
+            assert theirs is not None
+            assert (theirs.retry_max_times, theirs.retry_queue_nums, theirs.consume_enable) == (7, 5, False)
+            store.alter_group(FIRST, retry_max_times=1)
+        with broker:
+            text = until(lambda text: "retryMaxTimes" in text, lambda: names.mqadmin("getConsumerConfig", "-g", FIRST))
+            assert re.search(r"retryMaxTimes\s*=\s*1\b", text), text
+            assert re.search(r"retryQueueNums\s*=\s*5\b", text), text
