@@ -71,9 +71,11 @@ def running(classpath: str, folder: Path) -> Iterator[Broker]:
     lines = (f"{name}={value}" for name, value in _properties(folder, port, controller_port).items())
     settings.write_text("\n".join(lines) + "\n")
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    environment = {**os.environ, "HOME": str(folder)}
+    environment.pop("JDK_JAVA_OPTIONS", None)  # flags for another JVM, as the tests of Spark set them
     java = ["java", "-cp", classpath]
     format_ = [*java, "kafka.tools.StorageTool", "format", "--cluster-id", cluster, "--config", str(settings)]
-    done = subprocess.run(format_, capture_output=True, text=True, check=False, cwd=folder)
+    done = subprocess.run(format_, capture_output=True, text=True, check=False, cwd=folder, env=environment)
     if done.returncode:
         raise RuntimeError(f"the Kafka broker's storage cannot be made: {(done.stdout + done.stderr)[-1000:]}")
     with open(log, "wb") as output:
@@ -83,7 +85,7 @@ def running(classpath: str, folder: Path) -> Iterator[Broker]:
             stdout=output,
             stderr=output,
             cwd=folder,
-            env={**os.environ, "HOME": str(folder)},
+            env=environment,
         )
     try:
         _wait(process, port, log)
