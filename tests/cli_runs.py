@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from typing import Any
 
 from typer.testing import CliRunner, Result
@@ -57,7 +58,12 @@ def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
     """The next lines of a process that goes on."""
     assert process.stdout is not None
-    found = [process.stdout.readline() for _ in range(count)]
+    ending = threading.Timer(TIMEOUT_S, process.kill)
+    ending.start()
+    try:
+        found = [process.stdout.readline() for _ in range(count)]
+    finally:
+        ending.cancel()
     assert all(found), process.poll()
     return found
 

@@ -1122,6 +1122,15 @@ def test_batches_of_apps(tmp_path: Path) -> None:
     assert "no message store" in error("batches", tmp_path / "nothing", code=2)
 
 
+def delivered(process: subprocess.Popen[str], count: int) -> int:
+    """How many messages were delivered when there are `count`; a slow machine delivers several at once."""
+    found = 0
+    while found < count:
+        (line,) = read_lines(process, 1)
+        found += json.loads(line)["delivered"]
+    return found
+
+
 def test_deliver_brings_delayed_messages_when_they_are_due(tmp_path: Path, config: Path) -> None:
     """It waits for what is not due yet, shares the store with a writer, and closes it when it is told to end."""
     root = tmp_path / "store"
@@ -1133,11 +1142,11 @@ def test_deliver_brings_delayed_messages_when_they_are_due(tmp_path: Path, confi
     assert lines(run("deliver", root, "--once", "--store-config", config)) == ["0 messages delivered"]
     process = start("deliver", root, "--json", "--store-config", config)
     try:
-        assert [json.loads(line)["delivered"] for line in read_lines(process, 2)] == [1, 1]
+        assert delivered(process, 2) == 2
         with MessageStore.open(root, settings) as store:
             assert [m.body for m in store.get_message("t", 0, 0).messages] == [b"one", b"two"]
             store.put_message(Message("t", b"three", queue_id=0, delay_time_level=1))
-        assert [json.loads(line)["delivered"] for line in read_lines(process, 1)] == [1]
+        assert delivered(process, 1) == 1
         assert (root / "abort").exists()
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0

@@ -23,6 +23,8 @@ from messagestore.write.retention import Retention
 from small import SMALL, bodies, columns
 from stream_steps import ALL, add, again, rows, stream
 
+EVERY_HOUR = ";".join(map(str, range(24)))
+
 
 def delete(root: str, segments: int) -> int:
     """Delete segments; the first message of each queue that is left."""
@@ -128,7 +130,7 @@ def test_a_commit_deletes_what_has_expired_and_the_batch_stays_known(tmp_path: P
 def test_a_commit_stands_when_retention_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The batch is in the log; what failed is logged once, and tried again with the next commit."""
     root = str(tmp_path / "store")
-    sink = Sink(root, file_reserved_time=0)
+    sink = Sink(root, file_reserved_time=0, delete_when=EVERY_HOUR)
     for _ in range(4):
         sink.commit()
     begin = int(segments(root)[0].name)
