@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ class Sqlite:
         self.db.close()
 
 
-class _Lsm:
+class _Lsm(ABC):
     """Keys of queue and number, values of body, key and tag. There is no index of the messages' keys."""
 
     def __init__(self, rows: list[Row]) -> None:
@@ -107,16 +108,17 @@ class _Lsm:
     def put(self, count: int, *, sync: bool) -> Taken:
         return _one_by_one(self._putter(sync=sync), self._pairs([self.rows[n % len(self.rows)] for n in range(count)]))
 
+    @abstractmethod
     def _write(self, pairs: list[tuple[bytes, bytes]]) -> None:
         """Write one batch, synced."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _scan(self) -> int:
         """Read all pairs; how many there are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _putter(self, *, sync: bool) -> Callable[[tuple[bytes, bytes]], None]:
-        raise NotImplementedError
+        """What puts one pair."""
 
 
 class RocksDb(_Lsm):

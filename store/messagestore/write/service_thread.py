@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from _thread import LockType, allocate_lock
+from abc import ABC, abstractmethod
 
 STOP_TIMEOUT_S = 30.0
 
@@ -28,7 +29,7 @@ def is_service_thread() -> bool:
     return getattr(_own, "serves", False)
 
 
-class ServiceThread:
+class ServiceThread(ABC):
     """A thread that serves one writer. A subclass says in `run` what it does.
 
     Parameters
@@ -47,9 +48,9 @@ class ServiceThread:
         self._stopped = False
         self._thread: threading.Thread | None = None
 
+    @abstractmethod
     def run(self) -> None:
         """The work of the thread, until `_stopped`."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Start the thread, unless it was started."""
