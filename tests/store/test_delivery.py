@@ -411,6 +411,16 @@ def test_a_topic_that_is_gone_is_created_again(tmp_path: Path) -> None:
         assert config is not None and config.write_queue_nums == 8
 
 
+def test_a_session_that_is_poisoned_delivers_nothing_and_says_so(tmp_path: Path) -> None:
+    """Also while nothing is due: an answer of 0 would say that all is well."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.put_message(Message("t", b"later", queue_id=0, delay_time_level=18))
+        with pytest.raises(StorePoisonedError, match="a sync failed"):
+            raise store.writer.poison("a sync failed (test)")
+        with pytest.raises(StorePoisonedError, match="a sync failed"):
+            store.deliver_delayed()
+
+
 def test_the_app_of_deliveries_is_the_stores_own(tmp_path: Path) -> None:
     with pytest.raises(MessageIllegalError, match="belong to the store"):
         BatchRequest(app_id=DELIVERY_APP)

@@ -438,6 +438,26 @@ def test_a_folder_that_was_renamed_or_replaced_is_never_read(tmp_path: Path, how
             assert len(read_all(reader)) == 15
 
 
+def test_a_folder_that_is_renamed_during_a_look_is_no_lost_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the place came just before, so the segments seemed to be missing from a store that was there."""
+    root = filled(tmp_path / "s", 30)
+    with MessageStore.open_read_only(root) as reader:
+        assert reader.max_offset("t", 0) == 15
+        log = reader.view.files.commit_log
+        forget = log.forget_deleted
+
+        def renamed_first() -> bool:
+            if root.exists():
+                root.rename(tmp_path / "away")
+            return forget()
+
+        monkeypatch.setattr(log, "forget_deleted", renamed_first)
+        with pytest.raises(NotAStoreError, match="found nothing where"):
+            reader.max_offset("t", 0)
+
+
 def test_another_store_id_in_the_same_folder_is_noticed(tmp_path: Path) -> None:
     """The files were replaced one by one: the id is another one; a new file with the same id is none."""
     root = filled(tmp_path / "s", 30)
