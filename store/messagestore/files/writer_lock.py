@@ -457,8 +457,8 @@ class WriterLock(_LockFile):
             if left <= 0:
                 holder = self.holder()
                 raise StoreLockedError(
-                    f"{self.path}: still locked by {holder} after {timeout_s:g} s. Wait, stop that process, or raise "
-                    f"lockTimeout",
+                    f"{self.path}: still locked by {holder} after {timeout_s:g} s. Stop that process, or allow more "
+                    f"time (lockTimeout; on the command line --wait)",
                     path=self.path,
                     holder=holder,
                 )
