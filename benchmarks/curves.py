@@ -27,7 +27,7 @@ from benchmarks.messages import QUEUE_COUNT, TOPIC, sliced, table
 from benchmarks.store_append import commit, stage
 from benchmarks.store_read import FOUR
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 from messagestore.session import attached_store
 
 _GIB = 1 << 30

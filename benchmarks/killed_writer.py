@@ -8,7 +8,7 @@ import sys
 
 from benchmarks.messages import TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, SPARK_ROWS, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
 from messagestore.files.staging_files import remove
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 from messagestore.session import attached_store
 from messagestore.spi import encode
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter

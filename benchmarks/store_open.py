@@ -13,7 +13,7 @@ import pyarrow as pa
 from benchmarks.measure import Rounds, Settings, timed, title
 from benchmarks.messages import TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 
 _GOAL_MS = 20.0
 _MANY_QUEUES = 10_000

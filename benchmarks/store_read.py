@@ -8,8 +8,8 @@ from __future__ import annotations
 from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
-from messagestore.message_store import CHUNK_ROWS
 from messagestore.read.view import StoreView
+from messagestore.read_only_store import CHUNK_ROWS
 
 FOUR = ("topic", "queue_id", "queue_offset", "body")
 TEN = (*FOUR, "tags", "keys", "properties", "born_timestamp_ms", "store_timestamp_ms", "message_id")

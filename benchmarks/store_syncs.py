@@ -13,7 +13,7 @@ from benchmarks.measure import Rounds, Settings, title
 from benchmarks.messages import TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
 from messagestore.files.mapped_file import Disk, File
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 
 _MANY_QUEUES = 10_000
 

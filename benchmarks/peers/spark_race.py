@@ -30,7 +30,7 @@ from benchmarks.peers.plan import Found, Plan
 from benchmarks.peers.rows import table
 from benchmarks.peers.tools import ROOT
 from messagestore import BatchRequest, MessageColumns, MessageStore
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 
 FILES_PER_BATCH = 2
 """As many as there are tasks."""

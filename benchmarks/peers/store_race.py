@@ -24,7 +24,7 @@ from benchmarks.peers.rows import table
 from benchmarks.store_put import put_in_flight
 from benchmarks.store_read import FOUR, TEN
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
-from messagestore.message_store import CHUNK_ROWS
+from messagestore.read_only_store import CHUNK_ROWS
 
 SIZE = 224
 """The approximate size of a record of these messages, in bytes."""

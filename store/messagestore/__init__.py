@@ -51,7 +51,9 @@ from messagestore.format.message import (
 from messagestore.format.record_columns import MessageColumns
 from messagestore.half_messages import CheckReport, HalfMessage, LocalTransactionState
 from messagestore.log.expired import ExpiredFiles
-from messagestore.message_store import MessageBatch, MessageStore, ReadOnlyStore, deliver_delayed
+from messagestore.message_batch import MessageBatch
+from messagestore.message_store import MessageStore, deliver_delayed
+from messagestore.read_only_store import ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.delivery import Delivered
 from messagestore.write.statistics import StoreStats, TopicStats

@@ -17,16 +17,15 @@ The classes check their arguments and pass the work on: appending is in `write`,
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -34,37 +33,32 @@ from messagestore.errors import (
     AppendMessageStatus,
     ConfigError,
     MessageIllegalError,
-    OffsetOutOfRangeError,
     PutMessageStatus,
     StoreClosedError,
     StoreError,
     StorePoisonedError,
-    StoreWentBackwardsError,
     note_statuses,
 )
 from messagestore.files.mapped_file import Disk
 from messagestore.files.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
 from messagestore.format import arguments, javahash, record, record_columns, rerouting
-from messagestore.format.arrow_bytes import list_array
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.half_records import OpenHalf
-from messagestore.format.hosts import offset_message_id, parse_offset_message_id
+from messagestore.format.hosts import offset_message_id
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
     ANY_QUEUE,
     DLQ_PREFIX,
     MAX_GROUP_TOPIC_SIZE,
     RETRY_PREFIX,
-    GetMessageResult,
     Message,
     MessageExt,
     PutMessageResult,
     check_delay_level,
     check_group,
     check_queue_id,
-    check_readable_queue,
     check_topic,
 )
 from messagestore.format.properties import (
@@ -79,8 +73,6 @@ from messagestore.format.properties import (
     UNIQUE_KEY,
     WAIT,
     check_keys,
-    check_properties,
-    check_tags,
 )
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
@@ -89,17 +81,17 @@ from messagestore.format.unique_key import new_unique_key
 from messagestore.half_messages import Check, CheckReport, HalfMessage, HalfMessages
 from messagestore.log.expired import ExpiredFiles, asked_for
 from messagestore.log.refusals import check_simple_topic
-from messagestore.read import query
+from messagestore.message_batch import MessageBatch
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
-from messagestore.read.open_halves import OpenHalves
 from messagestore.read.view import StoreView
+from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
 from messagestore.write.delivery import Delivered
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
 from messagestore.write.states import Health
-from messagestore.write.statistics import Statistics, StoreStats, clock
+from messagestore.write.statistics import StoreStats, clock
 from messagestore.write.transaction import (
     BatchRequest,
     BatchResult,
@@ -111,108 +103,12 @@ from messagestore.write.transaction import (
 )
 
 DEFAULT_QUEUE_NUMS = 8
-CHUNK_ROWS = 65_536
 CHANGEABLE = ("max_message_size", "max_msgs_num_batch", "put_in_flight_size", "sync_flush_timeout")
 """The settings of an open store that `MessageStore.alter_config` changes."""
 _ENCODERS = 2
 _STORED = (PutMessageStatus.PUT_OK, AppendMessageStatus.PUT_OK)
 _NOTHING_WAITS: list[tuple[str, str]] = []
 _Put = TypeVar("_Put", "Message", "MessageBatch")
-
-
-@dataclass(frozen=True, slots=True)
-class MessageBatch:
-    """Messages for one topic and queue that are appended side by side (RocketMQ's MessageExtBatch).
-
-    Give it to `MessageStore.put_messages`. The records of a batch together have at most `maxMessageSize` bytes (4 MiB
-    by default). For larger batches, and for batches that go to several topics or queues, use
-    `MessageStore.append_batch`.
-
-    Parameters
-    ----------
-    columns : MessageColumns
-        The messages as columns. The columns are kept, not copied.
-
-    Examples
-    --------
-    >>> from messagestore import Message, MessageBatch, MessageStore
-    >>> batch = MessageBatch.from_messages([Message("delays", b"UA1545"), Message("delays", b"UA1714")])
-    >>> with MessageStore.open("store") as store:
-    ...     result = store.put_messages(batch)
-    ...     result.queue_id, result.queue_offset, result.message_count
-    (0, 0, 2)
-    """
-
-    columns: MessageColumns
-
-    @classmethod
-    def from_arrow(cls, batch: pa.RecordBatch | pa.Table, *, topic: str, queue_id: int = 0) -> MessageBatch:
-        """Make a batch from Arrow columns.
-
-        Parameters
-        ----------
-        batch : pa.RecordBatch | pa.Table
-            Columns `body` (binary or string, required), `tags`, `keys`, `properties`, `flag`, `born_timestamp_ms`, as
-            in `MessageColumns.from_arrow`. The buffers are kept, not copied.
-        topic : str
-            The topic of all rows.
-        queue_id : int
-            The queue of all rows.
-
-        Raises
-        ------
-        MessageIllegalError
-            A column is unknown, is missing, or has a type that cannot be stored.
-
-        Examples
-        --------
-        >>> import pyarrow as pa
-        >>> from messagestore import MessageBatch
-        >>> rows = pa.record_batch({"body": [b"UA1545", b"UA1714"], "tags": ["UA", "UA"]})
-        >>> MessageBatch.from_arrow(rows, topic="delays", queue_id=3).columns.row_count
-        2
-        """
-        return cls(MessageColumns.from_arrow(batch, topic=topic, queue_id=queue_id))
-
-    @classmethod
-    def from_messages(cls, messages: Sequence[Message]) -> MessageBatch:
-        """Make a batch from messages that all name the same topic and the same queue.
-
-        As in RocketMQ, some fields belong to the batch and not to each message: `born_host`, `sys_flag`,
-        `reconsume_times`, `wait_store_msg_ok`, `prepared_transaction_offset` and `delay_time_level` must have their
-        default values. A batch therefore cannot be part of a transaction, or be delayed.
-
-        Parameters
-        ----------
-        messages : sequence of Message
-            At least one. If `queue_id` is None, the messages go to queue 0. Messages without `born_timestamp_ms` get
-            the time of this call.
-
-        Raises
-        ------
-        MessageIllegalError
-            There is no message, or one of them cannot be stored in this batch; `row` is its index.
-        """
-        arguments.instance("messages", messages, Sequence)
-        if not messages:
-            raise MessageIllegalError("batch: found no message; give at least one", field="batch")
-        for message in messages:
-            arguments.instance("messages", message, Message)
-        first, now_ms = messages[0], time.time_ns() // 1_000_000
-        for row, message in enumerate(messages):
-            _check_of_batch(message, first, row)
-        times = [now_ms if m.born_timestamp_ms is None else m.born_timestamp_ms for m in messages]
-        columns = {
-            "body": list_array([memoryview(m.body).tobytes() for m in messages], pa.binary()),
-            "tags": list_array([m.tags for m in messages], pa.string()),
-            "keys": list_array([list(m.keys) or None for m in messages], pa.list_(pa.string())),
-            "properties": list_array(
-                [list(m.properties.items()) or None for m in messages], pa.map_(pa.string(), pa.string())
-            ),
-            "flag": list_array([m.flag for m in messages], pa.int32()),
-            "born_timestamp_ms": list_array(times, pa.int64()),
-        }
-        return cls.from_arrow(pa.record_batch(columns), topic=first.topic, queue_id=first.queue_id or 0)
 
 
 def _settings(config: StoreConfig | None) -> StoreConfig:
@@ -228,10 +124,6 @@ def _note_failure(error: BaseException) -> None:
 
 _OF_A_PUT = frozenset((KEYS, TAGS, UNIQUE_KEY, WAIT, DELAY, REAL_TOPIC, REAL_QID, PROPERTY_CRC))
 """The reserved properties that a put writes itself, from what it is given."""
-_OF_THE_BATCH = (
-    "born_host", "sys_flag", "reconsume_times", "wait_store_msg_ok", "prepared_transaction_offset", "delay_time_level"
-)  # fmt: skip
-_NEW = Message("new", b"")
 
 
 def _stamped(columns: MessageColumns, now_ms: int) -> MessageColumns:
@@ -239,598 +131,6 @@ def _stamped(columns: MessageColumns, now_ms: int) -> MessageColumns:
     given = [None] * columns.row_count if columns.unique_key is None else columns.unique_key.to_pylist()
     keys = [new_unique_key(now_ms) if key is None else key for key in given]
     return replace(columns, unique_key=pa.array(keys, pa.string()))
-
-
-def _check_of_batch(message: Message, first: Message, row: int) -> None:
-    """Refuse a message that a batch that begins with `first` cannot hold."""
-    for name in ("topic", "queue_id"):
-        found, wanted = getattr(message, name), getattr(first, name)
-        if found != wanted:
-            fault = f"{name}: found {found!r}; allowed is {wanted!r}, as in the first message. Use append_batch"
-            raise MessageIllegalError(fault, field=name, row=row)
-    for name in _OF_THE_BATCH:
-        found, wanted = getattr(message, name), getattr(_NEW, name)
-        if found != wanted:
-            fault = f"{name}: found {found!r}; allowed in a batch is {wanted!r}. Put this message by itself"
-            raise MessageIllegalError(fault, field=name, row=row)
-    record.size_of_body(message.body, row)
-    check_keys(message.keys, row)
-    check_tags(message.tags, row)
-    check_properties(message.properties, row)
-    error = record.bad_number(message, first.queue_id or 0, row)
-    if error is not None:
-        raise error
-
-
-class ReadOnlyStore:
-    """A store that is open for reading only. `MessageStore.open_read_only` creates it.
-
-    The store may be in use, by a writer of this project in any process or by a Java broker. Reading takes no lock,
-    never waits for a writer, and writes nothing. Each call sees what is visible at that moment; of a batch it sees
-    every message or none. Within a queue, messages come in the order of their queue offsets, each once.
-
-    Use one object from one thread at a time. Several threads need an object each. Only `close` may be called by another
-    thread: a `wait` or `follow` that is going on then ends with `StoreClosedError`, within about a tenth of a second.
-    What a call returns belongs to the caller and stays valid after `close`.
-
-    Raises
-    ------
-    StoreClosedError
-        By every method, after `close`.
-    CorruptionError
-        By every method that reads messages, if stored bytes are damaged. The error names the file and the offset.
-    StoreWentBackwardsError, NotAStoreError
-        By every method that reads messages, if the store was cut, or if another folder took its place.
-
-    Examples
-    --------
-    >>> from messagestore import Message, MessageStore
-    >>> with MessageStore.open("store") as store:
-    ...     for carrier in ("UA", "AA", "B6"):
-    ...         _ = store.put_message(Message("flights", carrier.encode(), queue_id=0, tags=carrier))
-    >>> with MessageStore.open_read_only("store") as store:
-    ...     print(store.topics()["flights"], store.min_offset("flights", 0), store.max_offset("flights", 0))
-    ...     for batch in store.read("flights", 0, start=1, columns=["queue_offset", "tags"]):
-    ...         print(batch.to_pylist())
-    [0] 0 3
-    [{'queue_offset': 1, 'tags': 'AA'}, {'queue_offset': 2, 'tags': 'B6'}]
-    """
-
-    def __init__(self, view: StoreView) -> None:
-        self._view: StoreView | None = view
-        self._halves: OpenHalves | None = None
-        self._statistics = Statistics()
-
-    @property
-    def view(self) -> StoreView:
-        """The internal reader. It is no part of the stable interface.
-
-        Raises
-        ------
-        StoreClosedError
-        """
-        if self._view is None:
-            raise StoreClosedError("the store is closed. Open it again")
-        return self._view
-
-    @property
-    def store_id(self) -> str:
-        """The id of the store, in hex; empty if this project has never written to it."""
-        return self.view.store_id
-
-    def topics(self) -> dict[str, list[int]]:
-        """The topics of the store, and the ids of the queues that each topic has on disk, in ascending order."""
-        return self.view.topics()
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """One past the queue offset of the last visible message: the offset that the next message will get.
-
-        A topic or queue that does not exist has the maximum offset 0.
-
-        Raises
-        ------
-        MessageIllegalError
-            The topic cannot be the name of a folder, or the queue id is below 0.
-        """
-        check_readable_queue(topic, queue_id)
-        self.view.refresh()
-        return self.view.max_offset(topic, queue_id)
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the first message that retention has not deleted; equal to `max_offset` if none is left.
-
-        Raises
-        ------
-        MessageIllegalError
-            The topic cannot be the name of a folder, or the queue id is below 0.
-        """
-        check_readable_queue(topic, queue_id)
-        self.view.refresh()
-        return self.view.min_offset(topic, queue_id)
-
-    def get_message(self, topic: str, queue_id: int, queue_offset: int, max_count: int = 32) -> GetMessageResult:
-        """Read messages of a queue, from `queue_offset` on, in order.
-
-        Parameters
-        ----------
-        topic : str
-        queue_id : int
-        queue_offset : int
-            The queue offset of the first message to read, from 0.
-        max_count : int
-            The largest number of messages to return. As in RocketMQ, values below 1 count as 1.
-
-        Returns
-        -------
-        GetMessageResult
-            RocketMQ's status, the messages, and the offset to continue with. An offset that the queue does not hold is
-            a status, not an error. Bodies are as stored: a body that a RocketMQ client compressed stays compressed.
-
-        Raises
-        ------
-        MessageIllegalError
-            The topic cannot be the name of a folder, or the queue id is not a whole number from 0.
-        ConfigError
-            A number is not a whole number.
-        CorruptionError
-            A message is damaged.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     _ = store.put_message(Message("flights", b"EWR to IAH", queue_id=0))
-        ...     found = store.get_message("flights", 0, queue_offset=0)
-        ...     ahead = store.get_message("flights", 0, queue_offset=found.next_begin_offset)
-        >>> found.status.name, found.messages[0].body, found.next_begin_offset
-        ('FOUND', b'EWR to IAH', 1)
-        >>> ahead.status.name, ahead.messages
-        ('OFFSET_OVERFLOW_ONE', [])
-        """
-        check_readable_queue(topic, queue_id)
-        queue_offset = arguments.whole_number("queue_offset", queue_offset)
-        max_count = arguments.whole_number("max_count", max_count)
-        began_s = clock()
-        found = query.get_message(self.view, topic, queue_id, queue_offset, max_count)
-        self._statistics.got(began_s, len(found.messages))
-        return found
-
-    def get_batch(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        max_count: int = CHUNK_ROWS,
-        columns: Sequence[str] = ("topic", "queue_id", "queue_offset", "body"),
-    ) -> pa.RecordBatch | None:
-        """Read messages of a queue into one Arrow record batch.
-
-        Parameters
-        ----------
-        topic : str
-        queue_id : int
-        queue_offset : int
-            The queue offset of the first message to read, from 0.
-        max_count : int
-            The largest number of rows. A batch ends earlier at the end of the queue, at 16 384 rows, or at 16 MiB of
-            records; it has at least one row.
-        columns : sequence of str
-            The columns to decode, in this order: topic, queue_id, queue_offset, body, tags, keys, properties,
-            born_timestamp_ms, store_timestamp_ms, message_id, unique_key, offset_message_id, physical_offset, size,
-            flag, sys_flag, body_crc, reconsume_times, born_host, store_host, prepared_transaction_offset,
-            system_properties.
-
-        Returns
-        -------
-        pa.RecordBatch | None
-            Rows in the order of their queue offsets, in memory of their own; None if the queue does not hold
-            `queue_offset` (the status of `get_message` says why).
-
-        Raises
-        ------
-        CorruptionError
-            A message is damaged.
-        OffsetOutOfRangeError
-            Retention deleted the message while it was being read.
-        ConfigError
-            A column is unknown, or a number is not a whole number.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     for gate in (b"B12", b"C3"):
-        ...         _ = store.put_message(Message("gates", gate, queue_id=0))
-        ...     batch = store.get_batch("gates", 0, queue_offset=0, columns=["queue_offset", "body"])
-        ...     batch.to_pydict(), store.get_batch("gates", 0, queue_offset=2)
-        ({'queue_offset': [0, 1], 'body': [b'B12', b'C3']}, None)
-        """
-        check_readable_queue(topic, queue_id)
-        queue_offset = arguments.whole_number("queue_offset", queue_offset)
-        max_count = arguments.whole_number("max_count", max_count)
-        columns = arguments.names("columns", columns, COLUMNS)
-        began_s = clock()
-        found = query.get_batch(self.view, topic, queue_id, queue_offset, max_count, columns)
-        self._statistics.got(began_s, 0 if found is None else found.num_rows)
-        return found
-
-    def stats(self) -> StoreStats:
-        """What was read through this object; a `MessageStore` also counts what its process has put.
-
-        Returns
-        -------
-        StoreStats
-        """
-        return self._statistics.stats(disk_used={})
-
-    def query_message(
-        self, topic: str, key: str, max_count: int | None = None, begin_ms: int = 0, end_ms: int | None = None
-    ) -> list[MessageExt]:
-        """Find messages by key.
-
-        The index answers most of the query. The parts of the log that it does not cover are read from end to end, so a
-        store without an index gives the same answer, slowly.
-
-        Parameters
-        ----------
-        topic : str
-        key : str
-            One of the message's keys, or its unique key.
-        max_count : int | None
-            The largest number of messages to return; None: the setting `maxMsgsNumBatch` (64).
-        begin_ms, end_ms : int
-            Only messages that were stored within these times, both included, in milliseconds since 1970. An `end_ms` of
-            None sets no upper limit.
-
-        Returns
-        -------
-        list of MessageExt
-            The newest matches, in the order of the log: the oldest of them first.
-
-        Raises
-        ------
-        UnknownTopicError
-            The store has no such topic.
-        ConfigError
-            `key` is empty, `max_count` is below 1, or a number is not a whole number.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     for gate in (b"B12", b"C3"):
-        ...         _ = store.put_message(Message("gates", gate, keys=["UA1545"]))
-        ...     [message.body for message in store.query_message("gates", key="UA1545")]
-        [b'B12', b'C3']
-        """
-        check_readable_queue(topic, 0)
-        arguments.text("key", key)
-        most = None if max_count is None else arguments.whole_number("max_count", max_count, 1)
-        begin = arguments.whole_number("begin_ms", begin_ms)
-        end = query.NO_END_MS if end_ms is None else arguments.whole_number("end_ms", end_ms)
-        return query.query_message(self.view, topic, key, most, begin, end)
-
-    def look_message_by_offset(self, physical_offset: int) -> MessageExt | None:
-        """The message whose record begins at a physical offset, in bytes from the log's origin.
-
-        Returns
-        -------
-        MessageExt | None
-            None if no visible record begins there.
-
-        Raises
-        ------
-        ConfigError
-            The offset is not a whole number.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     result = store.put_message(Message("gates", b"B12"))
-        ...     store.look_message_by_offset(result.physical_offset).body
-        b'B12'
-        """
-        return query.look_message_by_offset(self.view, arguments.whole_number("physical_offset", physical_offset))
-
-    def look_message_by_id(self, message_id: str) -> MessageExt | None:
-        """The message with an offset message id, as `PutMessageResult.message_id` gives it.
-
-        Returns
-        -------
-        MessageExt | None
-            None if no visible record begins at the offset that the id names.
-
-        Raises
-        ------
-        MessageIllegalError
-            The text is no offset message id: 32 hex characters, or 56 with an IPv6 address.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     result = store.put_message(Message("gates", b"B12"))
-        ...     store.look_message_by_id(result.message_id).body
-        b'B12'
-        """
-        return query.look_message_by_offset(self.view, parse_offset_message_id(message_id)[1])
-
-    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, boundary: str = query.LOWER) -> int:
-        """Find a queue offset by store time (RocketMQ's getOffsetInQueueByTime).
-
-        Parameters
-        ----------
-        topic : str
-        queue_id : int
-        timestamp_ms : int
-            Milliseconds since 1970.
-        boundary : str
-            "lower": the first message that was stored at this time or later; the queue's maximum offset if there is
-            none. "upper": the last message that was stored at this time or earlier; the queue's minimum offset if there
-            is none.
-
-        Raises
-        ------
-        ConfigError
-            The time is not a whole number, or the boundary is another word.
-
-        Notes
-        -----
-        The search is binary. Where store times go back, because a clock was far ahead, it may find an earlier message.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     result = store.put_message(Message("gates", b"B12", queue_id=0))
-        ...     stored_ms = result.store_timestamp_ms
-        ...     [store.queue_offset_by_time("gates", 0, time_ms) for time_ms in (stored_ms, stored_ms + 1)]
-        [0, 1]
-        """
-        check_readable_queue(topic, queue_id)
-        time_ms = arguments.whole_number("timestamp_ms", timestamp_ms)
-        arguments.one_of("boundary", boundary, (query.LOWER, query.UPPER))
-        return query.queue_offset_by_time(self.view, topic, queue_id, time_ms, boundary)
-
-    def open_halves(self) -> list[OpenHalf]:
-        """The half messages that have neither been committed nor rolled back, the oldest first.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     _ = store.half_message(Message("orders", b"43 is paid"), "payments")
-        >>> with MessageStore.open_read_only("store") as store:
-        ...     [(half.topic, half.producer_group, half.check_times) for half in store.open_halves()]
-        [('orders', 'payments', 0)]
-        """
-        if self._halves is None:
-            self._halves = OpenHalves(self.view)
-        self._halves.refresh()
-        return list(self._halves.by_offset.values())
-
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        start: int,
-        end: int | None = None,
-        columns: Sequence[str] = ("queue_offset", "body"),
-    ) -> Iterator[pa.RecordBatch]:
-        """Read a range of a queue as Arrow record batches, in order, each message once.
-
-        A thread reads ahead, so memory use is a few batches of at most 16 384 rows and 16 MiB of records (a larger
-        record makes a batch of its own).
-
-        Parameters
-        ----------
-        topic : str
-        queue_id : int
-        start : int
-            The queue offset of the first message.
-        end : int | None
-            One past the last message; None, or a number beyond it: the end that is visible when iteration begins.
-        columns : sequence of str
-            The columns to decode, as in `get_batch`.
-
-        Yields
-        ------
-        pa.RecordBatch
-            In memory of its own.
-
-        Raises
-        ------
-        OffsetOutOfRangeError
-            `start` is negative, or retention has deleted the next message. All messages before it were given; `min` is
-            the first one left. A `start` beyond the end is no error: nothing is read.
-        StoreWentBackwardsError
-            A message that was visible is gone: the queue was deleted, or the store was restored.
-        CorruptionError
-            A message is damaged.
-        ConfigError
-            A column is unknown, or a number is not a whole number. This error comes from the call itself, all others
-            come from the iteration.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     for gate in (b"B12", b"C3", b"D7"):
-        ...         _ = store.put_message(Message("gates", gate, queue_id=0))
-        ...     for batch in store.read("gates", 0, start=1):
-        ...         print(batch.to_pydict())
-        {'queue_offset': [1, 2], 'body': [b'C3', b'D7']}
-        """
-        check_readable_queue(topic, queue_id)
-        start = arguments.whole_number("start", start)
-        end = None if end is None else arguments.whole_number("end", end)
-        return self._read(topic, queue_id, start, end, arguments.names("columns", columns, COLUMNS))
-
-    def _read(
-        self, topic: str, queue_id: int, start: int, end: int | None, columns: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        self.view.refresh()
-        low, high = self.view.min_offset(topic, queue_id), self.view.max_offset(topic, queue_id)
-        if start < 0:
-            raise OffsetOutOfRangeError(
-                f"{topic}/{queue_id}: found start {start}; the queue holds {low} to {high}",
-                topic=topic,
-                queue_id=queue_id,
-                queue_offset=start,
-                min=low,
-                max=high,
-            )
-        yield from self.view.read(topic, queue_id, start, high if end is None else min(end, high), columns)
-
-    def wait(self, topic: str, queue_id: int, queue_offset: int, timeout: float | None = None) -> bool:
-        """Wait until a queue has a message at `queue_offset`.
-
-        A message that another process of this project puts ends the wait at once; while a broker writes the store, the
-        queue is looked at every few milliseconds.
-
-        Parameters
-        ----------
-        topic : str
-            It need not exist yet.
-        queue_id : int
-        queue_offset : int
-        timeout : float | None
-            The longest wait in seconds; None: no limit.
-
-        Returns
-        -------
-        bool
-            True if the message is there; False after `timeout`. A message that retention has deleted since then counts
-            as there.
-
-        Raises
-        ------
-        MessageIllegalError
-            The topic cannot be the name of a folder, or the queue id is below 0.
-        ConfigError
-            A number is not what is allowed.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     _ = store.put_message(Message("boarding", b"UA1545", queue_id=0))
-        ...     print(store.wait("boarding", 0, 0), store.wait("boarding", 0, 1, timeout=0.01))
-        True False
-        """
-        check_readable_queue(topic, queue_id)
-        queue_offset = arguments.whole_number("queue_offset", queue_offset)
-        timeout_s = math.inf if timeout is None else arguments.seconds("timeout", timeout)
-        with self._until_closed():
-            self.view.await_change(0)
-            return self._wait(topic, queue_id, queue_offset, timeout_s) > queue_offset
-
-    @contextmanager
-    def _until_closed(self) -> Iterator[None]:
-        """Give whatever fails because another thread closes the store the error that says so."""
-        try:
-            yield
-        except StoreClosedError:
-            raise
-        except Exception as error:
-            if not self._is_closed():
-                raise
-            raise StoreClosedError("the store was closed by another thread. Open it again") from error
-
-    def _is_closed(self) -> bool:
-        return self._view is None
-
-    def _wait(self, topic: str, queue_id: int, queue_offset: int, timeout_s: float, least: int = 0) -> int:
-        """The queue's end, as soon as it is above `queue_offset` or below `least`, and at the latest in `timeout_s`."""
-        end_s = time.monotonic() + timeout_s
-        while least <= (end := self.max_offset(topic, queue_id)) <= queue_offset:
-            left_s = end_s - time.monotonic()
-            if left_s <= 0:
-                break
-            self.view.await_change(left_s)
-        return end
-
-    def follow(
-        self,
-        topic: str,
-        queue_id: int,
-        start: int,
-        columns: Sequence[str] = ("queue_offset", "body"),
-        timeout: float | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """Read a queue as `read` does, and then the messages that arrive.
-
-        Parameters
-        ----------
-        topic : str
-            It need not exist yet.
-        queue_id : int
-        start : int
-            The queue offset of the first message.
-        columns : sequence of str
-            The columns to decode, as in `get_batch`.
-        timeout : float | None
-            End when no message has arrived for this many seconds; None: never end.
-
-        Yields
-        ------
-        pa.RecordBatch
-            What is there when it is asked for: one message, or up to 16 384.
-
-        Raises
-        ------
-        OffsetOutOfRangeError, StoreWentBackwardsError, CorruptionError, ConfigError
-            As in `read`.
-
-        Examples
-        --------
-        >>> from messagestore import Message, MessageStore
-        >>> with MessageStore.open("store") as store:
-        ...     for gate in (b"A1", b"A2"):
-        ...         _ = store.put_message(Message("doors", gate, queue_id=0))
-        ...     for batch in store.follow("doors", 0, start=0, timeout=0.01):
-        ...         print(batch["body"].to_pylist())
-        [b'A1', b'A2']
-        """
-        check_readable_queue(topic, queue_id)
-        start = arguments.whole_number("start", start)
-        timeout_s = math.inf if timeout is None else arguments.seconds("timeout", timeout)
-        return self._follow(topic, queue_id, start, arguments.names("columns", columns, COLUMNS), timeout_s)
-
-    def _follow(
-        self, topic: str, queue_id: int, start: int, columns: Sequence[str], timeout_s: float
-    ) -> Iterator[pa.RecordBatch]:
-        with self._until_closed():
-            position = start
-            self.view.await_change(0)
-            while True:
-                for batch in self._read(topic, queue_id, position, None, columns):
-                    position += batch.num_rows
-                    yield batch
-                reached = position if position > start else 0  # the first message may be one that is still to come
-                end = self._wait(topic, queue_id, position, timeout_s, least=reached)
-                if end < reached:
-                    raise StoreWentBackwardsError(
-                        f"{topic}/{queue_id}: messages up to {position} were there, and now the queue ends at {end}. "
-                        f"It was deleted, or the store was restored"
-                    )
-                if end <= position:
-                    return
-
-    def close(self) -> None:
-        """Close all files. A second call does nothing."""
-        view, self._view = self._view, None
-        if view is not None:
-            view.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class MessageStore(ReadOnlyStore):

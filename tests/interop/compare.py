@@ -10,8 +10,8 @@ from typing import Any
 from interop.java_store import COUNTS, JavaStore
 from interop.recipes import Recipe
 from messagestore import GetMessageStatus, MessageExt
-from messagestore.message_store import ReadOnlyStore
 from messagestore.read import query
+from messagestore.read_only_store import ReadOnlyStore
 
 ALL_COLUMNS = (
     "topic", "queue_id", "queue_offset", "body", "tags", "keys", "properties", "born_timestamp_ms", "store_timestamp_ms",

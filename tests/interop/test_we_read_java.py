@@ -16,7 +16,7 @@ from interop.java_store import ANSWER_S, Driver, JavaStore, java_config
 from interop.recipes import Recipe
 from interop.trees import difference, tree
 from messagestore import Message, MessageStore
-from messagestore.message_store import ReadOnlyStore
+from messagestore.read_only_store import ReadOnlyStore
 
 SEEDS = 250
 GROUP = 100

@@ -38,6 +38,8 @@ class AllocatingDisk(Disk):
         self.made_by: list[str] = []
         self.refused = 0
         self.fail_names = False
+        self.names_may_fail = threading.Event()
+        self.names_may_fail.set()
         self.room: int | None = None
 
     def open_new(self, path: str | Path, size: int) -> File:
@@ -50,6 +52,7 @@ class AllocatingDisk(Disk):
 
     def fsync_dir(self, path: str | Path) -> None:
         if self.fail_names and threading.current_thread().name == "messagestore-allocate":
+            self.names_may_fail.wait(BOUND_S)
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         super().fsync_dir(path)
 
@@ -173,9 +176,10 @@ def test_close_says_that_a_name_could_not_be_synced(tmp_path: Path) -> None:
     """The thread that noticed it has no caller, and ASYNC_FLUSH puts that were acknowledged are not synced."""
     disk, root = AllocatingDisk(), tmp_path / "s"
     store = MessageStore.open(root, CONFIG.replace(flush_disk_type=ASYNC_FLUSH), disk=disk)
-    put(store, PER_SEGMENT)
     disk.fail_names = True
-    assert store.put_message(Message("t", BODY, queue_id=0)).is_ok
+    disk.names_may_fail.clear()
+    put(store, PER_SEGMENT)  # the last ones have the next segments made; none of these puts needs one
+    disk.names_may_fail.set()
     until_s = time.monotonic() + BOUND_S
     while store.writer.health is Health.SOUND and time.monotonic() < until_s:
         time.sleep(0.001)
