@@ -32,6 +32,8 @@ from messagestore.session import attached_store
 
 _GIB = 1 << 30
 _SMALL = 100_000
+_ALL_FILES = 1.25
+"""The size of a store, with its queues and index, by the size of its log."""
 RECORD_SIZE = 224
 """The approximate size of the record of a message of `benchmarks.messages`, in bytes."""
 
@@ -197,12 +199,12 @@ def journal(settings: Settings) -> Curve:
 
 def size(settings: Settings) -> Curve:
     """Sizes of a store: open, the first batch, and recovery after a kill."""
-    free = shutil.disk_usage(settings.folder).free // 2
+    free = shutil.disk_usage(settings.folder).free
     wanted = [0.0625, 0.125] if settings.quick else [1, 2, 5, 10, 20, 50]
-    sizes = [each for each in wanted if each * _GIB <= free]
+    sizes = [each for each in wanted if each * _GIB * _ALL_FILES <= free]
     curve = Curve("Size of the store", "GiB", "s")
     curve.notes = (
-        f"Until {sizes[-1] if sizes else 0:g} GiB; half of the free disk is {free / _GIB:.0f} GiB. The first batch has "
+        f"Until {sizes[-1] if sizes else 0:g} GiB; {free / _GIB:.0f} GiB of the disk are free. The first batch has "
         f"{min(settings.rows, _SMALL):,} rows. The recovery follows a kill with two such batches above the clean end."
     )
     batch, small = table(settings.rows), table(min(settings.rows, _SMALL))
