@@ -38,7 +38,12 @@ _NUMBERS = (0, 1, -1, 7, 8, 88, 91, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32, 2*
 
 def outcome(columns: MessageColumns, lib: Any, **options: Any) -> Any:
     """The rows with their places stamped, as plain values; or the error."""
-    limits = StoreConfig(enabled_append_prop_crc=options["crc"], max_message_size=options.get("limit", 1 << 20))
+    limits = StoreConfig(
+        enabled_append_prop_crc=options["crc"],
+        max_message_size=options.get("limit", 1 << 20),
+        stamp_cluster="cluster" in options,
+        broker_cluster_name=options.get("cluster", "DefaultCluster"),
+    )
     hosts = {"store_host": pack_host(options["store"]), "born_host": pack_host(options["born"])}
     with mock.patch.object(kernel, "lib", lib):
         try:
@@ -191,6 +196,8 @@ def difference(seed: int, *, legal: bool) -> tuple[Any, Any]:
     columns = Hostile(chance, n, legal=legal).columns()
     start = chance.choice((0, 0, 1))
     options = {"crc": chance.random() < 0.5, "store": chance.choice(HOSTS), "born": chance.choice(HOSTS), "limit": 300}
+    if seed % 2:
+        options["cluster"] = "größe-中"
     return both(columns.slice(start, n), **options)
 
 
@@ -253,7 +260,7 @@ def abuse_encode(lib: kernel.Kernel, chance: random.Random) -> None:
     columns = Hostile(chance, n, legal=chance.random() < 0.7).columns()
     host = pack_host(chance.choice(HOSTS))
     digests = chance.choice((DIGESTS, DIGESTS[:1], DIGESTS[1:], ()))
-    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(), host, host, digests))
+    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(stamp_cluster=n > 1), host, host, digests))
     for i, value in enumerate(batch):
         if isinstance(value, tuple) and i < _FIRST_FIELDS:
             batch[i] = (*map(_alone, value[:3]), *value[3:])

@@ -43,6 +43,12 @@ _ALL = (
         differences,
     ),
     Mutant(
+        "the kernel stamps only records that have properties",
+        planted("encode.c", "append(at, b->stamps.buf, b->stamps.len)", "append(at, b->stamps.buf, b->pair_lists.there ? b->stamps.len : 0)"),
+        "both codecs compared",
+        differences,
+    ),
+    Mutant(
         "__CRC32# covers its own name",
         planted("encode.c", "crc32_update(0, record, (size_t)size)", "crc32_update(0, record, (size_t)size + 9)"),
         "both codecs compared",

@@ -105,6 +105,7 @@ typedef struct {
     Py_buffer head, queue_ids, flags, times;
     Py_buffer topic_codes, topic_bytes, topic_ends, topic_magics, topic_hashes; /* codes: nothing if all are 0 */
     Py_buffer reserved, reserved_ends;
+    Py_buffer stamps; /* the properties behind the user's, the same in each record */
     Fields digest, earlier; /* of rowsum-2 and of rowsum-1, besides body, keys, tags and properties */
     int64_t topic_count, reserved_count, max_body_size;
     bool property_crc;
@@ -114,7 +115,8 @@ static void drop_batch(Batch *b) {
     Column *columns[] = {&b->body, &b->key_lists, &b->keys, &b->unique_key, &b->tags, &b->pair_lists, &b->names, &b->values};
     for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) drop_column(columns[i]);
     Py_buffer *buffers[] = {&b->head,       &b->queue_ids,    &b->flags,        &b->times,    &b->topic_codes,  &b->topic_bytes,
-                            &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved, &b->reserved_ends};
+                            &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved, &b->reserved_ends,
+                            &b->stamps};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) PyBuffer_Release(buffers[i]);
     Fields *digests[] = {&b->digest, &b->earlier};
     for (int k = 0; k < 2; k++)
@@ -180,10 +182,10 @@ static bool take_batch(PyObject *from, Batch *b) {
     long long n, max_body_size;
     int property_crc;
     memset(b, 0, sizeof *b);
-    if (!PyArg_ParseTuple(from, "LOOOOOOOOy*y*z*z*z*y*y*y*y*y*y*OOLp", &n, &body, &key_lists, &keys, &unique_key, &tags,
+    if (!PyArg_ParseTuple(from, "LOOOOOOOOy*y*z*z*z*y*y*y*y*y*y*OOy*Lp", &n, &body, &key_lists, &keys, &unique_key, &tags,
                           &pair_lists, &names, &values, &b->head, &b->queue_ids, &b->flags, &b->times, &b->topic_codes,
                           &b->topic_bytes, &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved,
-                          &b->reserved_ends, &digest, &earlier, &max_body_size, &property_crc))
+                          &b->reserved_ends, &digest, &earlier, &b->stamps, &max_body_size, &property_crc))
         return false;
     b->n = n;
     b->max_body_size = max_body_size;
@@ -207,6 +209,10 @@ static bool take_batch(PyObject *from, Batch *b) {
     }
     if (b->head.len < 88 || b->head.len > 112 || n < 0 || max_body_size < 0 || max_body_size > INT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "head: allowed are 88 to 112 bytes; sizes are at most 2147483647");
+        return false;
+    }
+    if (b->stamps.len > MAX_PROPERTIES_SIZE) {
+        PyErr_SetString(PyExc_ValueError, "stamps: allowed are 32767 bytes");
         return false;
     }
     b->topic_count = item_count(&b->topic_ends, 8, "topic_ends");
@@ -258,7 +264,7 @@ static int measure(const Batch *b, int64_t row, Row *r) {
     r->topic_code = topic;
     r->topic = item_before(&b->topic_bytes, &b->topic_ends, topic);
     if (!r->topic.size) return BAD_ROW; /* a name that may not be stored was left out */
-    int64_t size = b->property_crc ? CRC_SIZE : 0;
+    int64_t size = (b->property_crc ? CRC_SIZE : 0) + b->stamps.len;
     if ((code = measure_items(&b->key_lists, &b->keys, row, &r->first_key, &r->last_key)) != GOOD) return code;
     for (int64_t i = r->first_key; i < r->last_key; i++) {
         if (!text_of(&b->keys, i, &text)) return DAMAGED;
@@ -575,6 +581,7 @@ static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *positio
         }
         if (b->digest.wanted) add_item(&items, PROPERTIES_FIELD, sum);
     }
+    at = append(at, b->stamps.buf, b->stamps.len);
     if (b->property_crc) append(at, PROPERTY_CRC, CRC_SIZE);
     if (b->digest.wanted) {
         add_fields(&b->digest, row, &items, 1 << 30);

@@ -308,9 +308,10 @@ class HalfMessages:
             store_host=writer.files.store_host,
             limits=config,
             unique_key=transaction_id,
-            extra_properties=half_records.half_properties(
-                message, queue_id, producer_group, transaction_id, check_immunity_s
-            ),
+            extra_properties=[
+                *record.stamps(config),
+                *half_records.half_properties(message, queue_id, producer_group, transaction_id, check_immunity_s),
+            ],
         )
         # A message that no check could put back, or nobody could commit, must not become a half message
         writer.check_fits(len(half_records.longest(bytes(data), message.topic, config)))

@@ -798,9 +798,12 @@ class MessageStore(ReadOnlyStore):
         )
 
     def _append_message(
-        self, message: Message, unique_key: str | None = None, extra: Sequence[tuple[str, str]] = ()
+        self, message: Message, unique_key: str | None = None, extra: Sequence[tuple[str, str]] | None = None
     ) -> PutMessageResult:
-        """Append a message, which is not synced yet; the result says PUT_OK. `extra`: reserved properties."""
+        """Append a message, which is not synced yet; the result says PUT_OK.
+
+        `extra`: reserved properties; None: those that a broker stamps.
+        """
         writer = self.writer
         arguments.instance("message", message, Message)
         arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
@@ -826,7 +829,7 @@ class MessageStore(ReadOnlyStore):
             limits=config,
             property_crc=config.enabled_append_prop_crc,
             unique_key=unique_key,
-            extra_properties=[*extra, *waiting],
+            extra_properties=[*(record.stamps(config) if extra is None else extra), *waiting],
         )
         self.writer.check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
         if known is None:

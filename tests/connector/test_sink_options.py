@@ -197,6 +197,28 @@ def test_other_columns_are_left_out_or_refused(root, context) -> None:
         write(root, context, twice, 1, topic="t", unknownColumns="properties")
 
 
+def test_the_name_of_the_cluster_is_stamped_and_a_replay_with_another_one_is_known(root, context, tmp_path) -> None:
+    """Dead letters have it, too. The option takes precedence over the file."""
+    settings = tmp_path / "store.properties"
+    settings.write_text("stampCluster=true\nbrokerClusterName=south\n")
+    batch = pa.record_batch({"body": ["a", "b" * 20]})
+    options = {
+        "topic": "t",
+        "txnAppId": "app",
+        "invalidRows": "deadLetter",
+        "deadLetterTopic": "dead",
+        "maxMessageSize": "10",
+    }
+    north = {"brokerClusterName": "north", "storeConfig": str(settings)}
+    for more in (north, {"storeConfig": str(settings)}, {}):
+        write(root, context, batch, **options, **more)
+    write(root, context, batch, 1, **options, storeConfig=str(settings))
+    for topic in ("t", "dead"):
+        assert [m.system_properties["CLUSTER"] for m in messages(root, topic)] == ["north", "south"]
+    with pytest.raises(ConfigError, match=r"brokerClusterName: found .*; allowed is printable text"):
+        write(root, context, batch, 2, **options, brokerClusterName="a\tb")
+
+
 def test_unique_keys_are_the_same_after_a_replay_and_differ_otherwise(root, context) -> None:
     batch = pa.record_batch({"body": ["a", "b", "c"]})
     write(root, context, batch, topic="t", uniqKey="true", txnAppId="app")

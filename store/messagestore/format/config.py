@@ -38,6 +38,7 @@ _listed: set[str] = set()
 T = TypeVar("T")
 
 MAX_DELAY_LEVELS = 1000
+MAX_CLUSTER_NAME_SIZE = 255
 MAX_DELAY_MS = 36_500 * 86_400_000
 """The longest delay of a level: a hundred years."""
 _LEVEL = re.compile(r"(\d{1,12})([smhd])", re.ASCII)
@@ -113,6 +114,11 @@ class StoreConfig:
         True: each message of `put_message` and `put_messages`, in all forms, gets a UNIQ_KEY, as a broker gives one.
         It costs 43 bytes and an index entry a message. Delayed messages, half messages and those that are sent back
         have one in any case; `append_batch` takes what its column `unique_key` holds.
+    stamp_cluster : bool
+        True: each message that a user puts gets the property CLUSTER, as a broker gives it; also those of
+        `append_batch` and of Spark. RocketMQ's clients need it to answer a request. It costs 9 bytes and the name.
+    broker_cluster_name : str
+        The name in CLUSTER.
     flush_interval_commit_log, flush_commit_log_least_pages, flush_commit_log_thorough_interval : int
         ASYNC_FLUSH: every interval the thread syncs if at least so many pages of 4 KiB are waiting; after the thorough
         interval it syncs whatever is waiting.
@@ -210,6 +216,8 @@ class StoreConfig:
     sync_flush_timeout: int = 5000
     put_in_flight_size: int = 64 * 1024 * 1024
     stamp_uniq_key: bool = False
+    stamp_cluster: bool = False
+    broker_cluster_name: str = "DefaultCluster"
     flush_interval_commit_log: int = 500
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
@@ -267,6 +275,9 @@ class StoreConfig:
         self._check_range("max_msgs_num_batch", 1, 1_000_000)
         self._check_range("sync_flush_timeout", 1, 3_600_000)
         self._check_range("put_in_flight_size", 1, 1 << 40)
+        name = self.broker_cluster_name
+        if self.stamp_cluster and not (name.isprintable() and 0 < len(name.encode()) <= MAX_CLUSTER_NAME_SIZE):
+            self._refuse("broker_cluster_name", f"printable text of 1 to {MAX_CLUSTER_NAME_SIZE} bytes")
         self._check_range("flush_interval_commit_log", 1, 3_600_000)
         self._check_range("flush_commit_log_least_pages", 0, 1_000_000)
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)

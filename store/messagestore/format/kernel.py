@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """The version of the functions that this code calls. A kernel of another version is not used."""
 VARIABLE = "MESSAGESTORE_KERNEL"
 OFF = "off"

@@ -41,8 +41,9 @@ from messagestore.format.properties import (
     check_keys,
     check_properties,
     check_tags,
+    encode_properties,
 )
-from messagestore.format.record import too_large
+from messagestore.format.record import stamps, too_large
 
 _WAITING_SIZE = len(f"{DELAY}=1000;{REAL_TOPIC}=;{REAL_QID}={MAX_QUEUE_ID};")
 """The most that the properties of a delayed message have besides its topic while it waits."""
@@ -244,7 +245,8 @@ def _twice_faults(entries: Entries, name_count: int) -> Iterator[Fault]:
 
 def _size_faults(texts: ColumnTexts, limits: StoreConfig) -> Iterator[Fault]:
     """Refuse property strings that exceed the format's limit."""
-    sizes = np.full(texts.columns.row_count, PROPERTY_CRC_SIZE if limits.enabled_append_prop_crc else 0, np.int64)
+    stamped = len(encode_properties(stamps(limits))) + (PROPERTY_CRC_SIZE if limits.enabled_append_prop_crc else 0)
+    sizes = np.full(texts.columns.row_count, stamped, np.int64)
     if texts.keys is not None:
         counts = texts.keys.counts
         sizes += np.where(counts, _sums(lengths_of(texts.keys.texts) + 1, counts) + len(f"{KEYS}="), 0)

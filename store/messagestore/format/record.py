@@ -43,6 +43,7 @@ from messagestore.format.layout import (
 )
 from messagestore.format.message import NO_PROPERTIES, Message, MessageExt, topic_fault
 from messagestore.format.properties import (
+    CLUSTER,
     KEY_SEPARATOR,
     KEYS,
     NAME_VALUE_SEPARATOR,
@@ -83,6 +84,7 @@ __all__ = [
     "pack_blank",
     "scan",
     "stamp_record",
+    "stamps",
     "total_size",
 ]
 
@@ -128,6 +130,14 @@ def topic_bytes(topic: str, auto_version: bool) -> tuple[int, bytes]:
         raise MessageIllegalError(f"topic: {fault}", field="topic")
     magic = MAGIC_V2 if len(topic) > MAX_V1_TOPIC_LENGTH else MAGIC_V1
     return magic, _LENGTHS[magic].pack(len(topic)) + topic.encode()
+
+
+def stamps(limits: StoreConfig) -> tuple[tuple[str, str], ...]:
+    """The properties that a broker adds to each message that it accepts, behind the user's: CLUSTER, if it is wanted.
+
+    Messages that the store makes itself, such as BATCH records, do not get them.
+    """
+    return ((CLUSTER, limits.broker_cluster_name),) if limits.stamp_cluster else ()
 
 
 def encode_message(

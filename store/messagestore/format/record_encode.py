@@ -1,6 +1,6 @@
 """Encodes columns of messages as records.
 
-    head | body | TOPICLEN topic | PROPLEN | KEYS.. UNIQ_KEY.. TAGS.. the user's.. [__CRC32#..]
+    head | body | TOPICLEN topic | PROPLEN | KEYS.. UNIQ_KEY.. TAGS.. the user's.. [CLUSTER..] [__CRC32#..]
 
 The kernel checks and writes all records in one pass over the buffers of the columns (`store/kernel/encode.c`). Without
 the kernel, `encode_message` writes one record after the other: the same bytes, many times more slowly.
@@ -26,12 +26,13 @@ from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.message import Message
 from messagestore.format.message_checks import first_fault, topic_error
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
-from messagestore.format.properties import RESERVED_PROPERTIES
+from messagestore.format.properties import RESERVED_PROPERTIES, encode_properties
 from messagestore.format.record import (
     encode_message,
     host_flags,
     pack_head,
     stamp_record,
+    stamps,
     store_timestamp_position,
     topic_bytes,
 )
@@ -72,7 +73,7 @@ def encode(
     columns : MessageColumns or ColumnTexts
         The queues must be chosen. Pass `ColumnTexts` if a part of it was computed before, to compute that only once.
     limits : StoreConfig
-        `maxMessageSize`, `autoMessageVersionOnTopicLen`, `enabledAppendPropCRC`.
+        `maxMessageSize`, `autoMessageVersionOnTopicLen`, `stampCluster`, `enabledAppendPropCRC`.
     store_host, born_host : bytes
         The results of `hosts.pack_host`, the same for all rows.
     first_row : int
@@ -212,6 +213,7 @@ def _batch(
         *_RESERVED,
         tuple(digest_fields(texts)) if DIGEST_NAME in digests else None,
         tuple(earlier_fields(texts)) if EARLIER_DIGEST_NAME in digests else None,
+        encode_properties(stamps(limits)),
         limits.max_message_size,
         limits.enabled_append_prop_crc,
     )
@@ -275,7 +277,12 @@ def _by_rows(
         topic = topics[codes[row]]
         message = Message(topic, bodies[row], None, keys[row], tags[row], properties[row], flags[row], times[row], host)
         data += encode_message(
-            message, queue_id=queue_ids[row], store_host=store_host, limits=limits, unique_key=unique_keys[row]
+            message,
+            queue_id=queue_ids[row],
+            store_host=store_host,
+            limits=limits,
+            unique_key=unique_keys[row],
+            extra_properties=stamps(limits),
         )
         starts.append(len(data))
         tags_codes.append(0 if tags[row] is None else javahash.tags_code(tags[row]))

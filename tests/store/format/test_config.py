@@ -234,7 +234,7 @@ def test_a_brokers_own_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     said = record.getMessage()
-    assert "8 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerClusterName" in said
+    assert "7 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerId" in said
     assert "RocketMQ 5.3 does not know the settings in lines 15" in said
     assert "secret" not in said and "10.0.0.1" not in said and "addedIn" not in said
 

@@ -100,6 +100,8 @@ def test_a_hundred_thousand_rows_are_the_same_by_both_codecs():
     )
     found = same(columns, crc=True)
     assert len(found[0]) > 100 * n
+    stamped = same(columns.slice(0, 1000), crc=True, cluster="DefaultCluster")
+    assert len(stamped[0]) == len(same(columns.slice(0, 1000), crc=True)[0]) + 1000 * len("CLUSTER=DefaultCluster;")
 
 
 @pytest.mark.parametrize(
