@@ -29,7 +29,7 @@ _MESSAGE_TYPE = "message.type"
 
 
 class Perm(enum.StrEnum):
-    """What RocketMQ's clients may do with a topic."""
+    """What clients may do with a topic."""
 
     WRITE = "2"
     READ = "4"
@@ -64,8 +64,8 @@ PermOption = Annotated[
     Perm | None,
     typer.Option(
         "--perm",
-        help="What RocketMQ's clients may do: 2 is write, 4 is read, and 6 is both. This project's own readers and "
-        "writers ignore it.",
+        help="What clients may do: 2 is write, 4 is read, and 6 is both. Without 2, this project's writers are "
+        "refused, too; its readers ignore it.",
         show_default=False,
     ),
 ]
@@ -77,7 +77,7 @@ TypeOption = Annotated[
     MessageType | None,
     typer.Option(
         "--message-type",
-        help="The attribute message.type, which RocketMQ 5's brokers and clients check.",
+        help="The attribute message.type, which RocketMQ 5's proxy checks; its broker and this project do not.",
         show_default=False,
     ),
 ]

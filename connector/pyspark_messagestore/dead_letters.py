@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from messagestore import MessageColumns, MessageIllegalError, StoreConfig
-from messagestore.spi import ColumnTexts, Rows, array_of, encode
+from messagestore.spi import ColumnTexts, Rows, array_of
 from pyspark_messagestore.columns import Mapper
 
 _MAX_VALUE = 2048
@@ -37,12 +37,11 @@ class DeadLetters:
     topic : str
         The topic of the dead letters.
     limits : StoreConfig
-    store_host, born_host : bytes
+    encoding : callable
+        Encodes messages with these limits.
     batch : str | None
         The number of Spark's batch, for `dlqOrigin`.
     partition_id : int
-    digests : collection of str
-        The digests that the rows of the batch need.
 
     Attributes
     ----------
@@ -57,16 +56,13 @@ class DeadLetters:
         mapper: Mapper,
         topic: str,
         limits: StoreConfig,
+        encoding: Callable[[ColumnTexts], Rows],
         *,
-        store_host: bytes,
-        born_host: bytes,
         batch: str | None,
         partition_id: int,
-        digests: Collection[str],
     ) -> None:
         self.mapper, self.topic, self.limits = mapper, topic, limits
-        self.store_host, self.born_host = store_host, born_host
-        self.batch, self.partition_id, self.digests = batch, partition_id, digests
+        self.encoding, self.batch, self.partition_id = encoding, batch, partition_id
         self.count = 0
         self.first: MessageIllegalError | None = None
 
@@ -89,7 +85,7 @@ class DeadLetters:
         good = np.setdiff1d(np.arange(batch.num_rows), np.fromiter(bad, np.int64, len(bad)), assume_unique=True)
         while len(good):
             try:
-                yield self._encode(self.mapper.messages(batch.take(array_of(good)), first_row, numbers[good]))
+                yield self.encoding(self.mapper.messages(batch.take(array_of(good)), first_row, numbers[good]))
                 break
             except MessageIllegalError as error:  # properties that are too large show when a record is encoded
                 if error.row is None:
@@ -101,13 +97,8 @@ class DeadLetters:
         if bad:
             if self.first is None:
                 self.first = bad[min(bad)]
-            yield self._encode(ColumnTexts(self._letters(batch, first_row, bad)))
+            yield self.encoding(ColumnTexts(self._letters(batch, first_row, bad)))
             self.count += len(bad)
-
-    def _encode(self, texts: ColumnTexts) -> Rows:
-        return encode(
-            texts, limits=self.limits, store_host=self.store_host, born_host=self.born_host, digests=self.digests
-        )
 
     def _letters(self, batch: pa.RecordBatch, first_row: int, bad: dict[int, MessageIllegalError]) -> MessageColumns:
         """The dead letters as columns. This is a loop per row, because each has a reason of its own."""

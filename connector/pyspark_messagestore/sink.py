@@ -15,13 +15,14 @@ not mounted.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
 import socket
 import sys
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ from messagestore.spi import (
     LOCAL_STORES,
     SOURCE_SPARK,
     SOURCE_USER,
+    Rows,
     StagedFile,
     Staging,
     Stores,
@@ -179,11 +181,20 @@ class Sink:
         staged = StagedFile("", 0, 0, 0)
         writer: Staging | None = None
         store = self._store()
-        mapper = self._mapper(store, f"{batch_id}/{partition_id}", self._unique_keys(query_id, batch_id, partition_id))
+        topics = store.describe()
+        keys = self._unique_keys(query_id, batch_id, partition_id)
+        mapper = self._mapper(topics.queue_counts, f"{batch_id}/{partition_id}", keys)
         host = store_host_of(self.config)
-        hosts = {"store_host": host, "born_host": host[:-4] + bytes(4)}
         digests = store.digests_of(self.options.txn_app_id or query_id, self._version(batch_id) or 0)
-        letters = self._dead_letters(mapper, batch_id, partition_id, digests, **hosts)
+        encoding = functools.partial(
+            encode,
+            limits=self.config,
+            store_host=host,
+            born_host=host[:-4] + bytes(4),
+            digests=digests,
+            multi_tag_topics=topics.multi_tag_topics,
+        )
+        letters = self._dead_letters(mapper, batch_id, partition_id, encoding)
         write = Write(self.driver, self.write_id)
         if streaming and query_id and batch_id:  # one planned write for all batches of a run
             run_id = context.getLocalProperty("spark.jobGroup.id")
@@ -195,7 +206,7 @@ class Sink:
                     writer = store.stage(write, self.store_id)
                 try:
                     messages = mapper.messages(batch, row)
-                    rows = [encode(messages, limits=self.config, first_row=row, digests=digests, **hosts)]
+                    rows = [encoding(messages, first_row=row)]
                 except MessageIllegalError:
                     if letters is None:
                         raise
@@ -224,14 +235,9 @@ class Sink:
             dead_letter="" if letters is None or letters.first is None else str(letters.first),
         )
 
-    def _mapper(self, store: StoreWriter, seed: str, unique_keys: UniqueKeys | None) -> Mapper:
-        counts: dict[str, int] | None = None
-
+    def _mapper(self, queue_counts: dict[str, int], seed: str, unique_keys: UniqueKeys | None) -> Mapper:
         def queue_count(name: str) -> int:
-            nonlocal counts
-            if counts is None:
-                counts = store.describe().queue_counts
-            return counts.get(name, self.options.write_queue_nums)
+            return queue_counts.get(name, self.options.write_queue_nums)
 
         return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed, unique_keys)
 
@@ -250,10 +256,7 @@ class Sink:
         mapper: Mapper,
         batch_id: str | None,
         partition_id: int,
-        digests: Collection[str],
-        *,
-        store_host: bytes,
-        born_host: bytes,
+        encoding: Callable[..., Rows],
     ) -> DeadLetters | None:
         topic = self.options.dead_letter_topic
         if topic is None:
@@ -262,11 +265,9 @@ class Sink:
             mapper,
             topic,
             self.config,
-            store_host=store_host,
-            born_host=born_host,
+            encoding,
             batch=batch_id,
             partition_id=partition_id,
-            digests=digests,
         )
 
     def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:

@@ -18,6 +18,7 @@ also if the operating system raised it:
 | `MessageIllegalError` | the body, the record or the batch is too large | `MESSAGE_ILLEGAL` | `MESSAGE_SIZE_EXCEEDED` |
 | `MessageIllegalError` | the properties are too large | `MESSAGE_ILLEGAL` | `PROPERTIES_SIZE_EXCEEDED` |
 | `MessageIllegalError` | anything else about the message is wrong | `MESSAGE_ILLEGAL` | none |
+| `MessageIllegalError` | the topic, or the broker, may not be written | `MESSAGE_ILLEGAL` | none |
 | `ConfigError` | an argument has the wrong type | `MESSAGE_ILLEGAL` | none |
 | `StoreFullError`, `OSError` | the next segment could not be created | `CREATE_MAPPED_FILE_FAILED` | none |
 | `StoreFullError` | the queues have no room for earlier puts | `SERVICE_NOT_AVAILABLE` | none |

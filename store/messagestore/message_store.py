@@ -80,7 +80,7 @@ from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
 from messagestore.format.unique_key import new_unique_key
 from messagestore.half_messages import Check, CheckReport, HalfMessage, HalfMessages
 from messagestore.log.expired import ExpiredFiles, asked_for
-from messagestore.log.refusals import check_simple_topic
+from messagestore.log.refusals import check_writable_topic
 from messagestore.message_batch import MessageBatch
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
 from messagestore.read.view import StoreView
@@ -387,7 +387,9 @@ class MessageStore(ReadOnlyStore):
         read_queue_nums : int | None
             The number of queues that consumers read; None: `queue_nums`.
         perm : int
-            What RocketMQ's clients may do: 2 write, 4 read, 6 both. This project's own readers and writers ignore it.
+            What clients may do: 2 write, 4 read, 6 both. Without 2, puts and batches are refused; what was accepted
+            before, such as a delayed message that becomes due, still arrives. This project's readers ignore it, because
+            whoever may read the files can read the messages.
         order : bool
             RocketMQ's flag for topics whose queues must not move to another broker.
         attributes : mapping of str to str, optional
@@ -676,7 +678,8 @@ class MessageStore(ReadOnlyStore):
             If its `queue_id` is None, the hash of the first key chooses the queue; messages without keys go to the
             queues in turn. A topic that does not exist is created with 8 queues. With a `delay_time_level`, the message
             waits in SCHEDULE_TOPIC_XXXX until it is due, and has a UNIQ_KEY; other messages get one with the setting
-            `stampUniqKey`.
+            `stampUniqKey`. A message to a retry topic `%RETRY%group` whose `reconsume_times` exceed the group's
+            `retryMaxTimes` goes to the dead-letter topic `%DLQ%group` instead, as by a broker.
 
         Returns
         -------
@@ -809,13 +812,18 @@ class MessageStore(ReadOnlyStore):
         arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
         config = writer.files.config
         topic = check_topic(message.topic)
+        queue_nums = DEFAULT_QUEUE_NUMS
+        if topic.startswith(RETRY_PREFIX) and extra is None:
+            message, queue_nums, extra = self._retried(message)
+            topic = message.topic
         known = writer.files.topics.get(topic)
-        queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
+        queue_id = self._queue_id(topic, message, queue_nums if known is None else known.write_queue_nums)
         level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
         if unique_key is None and (level or config.stamp_uniq_key):
             unique_key = new_unique_key(writer.files.disk.time_ns() // 1_000_000)
         if level:
             level = min(level, len(config.delays_ms))
+        message = message if known is None else known.flagged(message)
         if level:
             waiting = rerouting.waiting_properties(level, topic, queue_id)
             if record.is_half(message.sys_flag):
@@ -833,7 +841,7 @@ class MessageStore(ReadOnlyStore):
         )
         self.writer.check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
         if known is None:
-            self.create_topic(topic)  # only now: a message that is refused must not create a topic
+            self.create_topic(topic, queue_nums)  # only now: a message that is refused must not create a topic
         topic = message.topic
         tags_code = javahash.tags_code(message.tags) if message.tags else 0
         if topic == SCHEDULE_TOPIC:
@@ -851,6 +859,22 @@ class MessageStore(ReadOnlyStore):
             half=record.is_half(message.sys_flag),
         )
         return self._result(put, held_s)
+
+    def _retried(self, message: Message) -> tuple[Message, int, Sequence[tuple[str, str]]]:
+        """A message that a consumer puts to its group's retry topic; after its last retry, it becomes a dead letter.
+
+        Also returned are the number of queues that a missing topic gets, and the reserved properties.
+
+        Source: RocketMQ broker/processor/SendMessageProcessor.java (handleRetryAndDLQ).
+        """
+        group = message.topic.removeprefix(RETRY_PREFIX)
+        settings = self._groups().get(group) or SubscriptionGroupConfig(group)
+        stamps = record.stamps(self.writer.files.config)
+        times: object = message.reconsume_times
+        if not isinstance(times, int) or times <= settings.retry_max_times:  # what is no number is refused later
+            return message, DEFAULT_QUEUE_NUMS, stamps
+        dead = replace(message, topic=f"{DLQ_PREFIX}{group}", queue_id=0, delay_time_level=0)
+        return dead, 1, [*stamps, (DELAY, "-1")]
 
     def _result(self, put: Row, held_s: float) -> PutMessageResult:
         """The result of a put that is not synced yet; it says PUT_OK."""
@@ -915,12 +939,18 @@ class MessageStore(ReadOnlyStore):
             store_host=writer.files.store_host,
             born_host=self._born_host(),
             digests=(),
+            multi_tag_topics=writer.files.topics.with_multi_tags,
         )
         if len(chunk.run_topics) != 1:
             raise MessageIllegalError(
                 "batch: found several topics or queues; allowed is one. Use append_batch", field="batch"
             )
         topic, queue_id = check_topic(chunk.run_topics[0]), int(chunk.run_queue_ids[0])
+        if topic.startswith(RETRY_PREFIX):  # as in RocketMQ
+            raise MessageIllegalError(
+                f"batch: found the retry topic {topic}; allowed are other topics. Use send_back, or put_message",
+                field="topic",
+            )
         self._check_queue(topic, queue_id)
         size = chunk.end
         if size > config.max_message_size:
@@ -1334,11 +1364,13 @@ class MessageStore(ReadOnlyStore):
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
         first_rows = itertools.accumulate((piece.row_count for piece in pieces), initial=0)
 
-        digests = digests_needed(writer, request)
+        digests, multi_tags = digests_needed(writer, request), writer.files.topics.with_multi_tags
 
         def encode(piece: MessageColumns, first_row: int) -> Rows:
             hosts = {"store_host": writer.files.store_host, "born_host": self._born_host()}
-            return record_columns.encode(piece, limits=config, first_row=first_row, digests=digests, **hosts)
+            return record_columns.encode(
+                piece, limits=config, first_row=first_row, digests=digests, multi_tag_topics=multi_tags, **hosts
+            )
 
         if len(pieces) > 1:
             with ThreadPoolExecutor(_ENCODERS) as pool:  # most of encoding is Arrow's and numpy's, without the GIL
@@ -1570,7 +1602,7 @@ class MessageStore(ReadOnlyStore):
         return self.writer.files.store_host[:-4] + bytes(4)
 
     def _queue_id(self, topic: str, message: Message, count: int) -> int:
-        check_simple_topic(self.writer.files, topic)
+        check_writable_topic(self.writer.files, topic)
         if message.queue_id is not None:
             if type(message.queue_id) is int and message.queue_id == ANY_QUEUE and count:
                 return random.randrange(count)
@@ -1590,7 +1622,7 @@ class MessageStore(ReadOnlyStore):
                 check_queue_id(queue_id, queue_count=DEFAULT_QUEUE_NUMS)
             config = self.create_topic(topic)
         else:
-            check_simple_topic(self.writer.files, topic)
+            check_writable_topic(self.writer.files, topic)
         if queue_id is not None:
             check_queue_id(queue_id, queue_count=config.write_queue_nums)
         return config.write_queue_nums

@@ -219,6 +219,35 @@ def test_the_name_of_the_cluster_is_stamped_and_a_replay_with_another_one_is_kno
         write(root, context, batch, 2, **options, brokerClusterName="a\tb")
 
 
+def test_a_topic_without_write_permission_stops_a_query_and_not_a_replay(root, context) -> None:
+    """Its rows are no dead letters: they come again when the topic may be written. Dead letters need the permission,
+    too."""
+    batch = pa.record_batch({"body": ["a", "b" * 20]})
+    options = {"invalidRows": "deadLetter", "deadLetterTopic": "dead", "maxMessageSize": "10", "txnAppId": "app"}
+    write(root, context, batch, topic="t", **options)
+    for topic in ("t", "dead"):
+        with MessageStore.open(root) as store:
+            store.alter_topic(topic, perm=4)
+        write(root, context, batch, topic="t", **options)  # is known
+        with pytest.raises(MessageIllegalError, match=f"topic '{topic}': found perm 4"):
+            write(root, context, batch, 1, topic="t", **options)
+        with MessageStore.open(root) as store:
+            store.alter_topic(topic, perm=6)
+    write(root, context, batch, 1, topic="t", **options)
+    assert [m.body for m in messages(root)] == [b"a"] * 2
+
+
+def test_rows_of_a_topic_with_multi_tags_have_its_flag(root, context) -> None:
+    batch = pa.record_batch({"body": ["a", "b", "c"], "topic": ["t", "other", "t"], "delayTimeLevel": [None, None, 2]})
+    with MessageStore.open(root) as store:
+        store.create_topic("t", 1)
+    path = Path(root, "config", "topics.json")
+    path.write_text(path.read_text().replace("SINGLE_TAG", "MULTI_TAG"))
+    write(root, context, batch)
+    found = [(m.body, m.sys_flag) for name in ("t", "other", "SCHEDULE_TOPIC_XXXX") for m in messages(root, name)]
+    assert found == [(b"a", 2), (b"b", 0), (b"c", 2)]
+
+
 def test_unique_keys_are_the_same_after_a_replay_and_differ_otherwise(root, context) -> None:
     batch = pa.record_batch({"body": ["a", "b", "c"]})
     write(root, context, batch, topic="t", uniqKey="true", txnAppId="app")

@@ -17,10 +17,13 @@ from messagestore.errors import ConfigError, MessageIllegalError, UnknownTopicEr
 from messagestore.files.config_file import ConfigFile
 from messagestore.files.mapped_file import Disk
 from messagestore.format import arguments
-from messagestore.format.message import MAX_QUEUE_ID, topic_fault
+from messagestore.format.layout import SYS_FLAG_MULTI_TAGS
+from messagestore.format.message import MAX_QUEUE_ID, Message, topic_fault
 
+PERM_WRITE = 2
 PERM_READ_WRITE = 6
 SINGLE_TAG = "SINGLE_TAG"
+MULTI_TAG = "MULTI_TAG"
 QUEUE_TYPE = "queue.type"
 SIMPLE_QUEUE = "SimpleCQ"
 MAX_QUEUE_COUNT = MAX_QUEUE_ID + 1
@@ -57,6 +60,17 @@ class TopicConfig:
     topic_filter_type: str = SINGLE_TAG
     attributes: dict[str, str] = field(default_factory=dict)
     others: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_multi_tags(self) -> bool:
+        """Whether a broker sets the flag MULTI_TAGS in the records of this topic."""
+        return self.topic_filter_type == MULTI_TAG
+
+    def flagged(self, message: Message) -> Message:
+        """The message as a broker stores it in this topic: with the flag MULTI_TAGS if the topic has multi tags."""
+        if not self.has_multi_tags or not isinstance(message.sys_flag, int):  # what is no number is refused later
+            return message
+        return replace(message, sys_flag=message.sys_flag | SYS_FLAG_MULTI_TAGS)
 
     def attribute(self, name: str) -> str | None:
         """An attribute by its name, with or without the `+` that RocketMQ's tools put before it."""
@@ -162,6 +176,11 @@ class Topics:
     def names(self) -> list[str]:
         """All topics, sorted."""
         return sorted(self._topics)
+
+    @property
+    def with_multi_tags(self) -> frozenset[str]:
+        """The topics whose messages have the flag MULTI_TAGS."""
+        return frozenset(name for name, topic in self._topics.items() if topic.has_multi_tags)
 
     def get(self, name: str) -> TopicConfig | None:
         """The topic, or None."""

@@ -150,7 +150,7 @@ _UNWRITABLE: dict[str, _Wanted] = {
     ),
 }
 _LOWER = {key.lower(): key for key in KEYS}
-RELEVANT = (*_UNWRITABLE, "forceVerifyPropCRC", "storePathRootDir", "storePathCommitLog")
+RELEVANT = (*_UNWRITABLE, "forceVerifyPropCRC", "storePathRootDir", "storePathCommitLog", "brokerPermission")
 """The settings whose values `StoreConfig.broker_settings` keeps."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from messagestore.format import record_encode, rerouting
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
+from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME, RECORD_HEAD, SYS_FLAG_MULTI_TAGS
 from messagestore.format.message_checks import first_fault
 from messagestore.format.message_columns import NO_QUEUE, ColumnTexts, MessageColumns
 from messagestore.format.record_decode import BLOCK_ROWS, COLUMNS, Expected, decode
@@ -39,6 +39,8 @@ __all__ = [
     "stamped",
 ]
 
+_FLAGS_POSITION = RECORD_HEAD.offset("sys_flag") + 3
+"""Where the lowest byte of SYSFLAG is in a record."""
 BLOCK_SIZE = 512 * 1024
 """About so many bytes are stamped at once: they stay in the CPU's cache while they are checksummed and written."""
 
@@ -51,9 +53,15 @@ def encode(
     born_host: bytes,
     first_row: int = 0,
     digests: Collection[str] = (DIGEST_NAME,),
+    multi_tag_topics: Collection[str] = (),
 ) -> Rows:
     """Encode the records of a batch as `record_encode.encode` does, and send delayed messages to the queues in which
     they wait.
+
+    Parameters
+    ----------
+    multi_tag_topics : collection of str
+        The topics whose messages have the flag MULTI_TAGS.
 
     Raises
     ------
@@ -63,9 +71,11 @@ def encode(
     texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
     columns = texts.columns
     if columns.delay_time_level is None or not columns.delay_time_level.any():
-        return record_encode.encode(
+        rows = record_encode.encode(
             texts, limits=limits, store_host=store_host, born_host=born_host, first_row=first_row, digests=digests
         )
+        _flag_multi_tags(rows, multi_tag_topics)
+        return rows
     fault = first_fault(texts, limits, first_row)
     if fault is not None:
         raise fault
@@ -75,8 +85,17 @@ def encode(
     for level in np.unique(levels).tolist():
         some = columns.of_rows(levels == level)
         rows = record_encode.encode(some, limits=limits, store_host=store_host, born_host=born_host, digests=digests)
+        _flag_multi_tags(rows, multi_tag_topics)
         parts.append(rerouting.delayed(rows, level, delays_ms) if level else rows)
     return functools.reduce(Rows.joined, parts)
+
+
+def _flag_multi_tags(rows: Rows, topics: Collection[str]) -> None:
+    """Set the flag MULTI_TAGS in the records of some topics, in place."""
+    starts = rows.starts
+    for topic, _, start, stop in rows.runs() if topics else ():
+        if topic in topics:
+            rows.data[starts[start:stop] + _FLAGS_POSITION] |= SYS_FLAG_MULTI_TAGS
 
 
 def stamped(rows: Rows) -> Iterator[memoryview]:

@@ -16,12 +16,13 @@ import re
 
 import numpy as np
 
-from messagestore.errors import ConfigError, NotAStoreError
+from messagestore.errors import ConfigError, MessageIllegalError, NotAStoreError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import list_queues
 from messagestore.files.mapped_file import Disk
+from messagestore.files.topics import PERM_READ_WRITE, PERM_WRITE
 from messagestore.format import record_scan
 from messagestore.format.broker_keys import why_not_written
 from messagestore.format.config import StoreConfig, java_key
@@ -231,6 +232,37 @@ def check_simple_topic(files: StoreFiles, topic: str) -> None:
             f"topic {topic!r} has queue.type {files.topics.get(topic)}; only topics with simple queues can be written",
             key="topic",
             value=topic,
+        )
+
+
+def check_writable_topic(files: StoreFiles, topic: str) -> None:
+    """Refuse a topic that users may not put messages to: its queues are not simple ones, or it may not be written.
+
+    RocketMQ's producers find no queue of a topic without write permission, and a broker answers NO_PERMISSION when a
+    message is sent back to one. A broker's own `brokerPermission` forbids all topics.
+
+    Raises
+    ------
+    ConfigError
+        The topic has other queues.
+    MessageIllegalError
+        The topic, or the broker, may not be written.
+    """
+    check_simple_topic(files, topic)
+    config = files.topics.get(topic)
+    if config is not None and not config.perm & PERM_WRITE:
+        raise MessageIllegalError(
+            f"topic {topic!r}: found perm {config.perm} in config/topics.json; writing needs {PERM_WRITE}, so nothing "
+            f"was written (RocketMQ: NO_PERMISSION). Change it with alter_topic or `topic alter --perm "
+            f"{PERM_READ_WRITE}`",
+            field="topic",
+        )
+    of_broker = dict(files.config.broker_settings).get("brokerPermission", "")
+    if re.fullmatch("[0-9]+", of_broker) and not int(of_broker) & PERM_WRITE:  # RocketMQ ignores what is no number
+        raise MessageIllegalError(
+            f"topic {topic!r}: found brokerPermission={of_broker} in the broker's file; writing needs {PERM_WRITE}, so "
+            "nothing was written (RocketMQ: NO_PERMISSION). Write to another broker's store",
+            field="topic",
         )
 
 

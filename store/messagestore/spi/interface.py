@@ -58,6 +58,8 @@ class Description:
         Whether there is a store, of this project or of a broker.
     queue_counts : dict of str to int
         The number of queues that producers write, for each topic that has settings in the store.
+    multi_tag_topics : frozenset of str
+        The topics whose messages have the flag MULTI_TAGS.
     queue_ids : dict of str to list of int
         The existing queues, by topic; empty unless the caller asked for them.
     config : StoreConfig
@@ -68,6 +70,7 @@ class Description:
     ancestors: frozenset[str] = frozenset()
     exists: bool = True
     queue_counts: dict[str, int] = field(default_factory=dict)
+    multi_tag_topics: frozenset[str] = frozenset()
     queue_ids: dict[str, list[int]] = field(default_factory=dict)
     config: StoreConfig = field(default_factory=StoreConfig)
 

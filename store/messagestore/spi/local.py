@@ -144,6 +144,7 @@ class LocalReader:
             view.store_id,
             view.known_ids - {view.store_id},
             queue_counts=counts,
+            multi_tag_topics=topics.with_multi_tags,
             queue_ids=view.topics() if queues else {},
             config=view.files.config,
         )
@@ -380,10 +381,10 @@ class LocalWriter:
         topics = Topics(self.disk, self.paths.root)
         topics.load()
         counts = {name: topic.write_queue_nums for name in topics.names if (topic := topics.get(name)) is not None}
-        return replace(found, queue_counts=counts)
+        return replace(found, queue_counts=counts, multi_tag_topics=topics.with_multi_tags)
 
     def _described(self) -> Description:
-        """The result of `describe` without the queue counts."""
+        """The result of `describe` without what is known of topics."""
         identity = Identity.read(self.disk, self.paths.identity)
         exists = identity is not None or looks_like_store(self.disk, self.paths)
         if identity is None:

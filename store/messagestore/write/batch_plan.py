@@ -32,7 +32,7 @@ from messagestore.format.message import BATCH_TOPIC, check_queue_id, check_topic
 from messagestore.format.record_columns import Rows
 from messagestore.format.rows import SCHEDULE_TOPIC, summed
 from messagestore.log.batch_journal import JournalEntry
-from messagestore.log.refusals import check_simple_topic
+from messagestore.log.refusals import check_writable_topic
 from messagestore.log.store_files import StoreFiles
 
 _DIGESTS = (DIGEST_NAME, EARLIER_DIGEST_NAME)
@@ -321,7 +321,7 @@ class BatchPlan:
         missing = []
         for topic, queue_id in most.items():
             check_topic(topic)
-            check_simple_topic(self.files, topic)
+            check_writable_topic(self.files, topic)
             config = topics.get(topic)
             if config is None and not request.auto_create_topic:
                 raise MessageIllegalError(
