@@ -16,6 +16,7 @@ def status_lines(found: dict[str, Any]) -> None:
     rows = [
         ("store", found["root"]),
         ("id", found["storeId"] or "none: this project has never written to it"),
+        *([("broker", found["brokerName"])] if found["brokerName"] is not None else []),
         ("held by", _holder_words(found["heldBy"])),
         ("left", _LEFT_WORDS[found["left"]]),
     ]

@@ -115,13 +115,13 @@ class MessageStoreDataSource(DataSource):
         if options.contents != MESSAGES:
             return ViewReader(options, schema, self.stores)
         kind = FilteringReader if options.filter_pushdown else BatchReader
-        return kind(options, Projection.of(schema, options.row_format, options.broker_name), self.stores)
+        return kind(options, Projection.of(schema, options.row_format), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
         """The reader for `spark.readStream`."""
         options = source_options(self.options)
         options.check_stream()
-        return StreamReader(options, Projection.of(schema, options.row_format, options.broker_name), self.stores)
+        return StreamReader(options, Projection.of(schema, options.row_format), self.stores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer for `df.write`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from messagestore.spi import duration_s
+from messagestore.spi import BROKER_NAME_WORDS, duration_s, is_broker_name
 
 MOST = (1 << 63) - 1
 """The largest number that fits into 64 bits."""
@@ -46,6 +46,12 @@ def _text(text: str) -> str:
     return text
 
 
+def _broker_name(text: str) -> str:
+    if not is_broker_name(text):
+        raise ValueError
+    return text
+
+
 def _store_path(text: str) -> str:
     path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
     if not path or "\0" in path or path.startswith("~") or re.match(r"[A-Za-z][\w+.-]*:", path):
@@ -68,6 +74,7 @@ BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()]
 SIZE = Kind(_size, "a number of bytes from 1, such as 1048576, 512k, 64m or 1g")
 DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
 TEXT = Kind(_text, "a text that is not empty")
+BROKER_NAME = Kind(_broker_name, BROKER_NAME_WORDS)
 PATH = Kind(
     _store_path,
     "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)",

@@ -18,6 +18,7 @@ from typing import Any
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, ConfigError, MessageIllegalError, StoreConfig
 from messagestore.spi import check_app_id, put_topic_fault, topic_fault
 from pyspark_messagestore.kinds import BOOLEAN as _BOOLEAN
+from pyspark_messagestore.kinds import BROKER_NAME as _BROKER_NAME
 from pyspark_messagestore.kinds import DURATION as _DURATION
 from pyspark_messagestore.kinds import MOST as _MOST
 from pyspark_messagestore.kinds import PATH as _PATH
@@ -286,6 +287,16 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         SINK,
+        "brokerName",
+        _BROKER_NAME,
+        None,
+        "The name of the broker whose store this is. The store keeps it, also one that exists already: the source's "
+        "column `brokerName`, `messagestore status` and the label `node_id` of the metrics show it. If writers give "
+        "different names, the last one counts, and a warning says so.",
+        shown="`brokerName` of `storeConfig`, else the store's name if it has one",
+    ),
+    Option(
+        SINK,
         "storeHost",
         _HOST,
         None,
@@ -352,6 +363,7 @@ class SinkOptions:
     include_headers: bool
     uniq_key: bool
     broker_cluster_name: str | None
+    broker_name: str | None
     store_host: tuple[str, int] | None
     staging_dir: str | None
     preallocate: bool
@@ -380,6 +392,7 @@ class SinkOptions:
         if self.broker_cluster_name is not None:
             base = base.replace(stamp_cluster=True, broker_cluster_name=self.broker_cluster_name)
         return base.replace(
+            broker_name=self.broker_name or base.broker_name,
             flush_disk_type=self.flush_disk_type,
             max_message_size=self.max_message_size,
             lock_timeout=f"{self.lock_timeout:.3f}s",

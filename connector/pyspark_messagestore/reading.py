@@ -50,6 +50,8 @@ def read_ranges(
         if partition.store_id and found != partition.store_id:
             raise _elsewhere(path, partition.store_id, f"another store, {found or 'without an id'}")
         _check_planned(store, path, partition)
+        if projection.names_broker:
+            projection = projection.of_broker(options.broker_name or store.broker_name())
         ranges = [Range(*each) for each in partition.ranges]
         decoder = Decoder(options, projection)
         yield from _read_ranges(store, ranges, decoder, fail_on_data_loss=options.fail_on_data_loss)

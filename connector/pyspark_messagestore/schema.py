@@ -91,6 +91,7 @@ def _every_row(text: str, column: pa.Array) -> pa.Array:
     return pa.repeat(text, len(column))
 
 
+_BROKER_NAME = "brokerName"
 COLUMNS: tuple[Column, ...] = (
     Column("topic", _TEXT, "topic"),
     Column("queueId", _INT, "queue_id"),
@@ -113,7 +114,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("storeHost", _TEXT, "store_host", core=False),
     Column("preparedTransactionOffset", _LONG, "prepared_transaction_offset", core=False),
     Column("systemProperties", _MAP, "system_properties", core=False),
-    Column("brokerName", _TEXT, "queue_id", core=False, may_be_null=True, made=_null_texts),
+    Column(_BROKER_NAME, _TEXT, "queue_id", core=False, may_be_null=True, made=_null_texts),
 )
 ERROR = "_error"
 """The column that says why a record could not be read (`badRecords=keep`)."""
@@ -155,8 +156,8 @@ class Projection:
         return tuple(dict.fromkeys(column.stored for column in self.columns if column.stored))
 
     @classmethod
-    def of(cls, schema: StructType, row_format: str = ROCKETMQ, broker_name: str | None = None) -> Projection:
-        """From Spark's schema. `broker_name` is the value of the column brokerName.
+    def of(cls, schema: StructType, row_format: str = ROCKETMQ) -> Projection:
+        """From Spark's schema.
 
         Raises
         ------
@@ -183,10 +184,21 @@ class Projection:
                     "a value",
                     key="schema",
                 )
-            if column.name == "brokerName" and broker_name is not None:
-                column = replace(column, made=partial(_every_row, broker_name))
             columns.append(column)
         return cls(tuple(columns), to_arrow_schema(schema, timezone="UTC"))
+
+    @property
+    def names_broker(self) -> bool:
+        """Whether the column brokerName is asked for."""
+        return any(column.name == _BROKER_NAME for column in self.columns)
+
+    def of_broker(self, name: str) -> Projection:
+        """The same, with this value in the column brokerName of each row; an empty name leaves the column null."""
+        if not name:
+            return self
+        made = partial(_every_row, name)
+        columns = [replace(each, made=made) if each.name == _BROKER_NAME else each for each in self.columns]
+        return replace(self, columns=tuple(columns))
 
     def converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of the store as Spark expects it. Texts and bytes are not copied."""

@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 from messagestore import ConfigError, StoreConfig
 from messagestore.spi import group_fault
-from pyspark_messagestore.kinds import BOOLEAN, DURATION, MOST, PATH, SIZE, SOURCE, TEXT, Kind, Option, choice, whole
+from pyspark_messagestore.kinds import (
+    BOOLEAN,
+    BROKER_NAME,
+    DURATION,
+    MOST,
+    PATH,
+    SIZE,
+    SOURCE,
+    Kind,
+    Option,
+    choice,
+    whole,
+)
 from pyspark_messagestore.positions import (
     ENDING_OFFSETS,
     LATEST,
@@ -272,11 +284,13 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
     Option(
         SOURCE,
         "brokerName",
-        TEXT,
+        BROKER_NAME,
         None,
-        "The value of the column `brokerName`, which is null without this option: no file of a store holds the name of "
-        "its broker. Give each store of a cluster its own, and a union of their frames says which store a message is "
-        "from. Positions in JSON may have the form topic -> broker -> queue, with one broker, whatever its name.",
+        "The value of the column `brokerName`. Without this option, it is the name that the store keeps (the sink's "
+        "option `brokerName`, or this key of `storeConfig`), and null if the store has none. If each store of a "
+        "cluster has its own name, a union of their frames says which store a message is from. Positions in JSON may "
+        "have the form topic -> broker -> queue, with one broker, whatever its name.",
+        shown="the store's name if it has one",
     ),
     Option(
         SOURCE,

@@ -258,7 +258,7 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     stores["a broker's store without messages"] = ("config/topics.json", StoreConfig())
     conf = root.with_name("broker.conf")
     for line in FORBIDDING:
-        conf.write_text(f"brokerName=b\nmappedFileSizeCommitLog={SMALL.mapped_file_size_commit_log}\n{line}\n")
+        conf.write_text(f"brokerId=0\nmappedFileSizeCommitLog={SMALL.mapped_file_size_commit_log}\n{line}\n")
         with mock.patch("messagestore.format.config._log"):
             stores[line] = ("config/topics.json", StoreConfig.load(conf))
     for number, (name, (path, config)) in enumerate(stores.items()):

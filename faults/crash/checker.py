@@ -40,14 +40,14 @@ CHUNK_SIZE = 16 * 1024 * 1024
 _DIGITS = re.compile(r"[0-9]{20}")
 _TOP = {"commitlog/", "consumequeue/", "index/", "config/", "spark/", "abort", "checkpoint", "lock"}
 _OURS = {"state", "store.json", "journal", "ends", "writer.lock", "staging/", "cut/"}
-_OURS |= {"consumer-offsets.lock", "consumer-offsets.json"}
+_OURS |= {"consumer-offsets.lock", "consumer-offsets.json", "broker.json"}
 _FILES_OF_CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
 _CONFIG = {"", *(name + end for name in _FILES_OF_CONFIG for end in ("", ".bak"))}
 # What a killed writer was creating: each file has one name, and the next writer that creates it removes it first.
 _OURS |= {
     f"new-{name}" for name in ("store.json", "state", "journal", "ends", "topics.json", "checkpoint", "abort", "cut")
 }
-_OURS.add("new-subscription-group.json")
+_OURS |= {"new-subscription-group.json", "new-broker.json"}
 _FILLER_SIZE = 0x7FFFFFFF
 _CLEAN, _RECOVERING, _OWN, _KNOWN_FLAGS = 4, 8, 16, 31
 

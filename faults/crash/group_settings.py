@@ -1,4 +1,5 @@
 """`config/subscriptionGroup.json`: changes that are killed, files that are damaged, sessions that have lost the store.
+And `spark/broker.json`, the broker's name: changes that are killed.
 
 These are named cases of the mode `fuzz`. A case fails with an `AssertionError`.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from crash.imitate import another_boot
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.workloads import Bases
 from messagestore import CorruptionError, MessageStore, StoreError
+from messagestore.files.broker_name import read_broker_name
 from messagestore.files.config_file import parsed, written
 from messagestore.files.mapped_file import Disk
 from messagestore.files.subscription_groups import SubscriptionGroups
@@ -50,6 +52,25 @@ def killed(folder: Path) -> None:
         end = recording.position
         die(root)
     found = [0, 0]
+    for words, after, power, cut in _deaths(recording, root, begin, end):
+        now = settings(after, root)
+        assert now in (first, last), f"{words}: {now}"
+        assert now == last or cut < end, f"{words}: was altered, and is not"
+        found[now == last] += 1
+        with another_boot() if power else contextlib.nullcontext():
+            try:
+                with MessageStore.open(root, SMALL, disk=after) as store:
+                    store.alter_group("mine", retry_max_times=4)
+            finally:
+                die(root)
+        assert settings(after, root) == {"mine": 4, "other": 1}, words
+        faults = checker.check(after.tree()).faults
+        assert not faults, f"{words}: {faults[:3]}"
+    assert min(found) > 0, found
+
+
+def _deaths(recording: MemRecordingDisk, root: Path, begin: int, end: int) -> Iterator[tuple[str, MemDisk, bool, int]]:
+    """What a kill or a power cut leaves, between any two of some operations: words, disk, whether power went, where."""
     for cut in range(begin, end + 1):
         content = recording.image(cut, "all").folder
         left = [(f"kill {cut}", content, False)]
@@ -57,21 +78,39 @@ def killed(folder: Path) -> None:
             left.append((f"kill {cut} half", with_half_write(recording, cut, content, root), False))
         left += [(str(image), image.folder, True) for image in recording.images(cut, POWER_MODES, limit=20)]
         for words, each, power in left:
-            after = MemDisk(root, each)
-            now = settings(after, root)
-            assert now in (first, last), f"{words}: {now}"
-            assert now == last or cut < end, f"{words}: was altered, and is not"
-            found[now == last] += 1
-            with another_boot() if power else contextlib.nullcontext():
-                try:
-                    with MessageStore.open(root, SMALL, disk=after) as store:
-                        store.alter_group("mine", retry_max_times=4)
-                finally:
-                    die(root)
-            assert settings(after, root) == {"mine": 4, "other": 1}, words
-            faults = checker.check(after.tree()).faults
-            assert not faults, f"{words}: {faults[:3]}"
-    assert min(found) > 0, found
+            yield words, MemDisk(root, each), power, cut
+
+
+def named(folder: Path) -> None:
+    """A writer that renames the broker is killed: the name is the one before or the one after, and stays it."""
+    root = folder / "store"
+    disk = MemDisk(root, Bases(root)["filled"].content)
+    with MessageStore.open(root, SMALL.replace(broker_name="broker-a"), disk=disk):
+        pass
+    recording = MemRecordingDisk(root, disk.content())
+    with MessageStore.open(root, SMALL.replace(broker_name="broker-b"), disk=recording):
+        end = recording.position
+        die(root)
+    found = {"broker-a": 0, "broker-b": 0}
+    for words, after, power, cut in _deaths(recording, root, 0, end):
+        name = _broker_name(after, root)
+        assert name in found, f"{words}: {name!r}"
+        assert name == "broker-b" or cut < end, f"{words}: was renamed, and is not"
+        found[name] += 1
+        with another_boot() if power else contextlib.nullcontext():
+            try:
+                with MessageStore.open(root, SMALL, disk=after):
+                    pass
+            finally:
+                die(root)
+        assert _broker_name(after, root) == name, words
+        faults = checker.check(after.tree()).faults
+        assert not faults, f"{words}: {faults[:3]}"
+    assert min(found.values()) > 0, found
+
+
+def _broker_name(disk: Disk, root: Path) -> str:
+    return read_broker_name(disk, str(root / "spark" / "broker.json"))
 
 
 def damaged(folder: Path) -> None:
@@ -139,6 +178,7 @@ def lost(folder: Path) -> None:
 
 GROUP_SETTINGS: dict[str, Callable[[Path], None]] = {
     "settings of a group, killed": killed,
+    "the name of a broker, killed": named,
     "settings of groups, damaged": damaged,
     "settings changed without the lock": lost,
 }

@@ -10,7 +10,7 @@ from typing import Any
 from crash.mutants_hygiene import hostile
 from crash.planting import Mutant, patched
 from messagestore import MessageStore
-from messagestore.files import config_file
+from messagestore.files import broker_name, config_file
 from messagestore.files.config_file import ConfigFile
 from messagestore.files.mapped_file import Disk
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
@@ -84,6 +84,18 @@ MUTANTS = (
         patched(config_file, "replace_file", unsynced),
         "fuzz: settings of a group, killed",
         hostile("settings of a group, killed"),
+    ),
+    Mutant(
+        "the name of a broker is written in place",
+        patched(broker_name, "replace_file", in_place),
+        "fuzz: the name of a broker, killed",
+        hostile("the name of a broker, killed"),
+    ),
+    Mutant(
+        "the name of a broker gets its name unsynced",
+        patched(broker_name, "replace_file", unsynced),
+        "fuzz: the name of a broker, killed",
+        hostile("the name of a broker, killed"),
     ),
     Mutant(
         "a damaged table of groups is written over",

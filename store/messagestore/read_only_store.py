@@ -90,6 +90,17 @@ class ReadOnlyStore:
         """The id of the store, in hex; empty if this project has never written to it."""
         return self.view.store_id
 
+    @property
+    def broker_name(self) -> str:
+        """The name of the broker whose store this is; empty if no writer gave one (`StoreConfig.broker_name`).
+
+        Raises
+        ------
+        CorruptionError
+            `spark/broker.json` is damaged.
+        """
+        return self.view.broker_name
+
     def topics(self) -> dict[str, list[int]]:
         """The topics of the store, and the ids of the queues that each topic has on disk, in ascending order."""
         return self.view.topics()

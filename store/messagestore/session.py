@@ -39,6 +39,7 @@ from messagestore.errors import (
     StoreLockedError,
     StorePermissionError,
 )
+from messagestore.files.broker_name import read_broker_name, write_broker_name
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
@@ -249,6 +250,7 @@ class AttachedStore:
                     self._recover(accept_loss=accept_loss)
             assert self.writer is not None
             self.writer.check_usable()
+            self._keep_broker_name()
             if self.flush is None or not self.flush.alive:
                 if self.flush is not None:
                     self.flush.end()
@@ -264,6 +266,29 @@ class AttachedStore:
                     self._drop()
             raise
         return self.writer
+
+    def _keep_broker_name(self) -> None:
+        """Write the broker's name into the store if the configuration gives one and the store has another one.
+
+        Of several writers, the last one that gives a name counts. A damaged file is replaced.
+        """
+        path, name = self.paths.broker_name, self.config.broker_name
+        if not name:
+            return
+        known = ""
+        with contextlib.suppress(CorruptionError):
+            known = read_broker_name(self.disk, path)
+        if known == name:
+            return
+        write_broker_name(self.disk, path, name, via=self.paths.temporary("broker.json"))
+        if known:
+            _log.warning(
+                "%s: the name of the store's broker was %r and is %r now. Give all writers of a store the same "
+                "brokerName",
+                self.paths.root,
+                known,
+                name,
+            )
 
     def _recover(self, *, accept_loss: bool = False) -> None:
         if self.flush is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -69,6 +70,23 @@ def test_a_store_has_rocketmqs_figures(root: Path) -> None:
     found = once(root)
     assert found["rocketmq_consumer_lag_messages", "delays", "t"] == 0
     assert found["rocketmq_consumer_lag_latency", "delays", "t"] == 0
+
+
+def test_rocketmqs_figures_name_the_node_of_a_store_with_a_name(root: Path) -> None:
+    """RocketMQ's dashboards tell brokers apart by these labels; a store without a name has none of them."""
+    with MessageStore.open(root, SMALL.replace(broker_name="broker-a")):
+        pass
+    (told,) = objects(run("status", root, "--json"))
+    assert told["brokerName"] == "broker-a"
+    assert "broker  broker-a" in re.sub(" +", "  ", run("status", root).stdout)
+    rows = objects(run("metrics", root, "--json"))
+    node = {"node_type": "broker", "node_id": "broker-a"}
+    assert {"name": "rocketmq_topic_number", "labels": {"store": str(root), **node}, "value": 1} in rows
+    for row in rows:
+        assert (node.items() <= row["labels"].items()) is row["name"].startswith("rocketmq_")
+    (root / "spark" / "broker.json").write_text("{")
+    found = once(root, code=1)
+    assert found["spark_store_up",] == 0 and found["rocketmq_topic_number",] == 1
 
 
 def test_the_same_figures_as_json(root: Path) -> None:

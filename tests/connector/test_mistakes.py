@@ -96,6 +96,11 @@ OPTIONS: dict[str, tuple[Callable[[Any], None], dict[str, str | None], str]] = {
     ),
     "dead letters without a topic": (writing, {"invalidRows": "deadLetter"}, "Give the topic of the dead letters"),
     "a host name as address": (writing, {"storeHost": "localhost:10911"}, "allowed is an IP address and a port"),
+    "a broker's name with a line break": (
+        writing,
+        {"brokerName": "broker-a\n"},
+        "allowed is 1 to 255 printable characters",
+    ),
     "no queues": (writing, {"writeQueueNums": "0"}, "allowed is a whole number from 1 to 65536"),
     "settings that are not there": (writing, {"storeConfig": "/nope"}, "cannot be read (No such file or directory)"),
     "an option of the source": (writing, {"startingOffsets": "earliest"}, "is for reading, but this is writing"),

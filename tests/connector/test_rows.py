@@ -418,12 +418,18 @@ def test_warnings_come_only_with_bad_records(root: str, caplog: pytest.LogCaptur
     assert caplog.text == ""
 
 
-def test_the_column_broker_name_is_the_option(tmp_path: Path) -> None:
-    """A store does not hold the name of its broker: without the option it is null. The column may be read alone."""
+def test_the_column_broker_name_is_the_option_or_the_stores_name(tmp_path: Path) -> None:
+    """Without both it is null. The column may be read alone."""
     root = str(tmp_path / "store")
     add(root, 8)
     schema = StructType().add("brokerName", "string")
-    for name, options in ((None, {}), ("broker-a", {"brokerName": "broker-a"})):
+    for kept, name, options in (
+        ("", None, {}),
+        ("", "broker-a", {"brokerName": "broker-a"}),
+        ("broker-b", "broker-b", {}),
+        ("broker-b", "broker-a", {"brokerName": "broker-a"}),
+    ):
+        MessageStore.open(root, SMALL.replace(broker_name=kept)).close()
         given = {"path": root, "subscribe": "t", **options}
         reader = MessageStoreDataSource(given).reader(schema)
         assert isinstance(reader, BatchReader)

@@ -278,6 +278,32 @@ def test_the_store_host_is_in_every_record(root, context) -> None:
             sink_options({"path": root, "storeHost": wrong})
 
 
+def test_the_store_keeps_the_name_of_its_broker(root, context, tmp_path: Path) -> None:
+    """A new store and one that exists; the option takes precedence over `storeConfig`, and without one it stays."""
+    batch = pa.record_batch({"body": ["a"]})
+    given = tmp_path / "named.properties"
+    given.write_text("brokerName=broker-0\n")
+    both = {"storeConfig": str(given), "brokerName": "broker-b"}
+    names = []
+    for version, options in enumerate(({}, {"brokerName": "broker-a"}, {}, {"storeConfig": str(given)}, both)):
+        write(root, context, batch, version, topic="t", txnAppId="a", **options)
+        with MessageStore.open_read_only(root) as store:
+            names.append(store.broker_name)
+    assert names == ["", "broker-a", "broker-a", "broker-0", "broker-b"]
+    for wrong in ("", " b", "b\n", "x" * 256):
+        with pytest.raises(ConfigError, match=r"option brokerName: found .* allowed is 1 to 255 printable characters"):
+            sink_options({"path": root, "brokerName": wrong})
+
+
+def test_a_column_that_names_a_broker_is_left_out(root, context) -> None:
+    """It says where a row was read, as storeHost does; rows of several stores can be written to one."""
+    batch = pa.record_batch({"body": ["a", "b", "c"], "brokerName": ["broker-a", "broker-b", None]})
+    write(root, context, batch, topic="t", brokerName="broker-c")
+    assert len(messages(root)) == 3 and all("brokerName" not in m.properties for m in messages(root))
+    with MessageStore.open_read_only(root) as store:
+        assert store.broker_name == "broker-c"
+
+
 def test_puts_of_the_library_name_the_same_host(root) -> None:
     config = StoreConfig.load(settings(root))
     with MessageStore.open(root, config.replace(broker_ip1="10.9.8.7", listen_port=1)) as store:

@@ -447,7 +447,7 @@ FORBIDDING = [
 def test_a_brokers_settings_that_forbid_to_write(tmp_path: Path, line: str, remedy: str) -> None:
     """Refused by name, with what to do; nothing is changed, and nothing made. Reading goes on."""
     root, conf = filled(tmp_path / "s", 4), tmp_path / "broker.conf"
-    conf.write_text(f"brokerName=b\n{line}\n")
+    conf.write_text(f"brokerId=0\n{line}\n")
     config, before = StoreConfig.load(conf), tree_hash(root)
     for path in (root, tmp_path / "new"):
         with pytest.raises(ConfigError, match=f"cannot be written with {line}: .*{remedy}") as caught:
@@ -474,7 +474,7 @@ def test_a_brokers_settings_that_forbid_to_write(tmp_path: Path, line: str, reme
 def test_a_brokers_settings_that_allow_to_write(tmp_path: Path, lines: str) -> None:
     """Those of a master; and of another store, when the file is only taken for its sizes."""
     root, conf = tmp_path / "s", tmp_path / "broker.conf"
-    conf.write_text(f"brokerName=b\nmappedFileSizeCommitLog=65536\n{lines.format(root=root)}\n")
+    conf.write_text(f"brokerId=0\nmappedFileSizeCommitLog=65536\n{lines.format(root=root)}\n")
     with MessageStore.open(root, StoreConfig.load(conf)) as store:
         assert store.put_message(Message("t", b"x", queue_id=0)).is_ok
     assert (root / "commitlog" / f"{0:020d}").stat().st_size == 65536
@@ -493,7 +493,7 @@ def test_the_sizes_of_a_brokers_store_without_messages_are_not_guessed(tmp_path:
         ):
             MessageStore.open(root, config)
     assert sorted(root.rglob("*")) == before
-    conf.write_text("brokerName=b\nmappedFileSizeCommitLog=65536\n")
+    conf.write_text("brokerId=0\nmappedFileSizeCommitLog=65536\n")
     with MessageStore.open(root, StoreConfig.load(conf)) as store:
         assert store.put_message(Message("t", b"x", queue_id=0)).is_ok
     assert (root / "commitlog" / f"{0:020d}").stat().st_size == 65536

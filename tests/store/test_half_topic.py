@@ -442,7 +442,7 @@ def test_half_messages_can_be_refused(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         left = half(store).message_id
     path = tmp_path / "broker.conf"
-    path.write_text("brokerName=a\nrejectTransactionMessage=true\ntransactionTimeOut=100\ntransactionCheckMax=5\n")
+    path.write_text("brokerId=0\nrejectTransactionMessage=true\ntransactionTimeOut=100\ntransactionCheckMax=5\n")
     config = StoreConfig.load(path)
     assert (config.transaction_time_out, config.transaction_check_max) == (100, 5)
     refusing = SMALL.replace(reject_transaction_message=config.reject_transaction_message)

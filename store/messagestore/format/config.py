@@ -29,6 +29,7 @@ MIN_SEGMENT_SIZE = 4096
 DEFAULT_RESERVED_HOURS = 72
 """RocketMQ's fileReservedTime."""
 _LAST_HOUR = 23
+_MAX_NAME = 255
 _MAX_SIZE = 1024 * 1024
 """The largest size of a settings file, in bytes."""
 
@@ -59,6 +60,14 @@ def duration_s(key: str, value: object) -> float:
             f"{key}: found {value!r}; allowed is a duration such as 500ms, 30s, 2m, 1h", key=key, value=value
         )
     return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+BROKER_NAME_WORDS = "1 to 255 printable characters, without blanks at the beginning and the end"
+
+
+def is_broker_name(name: object) -> bool:
+    """Whether a value can be the name of a broker, as `BROKER_NAME_WORDS` says it."""
+    return isinstance(name, str) and 0 < len(name) <= _MAX_NAME and name.isprintable() and name == name.strip()
 
 
 @lru_cache(16)
@@ -142,6 +151,9 @@ class StoreConfig:
         True: half messages are refused.
     broker_ip1, listen_port : str, int
         The store's address, which is written into each record and is part of the message ids.
+    broker_name : str
+        The name of the broker whose store this is. A writer keeps it in the store, where monitoring and Spark's source
+        find it. Empty: the store keeps the name that it has.
     file_reserved_time : int
         For how many hours a segment is kept after it was last written to. After that, retention deletes it. -1: nothing
         is deleted unless somebody asks for it (`MessageStore.delete_expired_files`, `messagestore gc`). A broker's own
@@ -233,6 +245,7 @@ class StoreConfig:
     reject_transaction_message: bool = False
     broker_ip1: str = "127.0.0.1"
     listen_port: int = 10911
+    broker_name: str = ""
     file_reserved_time: int = -1
     delete_when: str = "04"
     disk_max_used_space_ratio: int = 75
@@ -314,6 +327,8 @@ class StoreConfig:
             ipaddress.ip_address(self.broker_ip1.replace("%", " "))  # an address in a record cannot hold a zone
         except ValueError:
             self._refuse("broker_ip1", "an IPv4 or IPv6 address without a zone")
+        if self.broker_name and not is_broker_name(self.broker_name):
+            self._refuse("broker_name", BROKER_NAME_WORDS)
         for name in ("clean_interval", "attach_timeout", "lock_timeout"):
             duration_s(java_key(name), getattr(self, name))
         if self.file_mode and re.fullmatch("0?6[046][046]", self.file_mode) is None:

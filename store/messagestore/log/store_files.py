@@ -77,6 +77,7 @@ class Paths:
         self.writer_lock = os.path.join(self.spark, "writer.lock")
         self.staging = os.path.join(self.spark, "staging")
         self.counters = os.path.join(self.spark, "counters")
+        self.broker_name = os.path.join(self.spark, "broker.json")
         self.rebuild = os.path.join(self.spark, "rebuild")
         self.cut = os.path.join(self.spark, "cut")
 

@@ -44,6 +44,7 @@ from messagestore.errors import (
     StoreWentBackwardsError,
 )
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.broker_name import read_broker_name
 from messagestore.files.commit_log import GAP
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
 from messagestore.files.folder_watch import FolderWatch
@@ -181,6 +182,11 @@ class StoreView:
     def store_id(self) -> str:
         """The store's id; empty if this project never wrote the store."""
         return self.files.store_id
+
+    @property
+    def broker_name(self) -> str:
+        """The name of the broker whose store this is, read from the file; empty if the store has none."""
+        return read_broker_name(self.files.disk, self.files.paths.broker_name)
 
     @property
     def known_end(self) -> int | None:

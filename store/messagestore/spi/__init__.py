@@ -9,7 +9,7 @@ from messagestore.files.staging_files import Write, driver_token
 from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.format.batch_record import SOURCE_SPARK, SOURCE_USER, check_app_id
 from messagestore.format.compression import plain_body
-from messagestore.format.config import duration_s
+from messagestore.format.config import BROKER_NAME_WORDS, duration_s, is_broker_name
 from messagestore.format.gathered import Gathered
 from messagestore.format.javahash import java_hashes, queue_of_hash
 from messagestore.format.layout import SYS_FLAG_COMPRESSED
@@ -50,6 +50,7 @@ from messagestore.write.transaction import APPENDED
 __all__ = [
     "APPENDED",
     "BATCH_TOPIC",
+    "BROKER_NAME_WORDS",
     "COLUMNS",
     "LOCAL_STORES",
     "SOURCE_SPARK",
@@ -83,6 +84,7 @@ __all__ = [
     "duration_s",
     "encode",
     "group_fault",
+    "is_broker_name",
     "is_ordinary_topic",
     "java_hashes",
     "no_history",

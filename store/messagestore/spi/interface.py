@@ -210,6 +210,16 @@ class StoreReader(Protocol):
         """Which store this is; with `queues` also which queues exist, which requires a look at all folders."""
         ...
 
+    def broker_name(self) -> str:
+        """The name of the broker whose store this is; empty if the store does not know it.
+
+        Raises
+        ------
+        CorruptionError
+            The file that holds the name cannot be read.
+        """
+        ...
+
     def ends(self, topics: Sequence[str], pattern: str | None = None) -> Ends:
         """How far the queues of some topics reach. The call takes microseconds if nothing has changed.
 

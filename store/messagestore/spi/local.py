@@ -149,6 +149,10 @@ class LocalReader:
             config=view.files.config,
         )
 
+    def broker_name(self) -> str:
+        """The name of the store's broker."""
+        return self._view.broker_name
+
     # ---- ends
 
     def ends(self, topics: Sequence[str], pattern: str | None = None) -> Ends:

@@ -369,6 +369,7 @@ def status_of(view: StoreView) -> dict[str, Any]:
     return {
         "root": paths.root,
         "storeId": view.store_id or None,
+        "brokerName": _broker_name(view, faults),
         **standing,
         "unproven": _unproven(view),
         **_behind(view),
@@ -388,6 +389,14 @@ def status_of(view: StoreView) -> dict[str, Any]:
         "lastBatch": _last_batch(view, batches[1], faults),
         "faults": faults,
     }
+
+
+def _broker_name(view: StoreView, faults: list[str]) -> str | None:
+    try:
+        return view.broker_name or None
+    except CorruptionError as error:
+        faults.append(str(error))
+        return None
 
 
 def _standing(view: StoreView) -> dict[str, Any]:
@@ -739,6 +748,7 @@ def figures_of(view: StoreView) -> dict[str, Any]:
     return {
         "root": files.paths.root,
         "storeId": view.store_id,
+        "brokerName": _broker_name(view, faults),
         "storageSize": _disk_size(files.paths.commit_log),
         **_behind(view),
         "diskUsed": _disk_used(view),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
+from messagestore.files.broker_name import read_broker_name
 from messagestore.files.checkpoint import StoreCheckpoint
 from messagestore.files.state import NOTHING_IN_FLIGHT, State, boot_hash
 from messagestore.format import record
@@ -202,6 +203,10 @@ class SmallFiles:
         self._check_state(rules)
         self._check_checkpoint(rules, last_time_ms)
         self._check_names()
+        try:
+            read_broker_name(self.files.disk, self.files.paths.broker_name)
+        except CorruptionError as error:
+            self.report.find(error.path, 0, error.expected, error.found)
 
     def _check_journal(self, rules: Rules) -> None:
         """Check that the batch of each entry is in the log."""

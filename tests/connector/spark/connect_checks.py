@@ -170,7 +170,7 @@ WRITES: tuple[tuple[dict[str, str], int], ...] = (
     ({"invalidRows": "deadLetter", "deadLetterTopic": "dead", "maxMessageSize": "10"}, 10),
     ({"unknownColumns": "properties"}, 10),
     ({"uniqKey": "true", "brokerClusterName": "north"}, 10),
-    ({"storeHost": "10.0.0.7:10911"}, 10),
+    ({"storeHost": "10.0.0.7:10911", "brokerName": "broker-b"}, 10),
     ({"lockTimeout": "20s", "stagingTtl": "1h", "preallocate": "true"}, 10),
     ({"rowFormat": "kafka", "includeHeaders": "true"}, 10),
     ({"stagingDir": "{folder}"}, 10),

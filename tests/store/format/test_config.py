@@ -227,14 +227,16 @@ def test_a_brokers_own_file(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "broker.conf"
     path.write_text(BROKER_CONF + "addedInRocketMQ6=1\n")
     config = StoreConfig.load(path)
-    wanted = StoreConfig(flush_disk_type=ASYNC_FLUSH, mapped_file_size_commit_log=65536, file_reserved_time=48)
+    wanted = StoreConfig(
+        flush_disk_type=ASYNC_FLUSH, mapped_file_size_commit_log=65536, file_reserved_time=48, broker_name="broker-a"
+    )
     assert config == wanted
     assert config.broker_settings == (("brokerRole", "ASYNC_MASTER"),)
     assert StoreConfig.load(path) == config
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     said = record.getMessage()
-    assert "7 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerId" in said
+    assert "6 of its settings do not concern a store and were ignored: autoCreateTopicEnable, brokerId" in said
     assert "RocketMQ 5.3 does not know the settings in lines 15" in said
     assert "secret" not in said and "10.0.0.1" not in said and "addedIn" not in said
 
@@ -251,13 +253,28 @@ def test_a_typing_error_in_a_brokers_file(tmp_path: Path, line: str):
 def test_a_brokers_file_gives_every_setting(tmp_path: Path):
     """What it leaves out has RocketMQ's default, and that is known; a file of ours gives what is in it."""
     path = tmp_path / "conf"
-    path.write_text("brokerName=b\n")
+    path.write_text("brokerId=0\n")
     assert StoreConfig.load(path).is_given("mapped_file_size_commit_log")
     assert StoreConfig.load(path).file_reserved_time == 72
     path.write_text("listenPort=10911\n")
     config = StoreConfig.load(path)
     assert config.is_given("listen_port") and not config.is_given("mapped_file_size_commit_log")
     assert config.replace(mapped_file_size_commit_log=8192).is_given("mapped_file_size_commit_log")
+
+
+def test_a_name_alone_is_no_brokers_file(tmp_path: Path):
+    """Retention must not begin to delete because somebody gave the store a name."""
+    path = tmp_path / "store.properties"
+    path.write_text("brokerName=broker-a\nmappedFileSizeCommitLog=65536\n")
+    config = StoreConfig.load(path)
+    assert (config.broker_name, config.file_reserved_time) == ("broker-a", -1)
+    assert config.is_given("broker_name") and not config.is_given("mapped_file_size_consume_queue")
+
+
+@pytest.mark.parametrize("name", [" broker-a", "broker-a ", "a\nb", "a\x1b[2J", "\u200b", "\ud800", "b" * 256])
+def test_a_name_that_no_broker_can_have(name: str):
+    with pytest.raises(ConfigError, match=r"brokerName: found .*; allowed is 1 to 255 printable characters"):
+        StoreConfig(broker_name=name)
 
 
 def test_an_endless_file_is_not_read_to_its_end():
