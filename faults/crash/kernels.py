@@ -113,6 +113,13 @@ def differences(_: Ground) -> Iterator[Verdict]:
         yield Verdict(misread=[] if by_kernel == by_rows else [f"batch {number}: the codecs differ"])
 
 
+def differences_of_messages(_: Ground) -> Iterator[Verdict]:
+    """Compare the kernel with the scalar codec, one message at a time."""
+    for number in range(1000):
+        by_kernel, by_rows = kernel_cases.difference_of_message(number, legal=number % 3 == 0)
+        yield Verdict(misread=[] if by_kernel == by_rows else [f"message {number}: the codecs differ"])
+
+
 def abuses(ground: Ground) -> Iterator[Verdict]:
     """Give the kernel arguments that lie, with sanitizers."""
     for seed in range(3):

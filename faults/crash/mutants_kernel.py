@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crash.kernels import abuses, compiling, differences, planted
+from crash.kernels import abuses, compiling, differences, differences_of_messages, planted
 from crash.planting import Mutant
 
 _ALL = (
@@ -35,6 +35,42 @@ _ALL = (
         planted("index.c", "first < 0 || count > n || first > n - count", "first < 0"),
         "fuzz: sanitizers",
         abuses,
+    ),
+    Mutant(
+        "a single message has no room for its UNIQ_KEY",
+        planted("message.c", "size += (int64_t)sizeof UNIQUE_KEY - 1 + m->unique_key.size + 1;", ";"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "the kernel stamps a message that is shorter than a head",
+        planted("message.c", "if (size < MIN_RECORD_SIZE) {", "if (size < 0) {"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "the kernel notes more properties than it has room for",
+        planted("message.c", "if (m->pair_count == MAX_PAIRS) return false;", ""),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "a single message may have a property that RocketMQ uses itself",
+        planted("message.c", "        if (found) return false;\n", ""),
+        "both codecs compared",
+        differences_of_messages,
+    ),
+    Mutant(
+        "the tags of a single message may have a separator",
+        planted("message.c", "take_text(from, blanks, text);", "take_any_text(from, text);"),
+        "both codecs compared",
+        differences_of_messages,
+    ),
+    Mutant(
+        "the store time of a single message from IPv6 is written into its born host",
+        planted("message.c", "(v6 ? HOST_V6_SIZE - HOST_V4_SIZE : 0)", "0 * v6"),
+        "both codecs compared",
+        differences_of_messages,
     ),
     Mutant(
         "BODYCRC does not cover the last byte",

@@ -7,15 +7,12 @@
  * it writes it. Both stop at a row that cannot be stored and say only that there is one; Python then looks for the first
  * one and explains it (message_checks.py).
  */
-#include "kernel.h"
+#include "texts.h"
 
 enum { GOOD, BAD_ROW, DAMAGED, TOO_SMALL };
 
-enum { MAX_PROPERTIES_SIZE = 32767, MAX_QUEUE_ID = 65535, MAX_FIELDS = 8, KNOWN_NAMES = 16, CRC_SIZE = 20 };
+enum { MAX_QUEUE_ID = 65535, MAX_FIELDS = 8, KNOWN_NAMES = 16 };
 enum { BODY_FIELD = 0, KEYS_FIELD = 2, TAGS_FIELD = 3, PROPERTIES_FIELD = 4 }; /* their numbers in the digests */
-
-static const char KEYS[] = "KEYS\x01", UNIQUE_KEY[] = "UNIQ_KEY\x01", TAGS[] = "TAGS\x01";
-static const char PROPERTY_CRC[] = "__CRC32#\x01" "0000000000\x02";
 
 /* ---- columns */
 
@@ -25,11 +22,6 @@ typedef struct {
     int64_t first, count, limit;
     bool there, large;
 } Column;
-
-typedef struct {
-    const uint8_t *at; /* NULL: null */
-    int64_t size;
-} Text;
 
 static void drop_column(Column *column) {
     if (!column->there) return;
@@ -300,52 +292,6 @@ static int measure(const Batch *b, int64_t row, Row *r) {
     r->properties_size = size;
     r->size = b->head.len + r->body.size + r->topic.size + 2 + size;
     return r->size <= INT32_MAX ? GOOD : BAD_ROW;
-}
-
-/* ---- texts */
-
-static bool goes_on(const uint8_t **at, const uint8_t *end, int more, uint8_t low, uint8_t high) {
-    for (; more; more--, low = 0x80, high = 0xBF)
-        if (*at == end || **at < low || *(*at)++ > high) return false;
-    return true;
-}
-
-/* Whether a text is UTF-8 without U+0001, U+0002 and, on request, without blanks. */
-static bool text_is_legal(Text text, bool blanks) {
-    const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u, sevens = 0x7F7F7F7F7F7F7F7Fu;
-    const uint64_t third = blanks ? 2 * ones : 0x20 * ones;
-    const uint8_t *at = text.at, *end = text.at + text.size;
-    while (at < end) {
-        if (end - at >= 8) {
-            uint64_t word = native_u64(at);
-            if (!(word & tops)) {
-                uint64_t others = ((word ^ ones) + sevens) & ((word ^ 2 * ones) + sevens) & ((word ^ third) + sevens);
-                if ((others & tops) != tops) return false;
-                at += 8;
-                continue;
-            }
-        }
-        uint8_t lead = *at++;
-        if (lead < 0x80) {
-            if (lead == 1 || lead == 2 || (lead == 0x20 && !blanks)) return false;
-        } else if (lead >= 0xC2 && lead <= 0xDF) {
-            if (!goes_on(&at, end, 1, 0x80, 0xBF)) return false;
-        } else if (lead >= 0xE0 && lead <= 0xEF) {
-            if (!goes_on(&at, end, 2, lead == 0xE0 ? 0xA0 : 0x80, lead == 0xED ? 0x9F : 0xBF)) return false;
-        } else if (lead >= 0xF0 && lead <= 0xF4) {
-            if (!goes_on(&at, end, 3, lead == 0xF0 ? 0x90 : 0x80, lead == 0xF4 ? 0x8F : 0xBF)) return false;
-        } else {
-            return false;
-        }
-    }
-    return true;
-}
-
-static inline bool same(Text a, Text b) { return a.size == b.size && !memcmp(a.at, b.at, (size_t)a.size); }
-
-static inline uint8_t *append(uint8_t *at, const void *bytes, int64_t size) {
-    memcpy(at, bytes, (size_t)size);
-    return at + size;
 }
 
 /* ---- the names of properties: mostly those of the row before */
@@ -702,13 +648,6 @@ PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
 
 /* ---- stamping */
 
-enum { OFFSETS_POSITION = 20, MIN_RECORD_SIZE = 91, CRC_DIGITS = 10 };
-
-static void put_crc_digits(uint8_t *at, uint32_t crc) { /* ten digits, the last one first */
-    crc &= 0x7FFFFFFFu;
-    for (int i = 0; i < CRC_DIGITS; i++, crc /= 10) at[i] = (uint8_t)('0' + crc % 10);
-}
-
 /* stamp(data, starts, queue_offsets, physical_offsets, store_timestamp_ms, its position, property_crc): records back to
  * back up to the end of the data, and n numbers in each array. */
 PyObject *kernel_stamp(PyObject *module, PyObject *arguments) {
@@ -738,14 +677,8 @@ PyObject *kernel_stamp(PyObject *module, PyObject *arguments) {
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t i = 0; i < n; i++) {
             int64_t start = native_i64(from + 8 * i), end = i + 1 < n ? native_i64(from + 8 * i + 8) : data.len;
-            uint8_t *record = (uint8_t *)data.buf + start;
-            put_big_64(record + OFFSETS_POSITION, (uint64_t)native_i64(queues + 8 * i));
-            put_big_64(record + OFFSETS_POSITION + 8, (uint64_t)native_i64(places + 8 * i));
-            put_big_64(record + timestamp_position, (uint64_t)timestamp_ms);
-            if (property_crc) {
-                int64_t size = end - start - CRC_SIZE;
-                put_crc_digits(record + size + CRC_SIZE - 1 - CRC_DIGITS, crc32_update(0, record, (size_t)size));
-            }
+            stamp_one((uint8_t *)data.buf + start, end - start, native_i64(queues + 8 * i), native_i64(places + 8 * i),
+                      timestamp_ms, timestamp_position, property_crc);
         }
         Py_END_ALLOW_THREADS
     }

@@ -1,8 +1,9 @@
 /* The compiled kernel of messagestore.format: what all its files share.
  *
  * The kernel takes buffers and fills buffers. It allocates nothing whose size was read from a file, it touches no byte
- * of a buffer that it has not compared with the buffer's size, and it releases the GIL while it works. format/kernel.py
- * loads it, and the modules of messagestore.format call it where it is there.
+ * of a buffer that it has not compared with the buffer's size, and it releases the GIL while it works (message.c, which
+ * takes Python's own objects, only for large bodies). format/kernel.py loads it, and the modules of messagestore.format
+ * call it where it is there.
  *
  * To add a function: declare its PyCFunction here, define it in a file of its area, add it to the table in module.c and
  * to `Kernel` in format/kernel.py, and raise KERNEL_VERSION here and VERSION there.
@@ -87,6 +88,11 @@ PyObject *kernel_index_hashes(PyObject *module, PyObject *arguments);
 PyObject *kernel_encode_size(PyObject *module, PyObject *batch);
 PyObject *kernel_encode(PyObject *module, PyObject *arguments);
 PyObject *kernel_stamp(PyObject *module, PyObject *arguments);
+
+/* ---- one message to one record (message.c) */
+
+PyObject *kernel_encode_message(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *kernel_stamp_message(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 
 /* ---- records to columns (decode.c), and where records begin (scan.c) */
 

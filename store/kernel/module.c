@@ -44,6 +44,12 @@ static PyMethodDef methods[] = {
      "encode(batch, order, data, starts, tags_codes, key_hashes, key_counts): the sums of the row hashes, or None."},
     {"stamp", kernel_stamp, METH_VARARGS,
      "stamp(data, starts, queue_offsets, physical_offsets, store_timestamp_ms, position, property_crc)"},
+    {"encode_message", (PyCFunction)(void (*)(void))kernel_encode_message, METH_FASTCALL,
+     "encode_message(body, topic, magic, topic_hash, queue_id, flag, sys_flag, born_timestamp_ms, born_host, store_host,"
+     " reconsume_times, prepared_offset, keys, unique_key, tags, wait, properties, extra, reserved, max_body_size,"
+     " property_crc): the record of one message, its tags code and index hashes, or None."},
+    {"stamp_message", (PyCFunction)(void (*)(void))kernel_stamp_message, METH_FASTCALL,
+     "stamp_message(record, queue_offset, physical_offset, store_timestamp_ms, property_crc)"},
     {"frame", kernel_frame, METH_VARARGS,
      "frame(data, starts, sizes, rows, verify, topic, queue_id, queue_offsets, physical_offsets, renumbered):"
      " check records, and note where their parts are."},

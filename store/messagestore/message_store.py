@@ -42,7 +42,7 @@ from messagestore.errors import (
 from messagestore.files.mapped_file import Disk
 from messagestore.files.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
-from messagestore.format import arguments, javahash, record, record_columns, rerouting
+from messagestore.format import arguments, javahash, record, record_columns, record_encode, rerouting
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.half_records import OpenHalf
@@ -830,7 +830,7 @@ class MessageStore(ReadOnlyStore):
                 waiting = waiting[:1]  # as in RocketMQ: a transaction that is not committed goes where it came for
             else:
                 message, queue_id = replace(message, topic=SCHEDULE_TOPIC), level - 1
-        data = record.encode_message(
+        data, tags_code, key_hashes = record_encode.encode_one(
             message,
             queue_id=queue_id,
             store_host=writer.files.store_host,
@@ -843,17 +843,15 @@ class MessageStore(ReadOnlyStore):
         if known is None:
             self.create_topic(topic, queue_nums)  # only now: a message that is refused must not create a topic
         topic = message.topic
-        tags_code = javahash.tags_code(message.tags) if message.tags else 0
         if topic == SCHEDULE_TOPIC:
             tags_code = config.delays_ms[queue_id]
-        keys = message.keys if unique_key is None else (unique_key, *message.keys)
         rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
         put, held_s = writer.append(
             data,
             topic,
             queue_id,
             tags_code,
-            [] if rolled_back else [javahash.index_hash(topic, key) for key in keys],
+            () if rolled_back else key_hashes,
             property_crc=config.enabled_append_prop_crc,
             flush_disk_type=config.flush_disk_type,
             half=record.is_half(message.sys_flag),

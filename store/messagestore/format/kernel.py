@@ -13,6 +13,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
@@ -96,6 +97,48 @@ class Kernel(Protocol):
         /,
     ) -> None:
         """Write the places, the store time and the `__CRC32#` into records that lie back to back (int64[n] each)."""
+
+    def encode_message(
+        self,
+        body: Buffer,
+        topic: bytes,
+        magic: int,
+        topic_hash: int,
+        queue_id: int,
+        flag: int,
+        sys_flag: int,
+        born_timestamp_ms: int,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int,
+        prepared_transaction_offset: int,
+        keys: Sequence[str],
+        unique_key: str | None,
+        tags: str | None,
+        wait: bool,
+        properties: Mapping[str, str],
+        extra: Sequence[tuple[str, str]],
+        reserved: frozenset[str] | None,
+        max_body_size: int,
+        property_crc: bool,
+        /,
+    ) -> tuple[bytearray, int, tuple[int, ...]] | None:
+        """The record of one message, its tags code, and the index hashes of its UNIQ_KEY and keys.
+
+        `topic` begins with TOPICLEN; `topic_hash` is that of `topic#`. Without `reserved` names, the message
+        has no properties. None: it is unusual, or cannot be stored.
+        """
+
+    def stamp_message(
+        self,
+        record: bytearray,
+        queue_offset: int,
+        physical_offset: int,
+        store_timestamp_ms: int,
+        property_crc: bool,
+        /,
+    ) -> None:
+        """Write the place, the store time and the `__CRC32#` into one record."""
 
     def frame(
         self,

@@ -209,7 +209,7 @@ def encode_message(
     except (struct.error, TypeError) as error:
         raise bad_number(message, queue_id) or error from None
     record = bytearray(packed)
-    record += body
+    record += memoryview(body)  # numpy would add its array number by number
     record += topic
     record += _PROPERTIES_LENGTH.pack(len(properties))
     record += properties

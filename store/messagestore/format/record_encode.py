@@ -9,7 +9,7 @@ the kernel, `encode_message` writes one record after the other: the same bytes, 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,13 +17,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from messagestore.errors import MessageIllegalError
 from messagestore.format import javahash, kernel
 from messagestore.format.arrow_bytes import is_large, is_textual, plain
 from messagestore.format.config import StoreConfig
 from messagestore.format.earlier_digest import earlier_fields, earlier_hashes
-from messagestore.format.hosts import unpack_host
-from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
-from messagestore.format.message import Message
+from messagestore.format.hosts import pack_host, unpack_host
+from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME, RECORD_SIZE_RESERVE
+from messagestore.format.message import NO_PROPERTIES, Message
 from messagestore.format.message_checks import first_fault, topic_error
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
 from messagestore.format.properties import RESERVED_PROPERTIES, encode_properties
@@ -41,6 +42,95 @@ from messagestore.format.rows import Rows
 
 _DIGESTS = {DIGEST_NAME: row_hashes, EARLIER_DIGEST_NAME: earlier_hashes}
 """In the order in which the kernel returns them."""
+
+
+@lru_cache(maxsize=4096)
+def _topic_place(topic: str, auto_version: bool) -> tuple[bytes, int, int]:
+    """TOPICLEN with the topic, the magic, and the hash of `topic#`; raises as `topic_bytes` does."""
+    magic, packed = topic_bytes(topic, auto_version)
+    return packed, magic, javahash.java_hash(f"{topic}#")
+
+
+def encode_one(
+    message: Message,
+    *,
+    queue_id: int,
+    store_host: bytes,
+    limits: StoreConfig,
+    property_crc: bool,
+    unique_key: str | None = None,
+    extra_properties: Sequence[tuple[str, str]] = (),
+) -> tuple[bytearray, int, Sequence[int]]:
+    """Encode one message as `encode_message` does, ready for `stamp_one`.
+
+    The kernel does it in one call. It leaves messages to `encode_message` that are unusual or cannot be stored.
+
+    Returns
+    -------
+    record : bytearray
+    tags_code : int
+        0 without tags.
+    key_hashes : sequence of int
+        The index hashes of UNIQ_KEY and of the keys.
+
+    Raises
+    ------
+    MessageIllegalError
+        As for `encode_message`.
+    """
+    if kernel.lib is not None:
+        own, born_ms = message.properties, message.born_timestamp_ms
+        try:
+            topic, magic, topic_hash = _topic_place(message.topic, limits.auto_message_version_on_topic_len)
+            found = kernel.lib.encode_message(
+                message.body,
+                topic,
+                magic,
+                topic_hash,
+                queue_id,
+                message.flag,
+                message.sys_flag,
+                time.time_ns() // 1_000_000 if born_ms is None else born_ms,
+                pack_host(message.born_host),
+                store_host,
+                message.reconsume_times,
+                message.prepared_transaction_offset,
+                message.keys,
+                unique_key,
+                message.tags,
+                message.wait_store_msg_ok,
+                own,
+                extra_properties,
+                None if own is NO_PROPERTIES else RESERVED_PROPERTIES,
+                limits.max_message_size,
+                property_crc,
+            )
+        except (MessageIllegalError, TypeError):  # the scalar codec says which of the message's faults comes first
+            found = None
+        if found is not None and len(found[0]) <= limits.max_message_size + RECORD_SIZE_RESERVE:
+            return found
+    data = encode_message(
+        message,
+        queue_id=queue_id,
+        store_host=store_host,
+        limits=limits,
+        property_crc=property_crc,
+        unique_key=unique_key,
+        extra_properties=extra_properties,
+    )
+    keys = message.keys if unique_key is None else (unique_key, *message.keys)
+    tags_code = javahash.tags_code(message.tags) if message.tags else 0
+    return data, tags_code, [javahash.index_hash(message.topic, key) for key in keys]
+
+
+def stamp_one(
+    record: bytearray, queue_offset: int, physical_offset: int, store_timestamp_ms: int, property_crc: bool
+) -> None:
+    """Fill in what depends on the place of one record, as `stamp` does for many."""
+    if kernel.lib is not None:
+        kernel.lib.stamp_message(record, queue_offset, physical_offset, store_timestamp_ms, property_crc)
+    else:
+        stamp_record(record, queue_offset, physical_offset, store_timestamp_ms, property_crc)
 
 
 class _Encoded(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -35,7 +35,7 @@ from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
 from messagestore.files.written import FileReplaced
-from messagestore.format import record, record_columns, record_scan
+from messagestore.format import record_columns, record_encode, record_scan
 from messagestore.format.config import ASYNC_FLUSH
 from messagestore.format.layout import BLANK, HEAD_SEAL_SIZE, STATE_ASYNC, STATE_CLEAN
 from messagestore.format.rows import NO_DATA, SCHEDULE_TOPIC, Row, Rows
@@ -206,7 +206,7 @@ class LogWriter(Standing):
         topic: str,
         queue_id: int,
         tags_code: int,
-        key_hashes: list[int],
+        key_hashes: Sequence[int],
         *,
         property_crc: bool,
         flush_disk_type: str,
@@ -235,13 +235,7 @@ class LogWriter(Standing):
                 self._begin_put(flush_disk_type)
                 size, now = len(data), self.now_ms()
                 physical_offset = self.open_space(size)
-                record.stamp_record(
-                    data,
-                    queue_offset=queue_offset,
-                    physical_offset=physical_offset,
-                    store_timestamp_ms=now,
-                    property_crc=property_crc,
-                )
+                record_encode.stamp_one(data, queue_offset, physical_offset, now, property_crc)
                 self.write_or_undo(physical_offset, data)
                 if topic == SCHEDULE_TOPIC:
                     tags_code += now
