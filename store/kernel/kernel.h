@@ -25,7 +25,7 @@
 #error "the kernel is written for little-endian machines; the package works without it"
 #endif
 
-#define KERNEL_VERSION 5
+#define KERNEL_VERSION 6
 
 /* ---- numbers in buffers; no address needs to be aligned */
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
-VERSION = 5
+VERSION = 6
 """The version of the functions that this code calls. A kernel of another version is not used."""
 VARIABLE = "MESSAGESTORE_KERNEL"
 OFF = "off"
