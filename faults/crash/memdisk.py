@@ -329,6 +329,10 @@ class MemDisk(Disk):
             return super().at_path(file)  # for a lock file
         return self.nodes.get(file.path) is file.node
 
+    def identity_at(self, path: str | Path) -> tuple[int, int] | None:
+        node = self.nodes.get(os.fspath(path))
+        return None if node is None else (0, node.number)
+
     def linked(self, file: File) -> bool:
         return self.at_path(file) if isinstance(file, MemFile) else super().linked(file)
 

@@ -228,6 +228,7 @@ class KillDisk(Disk):
     entries = _reading("entries")
     is_folder = _reading("is_folder")
     at_path = _reading("at_path")
+    identity_at = _reading("identity_at")
     linked = _reading("linked")
     open_folder = _reading("open_folder")
     folder_at_path = _reading("folder_at_path")

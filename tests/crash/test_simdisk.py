@@ -461,6 +461,7 @@ def test_the_dead_do_nothing(root: Path):
         lambda: disk.entries(root),
         lambda: disk.is_folder(root),
         lambda: disk.at_path(file),
+        lambda: disk.identity_at(path),
         lambda: disk.data_ranges(file, 0, 1),
         lambda: disk.free(root),
         lambda: disk.modified_s(path),

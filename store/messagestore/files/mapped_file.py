@@ -369,6 +369,14 @@ class Disk:
             return False
         return info.st_ino == file.inode and info.st_dev == file.device
 
+    def identity_at(self, path: str | Path) -> tuple[int, int] | None:
+        """Return device and inode of the file at `path` without opening it; None if there is none."""
+        try:
+            info = os.stat(path, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return info.st_dev, info.st_ino
+
     def linked(self, file: File) -> bool:
         """Whether `file` still has a name: False once it was deleted, or another file was renamed to its path.
 
@@ -534,6 +542,11 @@ class FilePool:
             if self.disk.at_path(file):  # otherwise it was unlinked meanwhile, and is already forgotten
                 self._keep(file)
         return file
+
+    def has_open(self, path: str) -> bool:
+        """Whether the file at `path` is open for writing here."""
+        with self._lock:
+            return (path, True) in self._files
 
     def put(self, file: File) -> None:
         """Add a file that was opened elsewhere."""

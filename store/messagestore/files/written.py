@@ -143,14 +143,21 @@ class WrittenFiles:
     def check(self, paths: Iterable[str] | None = None, *, often: bool = False) -> None:
         """Check that every file that was written, or each of `paths`, is still the file at its path, as `opened` does.
 
+        A file that the pool has closed since is not opened again for this: its path is compared with what was noted.
+
         Raises
         ------
         FileReplaced
             A file was replaced; the error is for the first one.
         """
         for path in list(self.files if paths is None else paths):
-            if path in self.files:
+            identity = self.files.get(path)
+            if identity is None:
+                continue
+            if self.pool is None or path in self.held or self.pool.has_open(path):
                 self.opened(path, often=often)
+            elif self.disk.identity_at(path) != identity:
+                raise self._replaced(path)
 
     def sync_file(self, path: str) -> None:
         """Sync one file, whether this process wrote it or not.

@@ -248,12 +248,15 @@ class Rows:
 
     def numbered(self, next_offsets: dict[tuple[str, int], int]) -> Rows:
         """The rows with the next queue offsets of their queues, which are counted up in `next_offsets`."""
-        offsets = np.arange(self.row_count)
-        for topic, queue_id, start, stop in self.runs():
-            first = next_offsets[(topic, queue_id)]
-            offsets[start:stop] += first - start
-            next_offsets[(topic, queue_id)] = first + stop - start
-        return replace(self, queue_offsets=offsets)
+        firsts = []
+        keys = zip(self.run_topics, self.run_queue_ids.tolist(), strict=True)
+        for key, count in zip(keys, self.run_counts.tolist(), strict=True):
+            first = next_offsets[key]
+            firsts.append(first)
+            next_offsets[key] = first + count
+        starts = np.cumsum(self.run_counts) - self.run_counts
+        steps = np.repeat(np.array(firsts, np.int64) - starts, self.run_counts)
+        return replace(self, queue_offsets=np.arange(self.row_count) + steps)
 
     def at(self, physical_offset: int, store_timestamp_ms: int) -> Rows:
         """The rows with their place in the log, where the first one begins at `physical_offset`, and one store time.
@@ -324,3 +327,27 @@ class Rows:
             data=self.data[starts[start] : starts[stop]],
             stored=None if self.stored is None else self.stored.part(int(starts[start]), int(starts[stop])),
         )
+
+
+def together(pieces: Sequence[Rows]) -> Rows:
+    """The rows of several pieces, which have their places in the log, with what their units need; no keys, no bytes."""
+    if len(pieces) == 1:
+        return pieces[0]
+    both: dict[str, Any] = {
+        name: np.concatenate([getattr(one, name) for one in pieces])
+        for name in ("run_queue_ids", "run_counts", "queue_offsets", "physical_offsets", "sizes", "tags_codes")
+    }
+    has_unit = None
+    if any(one.has_unit is not None for one in pieces):
+        has_unit = np.concatenate(
+            [np.ones(one.row_count, np.bool_) if one.has_unit is None else one.has_unit for one in pieces]
+        )
+    count = sum(one.row_count for one in pieces)
+    return Rows(
+        run_topics=[topic for one in pieces for topic in one.run_topics],
+        store_timestamps_ms=np.zeros(count, np.int64),
+        key_hashes=np.empty(0, np.int32),
+        key_counts=np.zeros(count, np.int32),
+        has_unit=has_unit,
+        **both,
+    )

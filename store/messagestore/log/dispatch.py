@@ -43,7 +43,7 @@ from messagestore.files.mapped_file import replace_file
 from messagestore.files.mapped_file_queue import FILE_NAME
 from messagestore.files.written import PATH_CHECK_S, FileReplaced
 from messagestore.format.layout import UNIT
-from messagestore.format.rows import Row, Rows
+from messagestore.format.rows import Row, Rows, together
 from messagestore.log.sealed_ends import Key
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of
@@ -53,6 +53,8 @@ _NO_UNIT = -1
 FEW_COUNT = 100
 """Up to this many single records are faster dispatched in loops than with arrays."""
 _KEYS_AT_ONCE = 1_000_000
+_LONG_RUN = 1_000
+"""A piece with at least this many rows in a run, on average, does not wait for the rows of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +81,26 @@ class Dispatcher:
         """Write the ConsumeQueues first, then the index, as RocketMQ does.
 
         Index entries of many pieces are put together, because each put reads and writes the slots that it touches, and
-        a large put costs hardly more than a small one.
+        a large put costs hardly more than a small one. Pieces with few rows for each queue are put together, too,
+        because each queue costs some system calls, however few units it gets.
         """
         waiting: list[Rows] = []
-        key_count = 0
+        thin: list[Rows] = []
+        key_count = row_count = 0
         for rows in pieces:
-            self.dispatch_queues(rows)
             waiting.append(rows)
+            thin.append(rows)
             key_count += len(rows.key_hashes)
-            if key_count >= _KEYS_AT_ONCE:
+            row_count += rows.row_count
+            full = key_count >= _KEYS_AT_ONCE or row_count >= _KEYS_AT_ONCE
+            if full or rows.row_count >= _LONG_RUN * len(rows.run_topics):
+                self.dispatch_queues(together(thin))
+                thin = []
+            if full:
                 self._put_index(waiting)
-                waiting, key_count = [], 0
+                waiting, key_count, row_count = [], 0, 0
+        if thin:
+            self.dispatch_queues(together(thin))
         self._put_index(waiting)
 
     def dispatch_queues(self, rows: Rows, keys: Container[tuple[str, int]] | None = None) -> None:

@@ -335,12 +335,12 @@ class StoreFiles:
         key = (topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._written.get(key) or self._made_queue(
-                topic, queue_id
-            )  # one object: it knows what is not synced
-            queue.load()
-            if not queue.file_size and topic not in self._batch_queues:
-                queue.assume_file_size(self._queue_file_size())
+            queue = self._written.get(key)  # the same object: it knows its files, and what is not synced
+            if queue is None:
+                queue = self._made_queue(topic, queue_id)
+                queue.load()
+                if not queue.file_size and topic not in self._batch_queues:
+                    queue.assume_file_size(self._queue_file_size())
             self._queues[key] = queue
             while len(self._queues) > _CACHED_QUEUES:
                 self._queues.popitem(last=False)

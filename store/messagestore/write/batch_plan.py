@@ -288,9 +288,11 @@ class BatchPlan:
         self._place(log_end)
 
     def _take(self, chunk: Rows) -> None:
-        for topic, queue_id, start, stop in chunk.runs():
+        ends_of_rows = np.append(0, np.cumsum(chunk.sizes, dtype=np.int64))
+        sizes = np.diff(ends_of_rows[np.append(0, np.cumsum(chunk.run_counts))]).tolist()
+        for (topic, queue_id, start, stop), size in zip(chunk.runs(), sizes, strict=True):
             self.counts[(topic, queue_id)] = self.counts.get((topic, queue_id), 0) + stop - start
-            self.sizes[topic] = self.sizes.get(topic, 0) + int(chunk.sizes[start:stop].sum())
+            self.sizes[topic] = self.sizes.get(topic, 0) + size
         for topic, queue_id in chunk.real_queues:
             self.real_queues[topic] = max(self.real_queues.get(topic, 0), queue_id)
         self.row_count += chunk.row_count

@@ -62,6 +62,31 @@ def test_a_file_that_was_moved_is_noticed_in_time(disk: Disk, path: str, monkeyp
         written.check(often=True)
 
 
+@pytest.mark.parametrize("often", [False, True])
+@pytest.mark.parametrize("how", ["deleted", "replaced", "a link"])
+def test_a_file_that_was_closed_in_between_is_compared_without_being_opened(
+    disk: Disk, path: str, how: str, often: bool
+) -> None:
+    """Where more files are written than may be open, looking at their paths is enough."""
+    written = WrittenFiles(disk, FilePool(disk, 1))
+    written.writable(path)
+    Path(path + ".other").write_bytes(b"ours")
+    written.writable(path + ".other")
+    kept = disk.open(path)  # so that no other file gets its inode number
+    disk.open = lambda *_, **__: pytest.fail("opened")  # type: ignore[method-assign, assignment]
+    written.check(often=often)
+    if how == "replaced":
+        put_another_there(path)
+    else:
+        os.unlink(path)
+    if how == "a link":
+        os.symlink(path + ".other", path)
+    with pytest.raises(FileReplaced) as caught:
+        written.check(often=often)
+    assert caught.value.path == path
+    kept.close()
+
+
 def test_a_file_that_was_replaced_is_never_written_where_nothing_makes_it_again(disk: Disk, path: str) -> None:
     """`spark/state` of a backup that was restored under its writer: not at the first write, and not at the second."""
     written = WrittenFiles(disk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 import tempfile
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from unittest import mock
@@ -17,11 +18,14 @@ from hypothesis import strategies as st
 import reference
 import strategies
 from messagestore import BatchRequest, Message, MessageStore, StoreConfig
+from messagestore.files.consume_queue import queue_directory
+from messagestore.files.mapped_file import Disk, File
 from messagestore.format import record, record_rows, record_scan
 from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.rows import SCHEDULE_TOPIC, Rows
+from messagestore.log import dispatch
 from messagestore.log.walk import Run, Walk, rows_of
 from messagestore.write import log_writer, transaction
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
@@ -59,6 +63,69 @@ def test_dispatching_again_changes_nothing(tmp_path: Path) -> None:
     assert index
     with MessageStore.open_read_only(root) as reader:
         assert [m.body for m in reader.query_message("t", "k7")] == [bodies(40)[7]]
+
+
+class QueueWrites(Disk):
+    """Counts the writes of each queue's files, and how often they are opened."""
+
+    def __init__(self) -> None:
+        self.writes: Counter[str] = Counter()
+        self.opens: Counter[str] = Counter()
+
+    def pwrite(self, file: File, data: bytes | bytearray | memoryview, position: int) -> None:
+        self.writes[file.path.rpartition("/")[0]] += 1
+        super().pwrite(file, data, position)
+
+    def open(self, path: str | Path, *, writable: bool = False) -> File:
+        self.opens[str(path).rpartition("/")[0]] += 1
+        return super().open(path, writable=writable)
+
+
+def test_a_batch_of_many_chunks_writes_each_of_many_queues_once(tmp_path: Path) -> None:
+    """The cost of a queue is its system calls: there are as many for two chunks of a batch as for one."""
+    disk, queue_count = QueueWrites(), 40
+    with MessageStore.open(tmp_path / "s", SMALL, disk=disk) as store:
+        store.writer.files.pool.limit = 4  # fewer than there are queues
+        for version in range(2):
+            disk.writes.clear(), disk.opens.clear()
+            chunks = [columns(bodies(3 * queue_count), queues=queue_count) for _ in range(5)]
+            store.append_batch(iter(chunks), BatchRequest("app", version, write_queue_nums=queue_count))
+        writes, opens = (
+            [count[queue_directory(str(tmp_path / "s"), "t", queue_id)] for queue_id in range(queue_count)]
+            for count in (disk.writes, disk.opens)
+        )
+        assert writes == [1] * queue_count
+        assert max(opens) == 1
+        assert [store.max_offset("t", queue_id) for queue_id in range(queue_count)] == [30] * queue_count
+        found = [body for queue_id in range(queue_count) for body in read_all(store, "t", queue_id)]
+    assert Counter(found) == Counter(bodies(3 * queue_count) * 10)
+
+
+@pytest.mark.parametrize("at_once", [1, 37, 1_000_000])
+@pytest.mark.parametrize("long_run", [1, 8, 1_000_000])
+def test_pieces_that_are_dispatched_together_write_what_each_of_them_would(
+    tmp_path: Path, at_once: int, long_run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queues, seals and index have the same bytes, however many pieces of the log wait for the next one."""
+
+    def written(name: str) -> dict[str, object]:
+        disk = ClockDisk(1_800_000_000_000)
+        with MessageStore.open(tmp_path / name, SMALL, disk=disk) as store:
+            for version in range(3):
+                chunks = [
+                    columns(bodies(count), queues=queues) for count, queues in ((30, 3), (7, 7), (90, 2), (50, 9))
+                ]
+                store.append_batch(iter(chunks), BatchRequest("app", version, write_queue_nums=9))
+            seals = dict(store.writer.numbers.sealed_ends().seals)
+        folders = [tmp_path / name / folder for folder in ("consumequeue", "index")]
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return {"seals": seals} | {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files}
+
+    expected = written("usual")
+    monkeypatch.setattr(dispatch, "_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(dispatch, "_LONG_RUN", long_run)
+    found = written("other")
+    assert found == expected
 
 
 @given(st.data())
