@@ -1,13 +1,17 @@
-"""Bugs planted in what keeps a store cheap: how its workers end, and what recovery leaves out."""
+"""Bugs planted in what keeps a store cheap: how its workers end, what recovery leaves out, and many queues at once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any
 from unittest import mock
 
-from crash import brokers, dumps
-from crash.planting import Mutant, many, patched
+from crash import brokers, dumps, many_queues
+from crash.judge import Verdict
+from crash.planting import Ground, Mutant, many, patched
+from messagestore.files.written import WrittenFiles
+from messagestore.log import dispatch
 from messagestore.spi import local_operator
 from pyspark_commits import STAYS
 
@@ -32,7 +36,46 @@ def tells_no_gap(_: Any) -> Any:
     return silent
 
 
+def looks_at_open_files_only(_: Any) -> Any:
+    """A written file that the pool has closed is not compared with its path."""
+
+    def check(written: WrittenFiles, paths: Iterable[str] | None = None, *, often: bool = False) -> None:
+        for path in list(written.files if paths is None else paths):
+            if path in written.files and (path in written.held or written.pool.has_open(path)):  # type: ignore[union-attr]
+                written.opened(path, often=often)
+
+    return check
+
+
+def forgets_what_waited(_: Any) -> Any:
+    """Of the pieces that waited for one another, only the last one gets its units."""
+    return lambda pieces: pieces[-1]
+
+
+def batch_for_many_queues(ground: Ground) -> Iterator[Verdict]:
+    """More queues than files may be open."""
+    yield many_queues.one_batch(ground.folder, 700)
+
+
 MUTANTS = (
+    Mutant(
+        "a piece of a batch does not wait for the next one",
+        lambda: mock.patch.object(dispatch, "_LONG_RUN", 0),
+        "errors: many queues",
+        batch_for_many_queues,
+    ),
+    Mutant(
+        "pieces of a batch that waited are left out of the queues",
+        patched(dispatch, "together", forgets_what_waited),
+        "errors: many queues",
+        batch_for_many_queues,
+    ),
+    Mutant(
+        "a queue's file that is closed is not compared with its path",
+        patched(WrittenFiles, "check", looks_at_open_files_only),
+        "errors: many queues",
+        batch_for_many_queues,
+    ),
     Mutant(
         "dump ends where retention took a segment",
         patched(local_operator, "_behind_deleted", stops_at_a_gap),
