@@ -92,6 +92,16 @@ def groups_that_read(_: Ground) -> Iterator[Verdict]:
             yield Verdict(lost=[f"messages 20 to {begin - 1}, which a group had not read"] * (begin > 20))
 
 
+def half_messages_that_wait(_: Ground) -> Iterator[Verdict]:
+    """A half message is open, and was never checked."""
+    with _scratch() as root, MessageStore.open(root, SMALL) as store:
+        store.half_message(Message("single", b"half", queue_id=0), "producers")
+        for number in range(60):
+            store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
+        store.delete_expired_files(reserved_hours=0)
+        yield Verdict(lost=["a half message that was open"] * (not store.open_halves()))
+
+
 MUTANTS = (
     Mutant("retention deletes the files of queues before the segments", patched(Retention, "_delete_segments", queues_first), "kills", kills("retention")),
     Mutant("retention does not sync the folder of the log between two deletions", no_sync("commitlog/", "fsync_dir"), "power cuts", power_cuts("retention")),
@@ -100,4 +110,5 @@ MUTANTS = (
     Mutant("retention deletes every index file but the newest", patched(IndexService, "forget_below", newest_index_only), "kills", kills("retention of a part")),
     Mutant("retention restates no batch", without(retention, "restate_batches", []), "copies without spark/", copies_without_spark),
     Mutant("retention does not look at consumer groups", without(expired, "needed", []), "a group that has not read all", groups_that_read),
+    Mutant("retention does not look at open half messages", without(expired, "_needed_halves", []), "a half message that waits", half_messages_that_wait),
 )  # fmt: skip

@@ -40,10 +40,9 @@ from messagestore.errors import (
     StoreError,
     UnknownTopicError,
 )
-from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.topics import TopicConfig
 from messagestore.format import arguments, half_records, record
-from messagestore.format.half_records import DISCARD_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC, OWN_TOPICS, QUEUE_ID, OpenHalf
+from messagestore.format.half_records import DISCARD_TOPIC, GROUP, HALF_TOPIC, OWN_TOPICS, QUEUE_ID, OpenHalf
 from messagestore.format.hosts import offset_message_id, pack_host, parse_offset_message_id
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_MASK
 from messagestore.format.message import (
@@ -59,6 +58,7 @@ from messagestore.log.refusals import check_simple_topic
 from messagestore.read import query
 from messagestore.read.open_halves import OpenHalves
 from messagestore.read.view import StoreView
+from messagestore.write.half_progress import save_half_progress
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.own_records import chunks_of
 from messagestore.write.service import PeriodicService, Stopping
@@ -623,19 +623,11 @@ class HalfMessages:
             )
 
     def _save_progress(self, halves: OpenHalves) -> None:
-        """Write into `config/consumerOffset.json` from where on a broker has to look.
-
-        Everything below is made durable first: otherwise a power cut might take half messages that the file counts,
-        and new ones with their numbers would be overlooked.
-        """
+        """Write into `config/consumerOffset.json` from where on a broker has to look."""
         place = halves.progress()
         if place == halves.saved:
             return
-        writer = self._session.writer
-        if writer.synced_end < writer.end.physical_offset:
-            writer.sync_to_end()
-        offsets = {(HALF_TOPIC, QUEUE_ID): place[0], (OP_TOPIC, QUEUE_ID): place[1]}
-        publish_offsets(writer.files.paths.root, GROUP, offsets, writer.files.disk, own=True)
+        save_half_progress(self._session.writer, place)
         halves.saved = place
 
 

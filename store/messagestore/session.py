@@ -49,6 +49,8 @@ from messagestore.format.layout import STATE_POISONED
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, make_root, with_fixed
 from messagestore.log.store_identity import establish
+from messagestore.read.open_halves import OpenHalves
+from messagestore.read.view import StoreView
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.allocate_segments import AllocateService
@@ -317,7 +319,14 @@ class AttachedStore:
         self.allocation = AllocateService(self.writer)
         self.writer.allocate_ahead = self.allocation.ask
         files.commit_log.take_spare = self.allocation.take
-        self.retention = Retention(self.writer)
+        self.retention = Retention(self.writer, self._half_progress)
+
+    def _half_progress(self) -> tuple[int, int]:
+        """From which half message and which op message on somebody has to look."""
+        with contextlib.closing(StoreView(self.paths.root, self.config, self.disk)) as view:
+            halves = OpenHalves(view)
+            halves.refresh()
+            return halves.progress()
 
     def _follow_deliveries(self) -> None:
         """Let a broker know which delayed messages were delivered. The log knows it in any case."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -34,7 +35,9 @@ from messagestore import (
 )
 from messagestore.files.mapped_file import Disk
 from messagestore.format import half_records
+from messagestore.spi import local_operator
 from messagestore.verify.verify import verify
+from messagestore.write import half_progress
 from small import SMALL, SMALL_ASYNC, ClockDisk
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -413,6 +416,78 @@ def test_a_half_message_whose_segment_retention_deletes(tmp_path: Path) -> None:
     with MessageStore.open(root, SMALL, disk=disk) as store:
         assert store.open_halves() == []
     sound(root)
+
+
+def test_retention_keeps_an_open_half_message_and_no_ended_ones(tmp_path: Path) -> None:
+    """It did not look at open ones before a first check, and then kept ended ones until the next check."""
+    root, disk = tmp_path / "store", ClockDisk(NOW_MS)
+
+    def fill(store: MessageStore) -> int:
+        for number in range(8):
+            store.put_message(Message("filler", b"x" * 4000, queue_id=number))
+        return int(store.writer.end.physical_offset)
+
+    with MessageStore.open(root, SMALL, disk=disk) as store:
+        half(store, b"ended").commit()
+        fill(store)
+        waits = half(store, b"waits")
+        fill(store)
+        store.writer.clean_end.move()
+        foreseen = local_operator.expired(str(root), SMALL, reserved_hours=0)
+        deleted = store.delete_expired_files(reserved_hours=0)
+        assert (foreseen.kept, foreseen.segments) == (deleted.kept, deleted.segments)
+        assert deleted.kept == f"half message 1 of {HALF} is neither committed nor rolled back"
+        assert 0 < deleted.min_offset <= waits.half.physical_offset
+        assert saved(root) == (1, 1)
+        waits.commit()
+        end = fill(store)
+        assert store.delete_expired_files(reserved_hours=0).kept == "it is the last one, to which the store writes"
+        assert store.writer.log.min_offset > waits.half.physical_offset
+        assert store.writer.log.min_offset > end - SMALL.mapped_file_size_commit_log
+        assert saved(root) == (2, 2)
+        lost = half(store, b"lost")
+        fill(store)
+        store.writer.clean_end.move()
+        assert store.delete_expired_files(at_once=True).unread_groups == ("CID_RMQ_SYS_TRANS",)
+        assert store.writer.log.min_offset > lost.half.physical_offset
+    assert bodies(root, "orders") == []
+    sound(root)
+
+
+def test_a_damaged_table_of_offsets_does_not_stop_what_the_disk_forces(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "store"
+    with MessageStore.open(root, SMALL) as store:
+        for number in range(16):
+            store.put_message(Message("filler", b"x" * 4000, queue_id=number % 8))
+        store.writer.clean_end.move()
+        (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"filler@g":{0:')
+        with pytest.raises(CorruptionError, match=r"consumerOffset\.json"):
+            store.delete_expired_files(reserved_hours=0)
+        assert store.delete_expired_files(at_once=True).segments
+    assert "it is not known which consumer groups need what is deleted" in caplog.text
+
+
+def test_half_messages_stay_if_their_progress_cannot_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, what retention leaves of op messages could open a half message again."""
+    root = tmp_path / "store"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with MessageStore.open(root, SMALL) as store:
+        half(store, b"ended").commit()
+        for number in range(16):
+            store.put_message(Message("filler", b"x" * 4000, queue_id=number % 8))
+        store.writer.clean_end.move()
+        with monkeypatch.context() as patch:
+            patch.setattr(half_progress, "publish_offsets", full)
+            assert not store.delete_expired_files(reserved_hours=0).segments
+            assert "the progress of half messages could not be saved" in caplog.text
+        assert store.delete_expired_files(reserved_hours=0).segments
 
 
 def test_a_half_message_that_a_killed_broker_had_put_back_is_one(tmp_path: Path) -> None:

@@ -3,25 +3,29 @@
 Segments go from the oldest on, and the first one that stays ends the search (RocketMQ's `deleteExpiredFileByTime`). A
 segment stays in any case if it is being written, if it is not below the clean end, or if it holds the record before
 the clean end, by which the next writer recognises the log. What is asked for decides about the rest (`Expiry`). A
-segment also stays while a consumer group has not read all of it, unless the disk is so full that `at_once` is set.
+segment also stays while a consumer group has not read all of it, or while a delayed or a half message waits in it,
+unless the disk is so full that `at_once` is set.
 
 Source: RocketMQ `DefaultMessageStore.CleanCommitLogService`, `MappedFileQueue.deleteExpiredFileByTime`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from messagestore.errors import ConfigError
+from messagestore.errors import ConfigError, CorruptionError
 from messagestore.files.consume_queue import queue_ids_of
 from messagestore.files.consumer_offsets import ConsumerOffsets
 from messagestore.files.delay_offsets import DelayOffsets
 from messagestore.files.state import State
 from messagestore.format import arguments
 from messagestore.format.config import DEFAULT_RESERVED_HOURS, StoreConfig
+from messagestore.format.half_records import GROUP as HALF_GROUP
+from messagestore.format.half_records import HALF_TOPIC, OP_TOPIC, QUEUE_ID
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.format.rows import SCHEDULE_TOPIC
@@ -35,6 +39,7 @@ DELIVERY = SCHEDULE_TOPIC
 """Stands for the delivery of delayed messages where consumer groups are named."""
 _CLEANUP_POLICY = "cleanup.policy"
 _COMPACTION = "COMPACTION"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Expiry:
 
 class Needed(NamedTuple):
     """The first message that a consumer group has not read, of all its queues; or the first delayed message that was
-    not delivered, for `DELIVERY`.
+    not delivered, for `DELIVERY`, or the first open half message, for RocketMQ's group of half messages.
     """
 
     physical_offset: int
@@ -79,6 +84,8 @@ class Needed(NamedTuple):
     @property
     def words(self) -> str:
         """Who needs the message, for a sentence."""
+        if self.topic == HALF_TOPIC and self.group == HALF_GROUP:
+            return f"half message {self.queue_offset} of {self.topic} is neither committed nor rolled back"
         what = "the delivery of delayed messages" if self.group == DELIVERY else f"consumer group {self.group}"
         return f"{what} has not read {self.topic}/{self.queue_id} from message {self.queue_offset} on"
 
@@ -163,7 +170,13 @@ def refuse_compaction(files: StoreFiles) -> None:
     )
 
 
-def expired_segments(files: StoreFiles, state: State | None, expiry: Expiry) -> ExpiredSegments:
+HalfProgress = Callable[[], tuple[int, int]]
+"""Returns the queue offsets of the first half message and of the first op message that somebody has to look at."""
+
+
+def expired_segments(
+    files: StoreFiles, state: State | None, expiry: Expiry, half_progress: HalfProgress
+) -> ExpiredSegments:
     """Return which segments may be deleted, and why the next one stays.
 
     Parameters
@@ -173,6 +186,8 @@ def expired_segments(files: StoreFiles, state: State | None, expiry: Expiry) -> 
     state : State | None
         None: this project has never written the store.
     expiry : Expiry
+    half_progress : callable
+        It is called only if the store has half messages, and a segment might go.
 
     Raises
     ------
@@ -180,10 +195,12 @@ def expired_segments(files: StoreFiles, state: State | None, expiry: Expiry) -> 
         The offsets of the consumer groups, or the record at the end of a segment, cannot be read.
     """
     log = files.commit_log
-    groups = sorted(needed(files, expiry.ignored_groups))
+    groups: list[Needed] | None = None
     offsets: list[int] = []
     for start in log.offsets:
         kept = _why_kept(files, state, start) or _not_asked_for(files, start, expiry)
+        if not kept and groups is None:
+            groups = _needed_for(files, expiry, half_progress)
         if not kept and not expiry.at_once and groups and groups[0].physical_offset < start + log.segment_size:
             kept = _needed_words(groups, start + log.segment_size)
         if not kept and expiry.most is not None and len(offsets) >= expiry.most:
@@ -194,7 +211,18 @@ def expired_segments(files: StoreFiles, state: State | None, expiry: Expiry) -> 
     else:
         kept = ""
     end = offsets[-1] + log.segment_size if offsets else log.min_offset
-    return ExpiredSegments(tuple(offsets), kept, tuple(each for each in groups if each.physical_offset < end))
+    return ExpiredSegments(tuple(offsets), kept, tuple(each for each in groups or () if each.physical_offset < end))
+
+
+def _needed_for(files: StoreFiles, expiry: Expiry, half_progress: HalfProgress) -> list[Needed]:
+    """What consumer groups need, in the order of the log. What is damaged does not stop what the disk forces."""
+    try:
+        return sorted(needed(files, half_progress, expiry.ignored_groups))
+    except CorruptionError as error:
+        if not expiry.at_once:
+            raise
+        _log.warning("%s: it is not known which consumer groups need what is deleted: %s", files.paths.root, error)
+        return []
 
 
 def asked_for(
@@ -236,7 +264,7 @@ def asked_for(
     )
 
 
-def foreseen(files: StoreFiles, state: State | None, expiry: Expiry) -> ExpiredFiles:
+def foreseen(files: StoreFiles, state: State | None, expiry: Expiry, half_progress: HalfProgress) -> ExpiredFiles:
     """Return what a run would delete. Nothing is changed.
 
     Raises
@@ -248,7 +276,7 @@ def foreseen(files: StoreFiles, state: State | None, expiry: Expiry) -> ExpiredF
     """
     refuse_compaction(files)
     log = files.commit_log
-    expired = expired_segments(files, state, expiry)
+    expired = expired_segments(files, state, expiry, half_progress)
     end = expired.offsets[-1] + log.segment_size if expired.offsets else log.min_offset
     message_count = queue_file_count = 0
     for topic, queue_ids in files.queue_names().items():
@@ -324,10 +352,12 @@ def _needed_words(groups: list[Needed], end: int) -> str:
     return first.words + (f", and {more} more group{'s' * (more > 1)} need{'s' * (more == 1)} it" if more else "")
 
 
-def needed(files: StoreFiles, ignored: frozenset[str] = frozenset()) -> list[Needed]:
+def needed(files: StoreFiles, half_progress: HalfProgress, ignored: frozenset[str] = frozenset()) -> list[Needed]:
     """Return the oldest message in the log that each consumer group has not read; without groups that have read all.
 
-    A delayed message that was not delivered counts like one that the group `DELIVERY` has not read.
+    A delayed message that was not delivered counts like one that the group `DELIVERY` has not read. An open half
+    message counts like one that RocketMQ's group of half messages has not read, whatever the table of offsets says: it
+    is saved only now and then.
 
     A queue of a topic that the group reads, in which it has no offset, counts as not read at all, as in `lag`.
 
@@ -340,7 +370,7 @@ def needed(files: StoreFiles, ignored: frozenset[str] = frozenset()) -> list[Nee
     table.load()
     found = []
     for group in table.groups:
-        if group in ignored:
+        if group in ignored or group == HALF_GROUP:
             continue
         places = [
             Needed(place, group, topic, queue_id, queue_offset)
@@ -357,7 +387,24 @@ def needed(files: StoreFiles, ignored: frozenset[str] = frozenset()) -> list[Nee
         for queue_id in queue_ids_of(files.disk, files.paths.root, SCHEDULE_TOPIC)
         for queue_offset, place in _first_unread(files, SCHEDULE_TOPIC, queue_id, delivered.get(queue_id + 1, 0))
     ]
-    return [*found, min(waiting)] if waiting and DELIVERY not in ignored else found
+    if waiting and DELIVERY not in ignored:
+        found.append(min(waiting))
+    halves = _needed_halves(files, half_progress)
+    if halves and HALF_GROUP not in ignored:
+        found.append(min(halves))
+    return found
+
+
+def _needed_halves(files: StoreFiles, half_progress: HalfProgress) -> list[Needed]:
+    """The first open half message, and the first op message that is needed; empty if there are none."""
+    if not queue_ids_of(files.disk, files.paths.root, HALF_TOPIC):
+        return []
+    return [
+        Needed(place, HALF_GROUP, topic, QUEUE_ID, queue_offset)
+        for topic, offset in zip((HALF_TOPIC, OP_TOPIC), half_progress(), strict=True)
+        if queue_ids_of(files.disk, files.paths.root, topic)
+        for queue_offset, place in _first_unread(files, topic, QUEUE_ID, offset)
+    ]
 
 
 def _offsets(files: StoreFiles, table: ConsumerOffsets, topic: str, group: str) -> dict[int, int]:

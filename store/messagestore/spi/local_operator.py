@@ -34,6 +34,7 @@ from messagestore.log.batch_search import batches_from, read_batch
 from messagestore.log.expired import ExpiredFiles, asked_for, foreseen
 from messagestore.log.store_files import Paths, looks_like_store
 from messagestore.log.walk import Walk
+from messagestore.read.open_halves import OpenHalves
 from messagestore.read.query import queue_offset_by_time
 from messagestore.read.view import StoreView
 from messagestore.verify.verify import Finding, VerifyReport, verify
@@ -232,7 +233,12 @@ def expired(
             at_once=at_once,
         )
         view.refresh()
-        return view.healed(lambda: foreseen(files, files.state_file.read() if view.store_id else None, expiry))
+        halves = OpenHalves(view)
+        halves.refresh()
+        progress = halves.progress()
+        return view.healed(
+            lambda: foreseen(files, files.state_file.read() if view.store_id else None, expiry, lambda: progress)
+        )
 
 
 def batches(path: str, config: StoreConfig | None = None) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ import os
 import time
 from dataclasses import replace
 
-from messagestore.errors import StoreError, StoreFullError
+from messagestore.errors import StoreError, StoreFullError, StoreLockedError
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.files.mapped_file import FilePool
 from messagestore.format.config import StoreConfig
@@ -33,11 +33,13 @@ from messagestore.log.expired import (
     ExpiredFiles,
     ExpiredSegments,
     Expiry,
+    HalfProgress,
     Needed,
     expired_segments,
     last_delete_time_ms,
     refuse_compaction,
 )
+from messagestore.write.half_progress import save_half_progress
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.service import Stopping
 from messagestore.write.transaction import newest_batches, restate_batches
@@ -75,10 +77,13 @@ class Retention:
     Parameters
     ----------
     writer : LogWriter
+    half_progress : callable
+        From which half message and which op message on somebody has to look (`OpenHalves.progress`).
     """
 
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: LogWriter, half_progress: HalfProgress) -> None:
         self.writer = writer
+        self._half_progress = half_progress
         writer.look_at_disk = self.look_at_disk
         self._unbroken = writer.unbroken("a deletion was interrupted")
         """After an interrupt within a deletion, only the next opening of the store finds out what is left."""
@@ -200,7 +205,22 @@ class Retention:
         ):
             with contextlib.suppress(StoreFullError):  # what lies below the clean end can be deleted, which makes room
                 writer.clean_end.move()
-        return expired_segments(writer.files, writer.state, expiry)
+        return expired_segments(writer.files, writer.state, expiry, self._saved_half_progress)
+
+    def _saved_half_progress(self) -> tuple[int, int]:
+        """The progress, saved: op messages below it may be deleted, and must not be looked for any more."""
+        place = self._half_progress()
+        try:
+            save_half_progress(self.writer, place)
+        except (StoreFullError, StoreLockedError, OSError) as error:
+            _log.warning(
+                "%s: the progress of half messages could not be saved, so all of them stay unless the disk is nearly "
+                "full: %s",
+                self.writer.files.paths.root,
+                error,
+            )
+            return 0, 0
+        return place
 
     def _restate(self, expired: ExpiredSegments) -> tuple[ExpiredSegments, list[tuple[str, int]]]:
         """Write down again what deleted BATCH records say, and sync it.
