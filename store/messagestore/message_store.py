@@ -1469,7 +1469,10 @@ class MessageStore(ReadOnlyStore):
             wait_store_msg_ok=False,  # RocketMQ keeps it so in the record; this call waits as every put does
             delay_time_level=0 if dead else level,
         )
-        kept = [(name, value) for name, value in extra.items() if name not in _OF_A_PUT]
+        if dead:
+            extra[DELAY] = "0"  # as RocketMQ, which also keeps where the message has waited
+        own = _OF_A_PUT - {DELAY, REAL_TOPIC, REAL_QID} if dead else _OF_A_PUT
+        kept = [(name, value) for name, value in extra.items() if name not in own]
         unique_key = stored.unique_key or new_unique_key(self.writer.files.disk.time_ns() // 1_000_000)
         return self._put(lambda: self._append_message(again, unique_key, kept), wait=True)
 

@@ -74,6 +74,7 @@ def test_a_message_comes_again_later_each_time_and_then_is_dead(tmp_path: Path) 
         for name in ("body", "keys", "tags", "properties", "flag", "born_timestamp_ms", "born_host"):
             assert getattr(dead, name) == getattr(first, name)
         assert dead.system_properties["RETRY_TOPIC"] == "t"
+        assert [dead.system_properties[name] for name in ("DELAY", "REAL_TOPIC", "REAL_QID")] == ["0", RETRY, "0"]
         assert dead.system_properties["ORIGIN_MESSAGE_ID"] == first.offset_message_id
         assert store.max_offset("t", 3) == 1
         assert store.max_offset(RETRY, 0) == 16

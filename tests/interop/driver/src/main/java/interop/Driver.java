@@ -95,6 +95,8 @@ public final class Driver {
                 return ConfigFiles.act(command);
             case "transactions":
                 return Transactions.act(command);
+            case "clients":
+                return Clients.act(command);
             case "keys":
                 return keys(command.getJSONArray("classes").toJavaList(String.class));
             default:

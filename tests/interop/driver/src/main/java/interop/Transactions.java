@@ -1,17 +1,13 @@
 package interop;
 
-import com.alibaba.fastjson.JSON;
 import com.alibaba.fastjson.JSONArray;
 import com.alibaba.fastjson.JSONObject;
-import io.netty.channel.ChannelHandlerContext;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Collections;
-import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.Executors;
 import org.apache.rocketmq.client.impl.factory.MQClientInstance;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -21,15 +17,7 @@ import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 import org.apache.rocketmq.remoting.netty.NettyRemotingServer;
-import org.apache.rocketmq.remoting.netty.NettyRequestProcessor;
-import org.apache.rocketmq.remoting.netty.NettyServerConfig;
-import org.apache.rocketmq.remoting.protocol.RemotingCommand;
-import org.apache.rocketmq.remoting.protocol.RequestCode;
-import org.apache.rocketmq.remoting.protocol.ResponseCode;
 import org.apache.rocketmq.remoting.protocol.header.EndTransactionRequestHeader;
-import org.apache.rocketmq.remoting.protocol.route.BrokerData;
-import org.apache.rocketmq.remoting.protocol.route.QueueData;
-import org.apache.rocketmq.remoting.protocol.route.TopicRouteData;
 
 /**
  * A producer of transactions for one broker, which RocketMQ's own client is, and a name server that knows one broker.
@@ -45,11 +33,7 @@ final class Transactions implements TransactionListener {
 
     private Transactions(JSONObject command) throws Exception {
         broker = command.getString("broker");
-        NettyServerConfig config = new NettyServerConfig();
-        config.setListenPort(command.getIntValue("names"));
-        names = new NettyRemotingServer(config);
-        names.registerDefaultProcessor(new Route(), Executors.newCachedThreadPool());
-        names.start();
+        names = Route.start(command.getIntValue("names"), broker);
         producer = new TransactionMQProducer(command.getString("group"));
         producer.setNamesrvAddr("127.0.0.1:" + command.getIntValue("names"));
         producer.setInstanceName("producer-" + command.getIntValue("names"));
@@ -143,33 +127,5 @@ final class Transactions implements TransactionListener {
         String body = new String(message.getBody(), StandardCharsets.UTF_8);
         asked.add(body);
         return answers.getOrDefault(body, LocalTransactionState.UNKNOW);
-    }
-
-    private final class Route implements NettyRequestProcessor {
-        @Override
-        public RemotingCommand processRequest(ChannelHandlerContext context, RemotingCommand request) {
-            RemotingCommand answer = RemotingCommand.createResponseCommand(ResponseCode.SUCCESS, null);
-            if (request.getCode() == RequestCode.GET_ROUTEINFO_BY_TOPIC) {
-                QueueData queue = new QueueData();
-                queue.setBrokerName("broker-a");
-                queue.setPerm(6);
-                queue.setReadQueueNums(1);
-                queue.setWriteQueueNums(1);
-                HashMap<Long, String> addresses = new HashMap<>();
-                addresses.put(0L, broker);
-                BrokerData data = new BrokerData("DefaultCluster", "broker-a", addresses);
-                TopicRouteData route = new TopicRouteData();
-                route.setQueueDatas(new ArrayList<>(List.of(queue)));
-                route.setBrokerDatas(new ArrayList<>(List.of(data)));
-                answer.setBody(JSON.toJSONString(route).getBytes(StandardCharsets.UTF_8));
-            }
-            answer.setOpaque(request.getOpaque());
-            return answer;
-        }
-
-        @Override
-        public boolean rejectRequest() {
-            return false;
-        }
     }
 }
