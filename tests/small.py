@@ -22,6 +22,13 @@ SMALL = StoreConfig(
     delete_consume_queue_files_interval=0,
 )
 SMALL_ASYNC = SMALL.replace(flush_disk_type=ASYNC_FLUSH)
+SMALL_POOL = SMALL_ASYNC.replace(
+    transient_store_pool_enable=True,
+    transient_store_pool_size=3,
+    commit_interval_commit_log=3_600_000,
+    commit_commit_log_thorough_interval=3_600_000,
+)
+"""A session with a TransientStorePool, which nothing commits by itself."""
 
 
 class ClockDisk(Disk):

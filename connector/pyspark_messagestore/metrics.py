@@ -89,6 +89,11 @@ class StoreCollector(Collector):
         for family, value in zip((dispatch, flush), behind, strict=True):
             if value is not None:
                 family.add_metric([store], value)
+        commit = GaugeMetricFamily(
+            "spark_commit_behind_bytes", "Bytes of puts that are only in the session's memory.", labels=["store"]
+        )
+        if counted is not None and counted.commit_behind is not None:
+            commit.add_metric([store], counted.commit_behind)
         used = GaugeMetricFamily(
             "spark_disk_used_ratio", "How full the disk is under a folder.", labels=["store", "folder"]
         )
@@ -106,7 +111,7 @@ class StoreCollector(Collector):
         number.add_metric([store], len(read["topics"]))
         for row in read["topics"]:
             incoming.add_metric([store, row["topic"], _is_system(row["topic"])], row["messagesIn"])
-        found: list[Metric] = [size, dispatch, flush, reserve, used, incoming, number]
+        found: list[Metric] = [size, dispatch, flush, commit, reserve, used, incoming, number]
         found += [*_groups(store, read["groups"]), *_batches(store, read)]
         if counted is not None:
             found += _session(store, counted)

@@ -35,6 +35,7 @@ from messagestore import (
     MessageBatch,
     MessageColumns,
     MessageStore,
+    PutMessageResult,
     StoreConfig,
     StorePoisonedError,
 )
@@ -61,6 +62,8 @@ class Promise:
     batches: set[tuple[str, int]] = field(default_factory=set)
     maybe_batches: set[tuple[str, int]] = field(default_factory=set)
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
+    uncommitted: list[str] = field(default_factory=list)
+    """Puts that returned and are only in the memory of the process; what commits makes them accepted."""
     accepted: set[str | tuple[str, int]] = field(default_factory=set)
     """Puts and batches that returned; ASYNC ones are promised once the clean end has moved past them."""
     expired: set[bytes] = field(default_factory=set)
@@ -133,23 +136,23 @@ def run_steps(root: Path, steps: Iterable[Step], disk: Disk, promise: Promise, c
 def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConfig = SMALL) -> None:
     """Run one step in an open store; record its promise the moment it is made, and what it may leave before that."""
     puts: list[str] = []
+    results: list[PutMessageResult] = []
     match step:
         case ("close",):
             store.close()
         case ("put", int(number), str(topic), int(queue_id)):
             puts = [put_text(number)]
             promise.maybe_puts += puts
-            result = store.put_message(put_message(number, topic, queue_id))
-            assert result.is_ok
+            results = [store.put_message(put_message(number, topic, queue_id))]
         case ("puts", int(number), int(count), str(topic), int(queue_id)):
             puts = [put_text(number + i) for i in range(count)]
             promise.maybe_puts += puts
             messages = [put_message(number + i, topic, queue_id) for i in range(count)]
-            assert store.put_messages(MessageBatch.from_messages(messages)).is_ok
+            results = [store.put_messages(MessageBatch.from_messages(messages))]
         case ("big_put", int(number), int(size)):
             puts = [f"put/{number}/" + "x" * size]
             promise.maybe_puts += puts
-            assert store.put_message(Message("big", puts[0].encode(), queue_id=0)).is_ok
+            results = [store.put_message(Message("big", puts[0].encode(), queue_id=0))]
         case (("batch" | "replay" | "commit") as how, str(app), int(version), int(rows), str(flush)):
             promise.rows[(app, version)] = rows
             promise.maybe_batches.add((app, version))
@@ -176,6 +179,8 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             promise.maybe_puts += [put_text(number + i) for i in range(count)]
             for i in range(count):
                 store.put_message_oneway(put_message(number + i, topic, queue_id))
+        case ("flush",):
+            store.flush()
         case ("topic", str(topic), int(queue_count)):
             store.create_topic(topic, queue_count)
         case ("expire", int(count)):
@@ -189,6 +194,20 @@ def do_step(store: MessageStore, step: Step, promise: Promise, config: StoreConf
             store.writer.clean_end.move()
         case _:
             raise ValueError(f"unknown step {step}")
+    assert all(result.is_ok for result in results)
+    if any(not result.committed for result in results):
+        promise.uncommitted += puts
+        return
+    if results or step[0] in (
+        "close",
+        "clean",
+        "batch",
+        "replay",
+        "commit",
+        "flush",
+    ):  # what was put before is committed
+        promise.accepted.update(promise.uncommitted)
+        promise.uncommitted.clear()
     promise.accepted.update(puts)
     if config.flush_disk_type == SYNC_FLUSH:
         promise.puts += [body for body in puts if body not in promise.puts]

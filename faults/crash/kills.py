@@ -80,9 +80,14 @@ def one_store(root: Path, chance: random.Random, counts: Counts, command: str) -
 
 
 def some_config(chance: random.Random) -> StoreConfig:
-    """Choose SYNC_FLUSH or ASYNC_FLUSH, and whether the clean end moves constantly or never."""
+    """Choose SYNC_FLUSH or ASYNC_FLUSH, with a pool or without, and whether the clean end moves constantly or never."""
+    flush_disk_type = chance.choice((SYNC_FLUSH, SYNC_FLUSH, ASYNC_FLUSH, ASYNC_FLUSH))
     return SMALL.replace(
-        flush_disk_type=chance.choice((SYNC_FLUSH, SYNC_FLUSH, ASYNC_FLUSH)),
+        flush_disk_type=flush_disk_type,
+        transient_store_pool_enable=flush_disk_type == ASYNC_FLUSH and chance.random() < 0.5,
+        transient_store_pool_size=chance.choice((1, 2, 5)),
+        commit_interval_commit_log=chance.choice((1, 5, 1000)),
+        commit_commit_log_least_pages=0,
         clean_interval=chance.choice(("1h", "5ms")),
         flush_interval_commit_log=20,
     )
@@ -120,7 +125,7 @@ class Child:
         """Kill it; return the steps that it had begun, in order.
 
         What was acknowledged is then in the promise, as far as it is one: a power cut may remove what ASYNC_FLUSH
-        acknowledged.
+        acknowledged, and a kill what was only in memory.
         """
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
@@ -143,8 +148,8 @@ def _write_for_ever(
                     continue
                 if chance.random() < 0.5:
                     os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
-                    store.put_message(put_message(number, "single", number % 3))
-                    os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
+                    if store.put_message(put_message(number, "single", number % 3)).committed:
+                        os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
                     continue
                 app = chance.choice(apps)
                 version, count = following[_APPS[app]], chance.choice(counts)
@@ -160,7 +165,7 @@ def _put_without_waiting(store: MessageStore, pipe: int, number: int) -> None:
     """Put a message whose Future reports it as done when it completes, while the process goes on."""
 
     def done(future: Future[PutMessageResult]) -> None:
-        if future.result().is_ok:
+        if future.result().is_ok and future.result().committed:
             os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
 
     os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
@@ -176,14 +181,19 @@ def _take_in(pipe: int, promise: Promise, config: StoreConfig, promised: bool) -
     with os.fdopen(pipe, "rb") as said:
         data = said.read()
     steps: list[Step] = []
+    begun: list[str] = []
     for what, app, version, rows in _STEP.iter_unpack(data[: len(data) // _STEP.size * _STEP.size]):
         if what == _DONE and not promised:
             continue
         if app == _PUT:
             (promise.maybe_puts if what == _BEGUN else promise.puts).append(put_text(version))
+            if what == _BEGUN:
+                begun.append(put_text(version))
             step: Step = ("put", version, "single", version % 3)
         else:
             promise.rows[(_APPS[app], version)] = rows
+            if what == _DONE:  # a batch commits what was put before it
+                promise.puts += [body for body in begun if body not in promise.puts]
             (promise.maybe_batches if what == _BEGUN else promise.batches).add((_APPS[app], version))
             step = ("batch", _APPS[app], version, rows, config.flush_disk_type)
         if what == _BEGUN:

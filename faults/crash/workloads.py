@@ -25,6 +25,12 @@ FEW_ENTRIES = SMALL.replace(max_hash_slot_num=16, max_index_num=40)
 SEGMENTS = SMALL.replace(mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 8, max_message_size=2048)
 SMALL_FILES = SEGMENTS.replace(max_hash_slot_num=16, max_index_num=40)
 SEGMENTS_ASYNC = SEGMENTS.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20)
+POOL = SEGMENTS_ASYNC.replace(
+    transient_store_pool_enable=True,
+    transient_store_pool_size=2,
+    commit_interval_commit_log=3_600_000,
+    commit_commit_log_thorough_interval=3_600_000,
+)
 HOSTILE = SMALL.replace(mapped_file_size_commit_log=64 * 1024, max_message_size=16 * 1024)
 HOSTILE_CRC = HOSTILE.replace(enabled_append_prop_crc=True)
 HOSTILE_ASYNC = HOSTILE.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=20)
@@ -82,6 +88,25 @@ WORKLOADS = {
     "async puts": Workload((put(10), put(11, 1), put(12), ("puts", 20, 4, "new", 1), put(13)), ASYNC),
     "async puts over segments": Workload(
         tuple(("big_put", 100 + i, 1300) for i in range(6)), SEGMENTS_ASYNC, base="small segments"
+    ),
+    "puts in a pool": Workload(
+        (
+            put(10),
+            put(11, 1),
+            batch(1, 8, ASYNC_FLUSH),
+            put(12),
+            ("puts", 20, 3, "new", 1),
+            put(13),
+            ("flush",),
+            put(14),
+        ),
+        POOL,
+        base="small segments",
+    ),
+    "roll-over in a pool": Workload(
+        (*(("big_put", 100 + i, 1300) for i in range(9)), put(10), ("clean",), ("big_put", 110, 1300)),
+        POOL,
+        base="small segments",
     ),
     "batches": Workload((batch(1, 12), batch(2, 12))),
     "a large batch": Workload((commit(1, 230), batch(2, 5))),
@@ -177,6 +202,7 @@ def copy_of(promise: Promise) -> Promise:
         batches=set(promise.batches),
         maybe_batches=set(promise.maybe_batches),
         rows=dict(promise.rows),
+        uncommitted=list(promise.uncommitted),
         accepted=set(promise.accepted),
         expired=set(promise.expired),
     )

@@ -275,6 +275,7 @@ class MessageStore(ReadOnlyStore):
         """The internal reader, which sees everything that was put. It is no part of the stable interface."""
         writer = self.writer
         if writer.pending and self._attached.config.flush_disk_type == ASYNC_FLUSH:
+            writer.commit()
             writer.drain()
         if self._view is None:
             self._view = self.create_view()
@@ -671,6 +672,7 @@ class MessageStore(ReadOnlyStore):
 
         With SYNC_FLUSH the message is on the disk and visible to readers when this call returns. With ASYNC_FLUSH it is
         visible to other processes a moment later, and on the disk after about `flushIntervalCommitLog` milliseconds.
+        With `transientStorePoolEnable` it is in the memory of this process first, which the result says (`committed`).
 
         Parameters
         ----------
@@ -793,11 +795,14 @@ class MessageStore(ReadOnlyStore):
             return self._statistics.stats(disk_used={})
         files = writer.files
         visible, synced = writer.state.visible_end, writer.synced_end  # before the end, which only grows
-        end = writer.end.physical_offset
+        end, committed = writer.end.physical_offset, writer.committed_end
         folders = {"commitlog": files.paths.commit_log, "consumequeue": files.paths.consume_queue}
         disk_used = {name: files.disk.used_percent(path) for name, path in folders.items() if files.disk.exists(path)}
         return self._statistics.stats(
-            dispatch_behind=max(0, end - visible), flush_behind=max(0, end - synced), disk_used=disk_used
+            dispatch_behind=max(0, committed - visible),
+            flush_behind=max(0, committed - synced),
+            commit_behind=max(0, end - committed),
+            disk_used=disk_used,
         )
 
     def _append_message(
@@ -876,12 +881,15 @@ class MessageStore(ReadOnlyStore):
 
     def _result(self, put: Row, held_s: float) -> PutMessageResult:
         """The result of a put that is not synced yet; it says PUT_OK."""
-        place = put.physical_offset
-        message_id = offset_message_id(self.writer.files.store_host, place)
+        place, writer = put.physical_offset, self.writer
+        message_id = offset_message_id(writer.files.store_host, place)
         one, time_ms, held_ms = 1, put.store_timestamp_ms, held_s * 1000
-        return PutMessageResult(
+        result = PutMessageResult(
             *_STORED, place, put.size, put.queue_offset, message_id, one, time_ms, put.queue_id, held_ms
         )
+        if writer.pool is None or writer.committed_end >= put.end:
+            return result
+        return result._replace(committed=False)
 
     def put_messages(self, batch: MessageBatch) -> PutMessageResult:
         """Append messages for one topic and queue, side by side in one segment and with one store time.
@@ -1213,7 +1221,7 @@ class MessageStore(ReadOnlyStore):
     def put_encoded(
         self, data: bytearray, topic: str, queue_id: int, tags: str | None, keys: Sequence[str], *, wait: bool
     ) -> PutMessageResult:
-        """Append an encoded record that fits. It is no part of the stable interface."""
+        """Append an encoded record that fits, and commit it. It is no part of the stable interface."""
 
         def append() -> PutMessageResult:
             config = self.writer.files.config
@@ -1226,6 +1234,7 @@ class MessageStore(ReadOnlyStore):
                 property_crc=config.enabled_append_prop_crc,
                 flush_disk_type=config.flush_disk_type,
             )
+            self.writer.commit(put.end)
             return self._result(put, held_s)
 
         return self._put(append, wait=wait)
@@ -1581,7 +1590,8 @@ class MessageStore(ReadOnlyStore):
             if flush is None:  # the store was closed for a broker after the append, and made durable
                 self._await(end, 0.0)
             elif config.flush_disk_type == ASYNC_FLUSH:
-                flush.wake()
+                if result.committed:  # otherwise the commit wakes it
+                    flush.wake()
             elif not wait:
                 flush.request(end)
             elif not self._await(end, config.sync_flush_timeout / 1000):

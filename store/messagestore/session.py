@@ -43,8 +43,9 @@ from messagestore.files.broker_name import read_broker_name, write_broker_name
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
+from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.files.writer_lock import Attachment, WriterLock, attach
-from messagestore.format.config import StoreConfig
+from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.layout import STATE_POISONED
 from messagestore.log.refusals import refuse_to_write
 from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, make_root, with_fixed
@@ -55,6 +56,7 @@ from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
 from messagestore.write.allocate_segments import AllocateService
 from messagestore.write.catching_up import catch_up
+from messagestore.write.commit_service import CommitService
 from messagestore.write.delivery import Delivery, follow
 from messagestore.write.flush import FlushService
 from messagestore.write.log_writer import LogWriter
@@ -117,6 +119,8 @@ class AttachedStore:
         self.services: list[PeriodicService] = []
         """The threads of an open session, besides the flush thread."""
         self.allocation: AllocateService | None = None
+        self.commit_service: CommitService | None = None
+        """Commits the TransientStorePool of `writer`, if it has one."""
         self.report: RecoveryReport | None = None
         self.statistics = Statistics()
         """What this process has put and read."""
@@ -139,7 +143,7 @@ class AttachedStore:
         self.mutex = threading.RLock()
         self._awake = held_lock()
         self.statistics.forget_threads()
-        for part in (self.writer, self.flush, *self.services):
+        for part in (self.writer, self.flush, self.commit_service, *self.services):
             if part is not None:
                 part.forget_threads()
 
@@ -186,9 +190,39 @@ class AttachedStore:
         """
         with self.mutex:
             writer = self._enter(description, timeout_s, accept_loss=accept_loss)
+            try:
+                self._make_pool(writer)
+            except BaseException:
+                if not self._sessions:
+                    self.detach()
+                raise
             self._sessions += 1
             self._start_services()
             return writer
+
+    def _make_pool(self, writer: LogWriter) -> None:
+        """Give a session the TransientStorePool that its settings ask for, and the thread that commits it."""
+        config = self.config
+        if not config.transient_store_pool_enable or writer.pool is not None:
+            return
+        if config.flush_disk_type != ASYNC_FLUSH:
+            raise ConfigError(
+                f"transientStorePoolEnable: found true with flushDiskType={config.flush_disk_type}; allowed is true "
+                f"with {ASYNC_FLUSH} only. A put with {config.flush_disk_type} is on the disk when it returns, and the "
+                "pool keeps it in memory",
+                key="transientStorePoolEnable",
+                value=True,
+            )
+        pool = TransientStorePool(writer.log, config.transient_store_pool_size)
+        self.commit_service = CommitService(writer, pool, self._wake_flush)
+        self.commit_service.start()
+        with writer.mutex:
+            writer.pool = pool
+
+    def _wake_flush(self) -> None:
+        flush = self.flush
+        if flush is not None:
+            flush.wake()
 
     def close_session(self, writer: LogWriter) -> None:
         """Release the store; the last session of the process detaches at once.
@@ -492,6 +526,8 @@ class AttachedStore:
                 flush.stop()
             if self.allocation is not None:
                 self.allocation.stop()
+            if self.commit_service is not None:
+                self.commit_service.stop()
             self._make_durable(writer, attachment, flush)
         finally:
             if flush is not None:
@@ -535,6 +571,10 @@ class AttachedStore:
             self.allocation.stop()
             self.allocation.forget()
             self.allocation = None
+        if self.commit_service is not None:
+            self.commit_service.stop()
+            self.commit_service.pool.close()
+            self.commit_service = None
         if self.writer is not None:
             self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
             self.writer.files.close()

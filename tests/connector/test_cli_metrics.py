@@ -20,7 +20,7 @@ from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import count
 from messagestore.files.mapped_file import Disk
-from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled
+from small import SMALL, SMALL_ASYNC, SMALL_POOL, ClockDisk, bodies, columns, filled
 
 pytest.importorskip("prometheus_client")
 
@@ -152,6 +152,20 @@ def test_a_session_adds_what_it_has_counted(tmp_path: Path) -> None:
         assert found["spark_messages_got_total",] == 1
         assert found["rocketmq_storage_flush_behind_bytes",] == 0
     assert samples(generate_latest(registry).decode())["spark_puts_total", "PUT_OK"] == 1
+
+
+def test_a_session_says_what_it_has_in_memory(tmp_path: Path) -> None:
+    """Only the session knows it: its files do not hold what is not committed."""
+    root = tmp_path / "s"
+    with MessageStore.open(root, SMALL_POOL) as store:
+        registry = registry_of(str(root), session=store)
+        size = store.put_message(Message("t", b"x", queue_id=0)).size
+        found = samples(generate_latest(registry).decode())
+        assert found["spark_commit_behind_bytes",] == size
+        assert found["rocketmq_storage_dispatch_behind_bytes",] == 0
+        store.flush()
+        assert samples(generate_latest(registry).decode())["spark_commit_behind_bytes",] == 0
+    assert ("spark_commit_behind_bytes",) not in once(root)
 
 
 def test_a_fault_does_not_act_on_the_terminal(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from messagestore.session import attached_store
 from messagestore.verify.verify import verify
 from messagestore.write.transaction import Chunks, append_batch
 from processes import CONTEXT, Java, PatienceDisk, starting_broker
-from small import SMALL, SMALL_ASYNC, bodies, columns, filled, read_all
+from small import SMALL, SMALL_ASYNC, SMALL_POOL, bodies, columns, filled, read_all
 
 CONFIG = SMALL.replace(
     mapped_file_size_commit_log=1 << 18, max_index_num=20_000, lock_timeout="20s", clean_interval="1h"
@@ -259,7 +259,7 @@ def test_an_idle_writer_makes_way_for_a_broker(tmp_path: Path) -> None:
     assert verify(root).ok
 
 
-@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC], ids=["SYNC_FLUSH", "ASYNC_FLUSH"])
+@pytest.mark.parametrize("config", [SMALL, SMALL_ASYNC, SMALL_POOL], ids=["SYNC_FLUSH", "ASYNC_FLUSH", "pool"])
 def test_a_session_makes_way_for_a_broker(tmp_path: Path, config: StoreConfig) -> None:
     """What was acknowledged is on the disk before the broker goes on; the next put says so, and closing is no error."""
     root = tmp_path / "s"

@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import errno
 import math
+import mmap
 import os
 import stat
 import threading
@@ -53,7 +54,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _SYNC_FILE_RANGE_WRITE = 2
+_MEMORY = "/proc/meminfo"
 
 LEASE_BREAK_TIME = "/proc/sys/fs/lease-break-time"
 _USUAL_BREAK_TIME_S = 45
@@ -118,6 +121,29 @@ class Disk:
                 return float(file.read()) or math.inf
         except (OSError, ValueError):
             return _USUAL_BREAK_TIME_S
+
+    def available_memory(self) -> int | None:
+        """Return how many bytes of memory can be had without swapping; None if the kernel does not say."""
+        with contextlib.suppress(OSError, ValueError), open(_MEMORY, encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        return None
+
+    def locked_memory(self, size: int) -> mmap.mmap:
+        """Return `size` zero bytes of memory that stay in memory until they are closed.
+
+        They are shared with a forked child, so a fork neither copies them nor makes the next writes slow.
+        """
+        memory = mmap.mmap(-1, size)
+        with memoryview(memory) as view:
+            first = ctypes.c_char.from_buffer(view)
+            failed = _libc.mlock(ctypes.addressof(first), size) != 0
+            number = ctypes.get_errno()
+            del first
+        if failed:
+            raise OSError(number, os.strerror(number))
+        return memory
 
     # ---- files
 

@@ -131,6 +131,14 @@ class StoreConfig:
     flush_interval_commit_log, flush_commit_log_least_pages, flush_commit_log_thorough_interval : int
         ASYNC_FLUSH: every interval the thread syncs if at least so many pages of 4 KiB are waiting; after the thorough
         interval it syncs whatever is waiting.
+    transient_store_pool_enable, transient_store_pool_size : bool, int
+        ASYNC_FLUSH only. True: an open session (`MessageStore.open`) copies single puts into buffers, and a thread
+        writes (commits) them to the log a moment later. A put then returns with `committed` False: if the process is
+        killed before the commit, the message is lost. The size is the number of buffers. Each has the size of a segment
+        and is locked in memory: with the defaults, 5 GiB. A broker's own file does not turn this on.
+    commit_interval_commit_log, commit_commit_log_least_pages, commit_commit_log_thorough_interval : int
+        The pool: every interval the thread commits if at least so many pages of 4 KiB are waiting; after the thorough
+        interval it commits whatever is waiting.
     enabled_append_prop_crc : bool
         True: every record gets a CRC-32 of its head and its properties.
     check_crc_on_recover : bool
@@ -233,6 +241,11 @@ class StoreConfig:
     flush_interval_commit_log: int = 500
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
+    transient_store_pool_enable: bool = False
+    transient_store_pool_size: int = 5
+    commit_interval_commit_log: int = 200
+    commit_commit_log_least_pages: int = 4
+    commit_commit_log_thorough_interval: int = 200
     enabled_append_prop_crc: bool = False
     check_crc_on_recover: bool = True
     auto_message_version_on_topic_len: bool = True
@@ -294,6 +307,10 @@ class StoreConfig:
         self._check_range("flush_interval_commit_log", 1, 3_600_000)
         self._check_range("flush_commit_log_least_pages", 0, 1_000_000)
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)
+        self._check_range("transient_store_pool_size", 1, 1_000_000)
+        self._check_range("commit_interval_commit_log", 1, 3_600_000)
+        self._check_range("commit_commit_log_least_pages", 0, 1_000_000)
+        self._check_range("commit_commit_log_thorough_interval", 1, 3_600_000)
         self._check_range("flush_delay_offset_interval", 1, 3_600_000)
         if not delays_of(self.message_delay_level):
             self._refuse(
@@ -498,6 +515,9 @@ class StoreConfig:
         config = cls.from_mapping(mapping)
         if not foreign:
             return config
+        if config.transient_store_pool_enable:  # it was meant for the broker's memory
+            config = config.replace(transient_store_pool_enable=False)
+            foreign["transientStorePoolEnable"] = "true"
         if "file_reserved_time" not in config.given:
             config = config.replace(file_reserved_time=DEFAULT_RESERVED_HOURS)
         _list_once(str(path), sorted(foreign), [number for number, _ in unknown])

@@ -238,6 +238,9 @@ class PutMessageResult(NamedTuple):
     page_cache_ms : float
         How long the put held the writer's lock, to write its records to the page cache, in milliseconds (RocketMQ's
         pagecacheRT). The wait for the lock and the sync is not in it.
+    committed : bool
+        False: the message is only in the memory of this process (`transientStorePoolEnable`). Readers see it, and a
+        killed process leaves it, when it is committed to the log a moment later.
 
     Examples
     --------
@@ -258,6 +261,7 @@ class PutMessageResult(NamedTuple):
     store_timestamp_ms: int
     queue_id: int
     page_cache_ms: float = 0.0
+    committed: bool = True
 
     @property
     def is_ok(self) -> bool:

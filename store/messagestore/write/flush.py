@@ -65,8 +65,11 @@ class FlushService(ServiceThread):
         ------
         StorePoisonedError
             The sync failed: the message is not acknowledged.
+        StoreFullError
+            The disk has no room for what is not committed.
         """
         self.start()
+        self.writer.commit(end)
         waiter = (end, held_lock())
         try:
             with self._mutex:
@@ -167,7 +170,7 @@ class FlushService(ServiceThread):
                 self.writer.drain()
         config, now_s, writer = self.writer.files.config, time.monotonic(), self.writer
         if now_s - self._last_flush_s >= config.flush_interval_commit_log / 1000:
-            dirty = writer.end.physical_offset - writer.synced_end
+            dirty = writer.committed_end - writer.synced_end
             thorough = now_s - self._last_thorough_s >= config.flush_commit_log_thorough_interval / 1000
             if dirty > 0 and (thorough or dirty >= config.flush_commit_log_least_pages * _PAGE_SIZE):
                 self._flush()

@@ -6,6 +6,8 @@ works in this order:
 
     state (in flight at S) -> bytes -> sync -> dispatch -> state (visible end V) -> now and then: sync all, clean end C
 
+With the TransientStorePool, single puts wait in memory before that, and `commit` writes their bytes.
+
 The record of a plain put is dispatched and becomes visible after its sync (SYNC_FLUSH) or within a moment
 (ASYNC_FLUSH). A failed sync poisons the writer: it no longer appends, syncs or publishes anything.
 
@@ -34,6 +36,7 @@ from messagestore.errors import (
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.mapped_file import replace_file
 from messagestore.files.state import NOTHING_IN_FLIGHT, State
+from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.files.written import FileReplaced
 from messagestore.format import record_columns, record_encode, record_scan
 from messagestore.format.config import ASYNC_FLUSH
@@ -89,6 +92,8 @@ class LogWriter(Standing):
         self.dispatcher = Dispatcher(files)
         self.topics_put: dict[str, list[int]] = {}
         """How many messages were appended to each topic, and their bytes. It changes under the mutex."""
+        self.commit_is_stuck = False
+        """Whether the disk had no room for the last commit."""
         self.half_dispatched = False
         """Whether a part of `pending` may be in the queues and the index already, because the disk had no room for
         all of it.
@@ -234,9 +239,15 @@ class LogWriter(Standing):
                 queue_offset = 0 if half else self.numbers.next_offset(topic, queue_id)
                 self._begin_put(flush_disk_type)
                 size, now = len(data), self.now_ms()
-                physical_offset = self.open_space(size)
+                pool = self.pool
+                if pool is not None and not self._is_buffered(pool, size, flush_disk_type):
+                    pool = None
+                physical_offset = self.open_space(size, blank=pool is None)
                 record_encode.stamp_one(data, queue_offset, physical_offset, now, property_crc)
-                self.write_or_undo(physical_offset, data)
+                if pool is None:
+                    self.write_or_undo(physical_offset, data)
+                else:
+                    pool.put(self.end.physical_offset, physical_offset, data)
                 if topic == SCHEDULE_TOPIC:
                     tags_code += now
                 row = Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, now, key_hashes, not half)
@@ -268,6 +279,7 @@ class LogWriter(Standing):
             with self.mutex, self._unbroken_put:
                 began_s = clock()
                 self._check_put(began_s)
+                self.commit()
                 queue_offset = self.numbers.next_offset(topic, queue_id)
                 self._begin_put(flush_disk_type)
                 now, size = self.now_ms(), rows.end
@@ -352,8 +364,11 @@ class LogWriter(Standing):
         self.numbers.known.clear()
         self.end, self.state = end, state  # `state` is set last: its counter says that all this is done
 
-    def open_space(self, size: int) -> int:
-        """The offset where `size` bytes fit: the log's end, or the start of the next segment after a BLANK record."""
+    def open_space(self, size: int, *, blank: bool = True) -> int:
+        """The offset where `size` bytes fit: the log's end, or the start of the next segment after a BLANK record.
+
+        The BLANK record is written if `blank` says so.
+        """
         position = self.end.physical_offset
         if position >= self._allocate_from:
             self._allocate_from = self.log.segment_of(position) + self.log.segment_size
@@ -362,7 +377,8 @@ class LogWriter(Standing):
             return position
         start = position + self.log.left(position)
         self.log.check_room(start + size)
-        self.write_or_undo(position, self.log.blank(position))
+        if blank:
+            self.write_or_undo(position, self.log.blank(position))
         return start
 
     def write_or_undo(self, physical_offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -384,10 +400,80 @@ class LogWriter(Standing):
         except OSError as error:
             raise self.poison(f"an append failed and could not be undone ({error})") from error
 
+    # ---- committing
+
+    def _is_buffered(self, pool: TransientStorePool, size: int, flush_disk_type: str) -> bool:
+        """Whether the next put goes into the pool, which then has room for it. Otherwise, the pool is empty.
+
+        If all buffers are in use, this waits until everything is committed. While the disk has no room for what is
+        uncommitted, nothing more is taken. Call it under the mutex.
+        """
+        if self.commit_is_stuck:
+            self.commit()
+        if flush_disk_type == ASYNC_FLUSH:
+            end = self.end.physical_offset
+            start = self.open_space(size, blank=False)
+            if pool.has_room(end, start):
+                return True
+            self.commit()
+            if pool.has_room(end, start):
+                return True
+        self.commit()
+        return False
+
+    @property
+    def committed_end(self) -> int:
+        """Up to where the log is in its files. Call under the mutex, or take it for a hint."""
+        pool = self.pool
+        return self.end.physical_offset if pool is None or pool.begin >= pool.end else pool.begin
+
+    def commit(self, end: int | None = None) -> None:
+        """Write the puts in the TransientStorePool that end at or below `end` to the log's files: they are committed.
+
+        Puts go on meanwhile, unless the caller holds the mutex.
+
+        Raises
+        ------
+        StoreFullError
+            The disk has no room. The puts stay in the pool, and nothing is appended before they are committed.
+        StorePoisonedError
+            The write failed.
+        """
+        pool = self.pool
+        if pool is None or not pool.uncommitted:
+            return
+        with self.mutex:
+            self.check_usable()
+            self.check_locks(often=True)
+        end = pool.end if end is None else end
+        try:
+            while not pool.commit(end, create=False):
+                with self.mutex, self.unbroken("a segment was being created"):
+                    pool.commit(end, create=True)  # whoever syncs the log holds the mutex, and must not miss its name
+        except StoreFullError as error:
+            self.commit_is_stuck = True
+            full = self.no_room(
+                f"the disk has no room to commit {pool.uncommitted} bytes of the TransientStorePool ({error}). They "
+                "are only in this process's memory, and are committed when there is room. Nothing more was appended",
+                error,
+            )
+            note_statuses(full, PutMessageStatus.SERVICE_NOT_AVAILABLE, None)
+            raise full from error
+        except OSError as error:
+            self.stop(f"the TransientStorePool could not be committed ({error})")
+            with self.mutex:
+                raise self.poison(self.poison_reason) from error
+        self.commit_is_stuck = False
+
+    def sync_to_end(self) -> None:
+        """Commit and sync everything up to the log's end; a failure poisons the writer. Call under the mutex."""
+        self.commit()
+        super().sync_to_end()
+
     # ---- publishing
 
     def group_sync(self) -> int:
-        """Sync everything appended so far for all callers that wait, without blocking appends; then publish it.
+        """Sync everything committed so far for all callers that wait, without blocking appends; then publish it.
 
         Returns the synced end. This does not move the clean end: what is published here is acknowledged, even if
         moving the clean end fails later.
@@ -396,7 +482,7 @@ class LogWriter(Standing):
         with self.sync_mutex:
             try:
                 self.check_usable()
-                end = self.end.physical_offset
+                end = self.committed_end
                 plan = self.log.sync_plan(self.synced_end, end)
             finally:
                 self.mutex.release()
@@ -449,6 +535,8 @@ class LogWriter(Standing):
             dispatched.
         """
         with self.mutex:
+            if move and self.pool is not None and self.clean_end.is_due():
+                self.commit()  # the clean end moves only when nothing is pending
             self._drain(end)
             if move:
                 self.clean_end.maybe_move()
@@ -462,6 +550,8 @@ class LogWriter(Standing):
         if not self.pending or self.turn is Turn.AWAY:
             return False
         count = len(self.pending)
+        if self.pool is not None:
+            end = self.committed_end if end is None else min(end, self.committed_end)
         if end is not None and self.pending[-1].physical_offset >= end:
             count = sum(put.physical_offset < end for put in self.pending)
         if not count:
@@ -567,6 +657,7 @@ class LogWriter(Standing):
             if self.health is not Health.SOUND:
                 return
             if self.pending:
+                self.commit()
                 if self.files.config.flush_disk_type != ASYNC_FLUSH:
                     self.sync_to_end()  # a SYNC_FLUSH record becomes visible only when it is durable
                 self.drain()

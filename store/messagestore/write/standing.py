@@ -24,6 +24,7 @@ from messagestore.errors import (
     StorePoisonedError,
 )
 from messagestore.files.state import State, boot_hash
+from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.format.layout import STATE_POISONED
 from messagestore.format.rows import Row, Rows
 from messagestore.log.batch_journal import BatchJournal
@@ -118,14 +119,17 @@ class Standing:
         """Finds out how full the disk is now."""
         self.pending: list[Row | Rows] = []
         """What was appended and is not visible yet."""
+        self.pool: TransientStorePool | None = None
+        """Where single puts wait until they are committed to the log's files. None: they are written there at once."""
 
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
         self.sync_mutex = threading.Lock()
         self._moving = threading.Lock()
-        for pool in (self.files.pool, self.files.log_pool):
-            pool.forget_threads()
+        for pool in (self.files.pool, self.files.log_pool, self.pool):
+            if pool is not None:
+                pool.forget_threads()
 
     def _turn(self, event: TurnEvent) -> None:
         with self._moving:
@@ -175,9 +179,10 @@ class Standing:
 
     def poison_error(self) -> StorePoisonedError:
         """The error that says why the writer has stopped."""
+        lost = "" if self.pool is None else ", except for puts whose result said committed=False"
         return StorePoisonedError(
             f"{self.files.paths.root}: {self.poison_reason}. This process writes nothing more. Check the disk, then "
-            "close the store and open it again: what was acknowledged is kept, and the rest is checked"
+            f"close the store and open it again: what was acknowledged is kept{lost}, and the rest is checked"
         )
 
     def check_turn(self) -> None:
