@@ -1,4 +1,5 @@
-"""Batches that come again with other rows that are hard to tell apart, and batches that earlier releases appended.
+"""Batches that come again: with other rows that are hard to tell apart, under other settings, and those that earlier
+releases appended.
 
 `LOOKALIKES` are pairs of batches with as many rows each. Most of them have one sum of CRCs and Java hashes, which was
 the digest of earlier releases.
@@ -6,6 +7,7 @@ the digest of earlier releases.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,15 @@ import pyarrow as pa
 
 from crash.judge import Verdict
 from crash.planting import Ground
-from messagestore import BatchConflictError, BatchRequest, MessageColumns, MessageStore, StoreConfig
+from messagestore import (
+    BatchConflictError,
+    BatchRequest,
+    MessageColumns,
+    MessageIllegalError,
+    MessageStore,
+    StoreConfig,
+    StoreError,
+)
 from messagestore.files.staging_files import Write
 from messagestore.format import record_encode
 from messagestore.format.hosts import pack_host
@@ -112,6 +122,67 @@ def accepted(root: Path, config: StoreConfig) -> Iterator[str]:
 def lookalikes(ground: Ground) -> Iterator[Verdict]:
     """Rows that come under a known version, and are other rows, must not be dropped."""
     yield Verdict(lost=list(accepted(ground.folder / "lookalikes", StoreConfig())))
+
+
+# ---- settings that change between a batch and its replay
+
+_CLOSED = (("brokerPermission", "4"),)
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "stamps": ({"stamp_cluster": True}, {}),
+    "property CRCs": ({"enabled_append_prop_crc": True}, {}),
+    "the topic's filter type": ({}, {"topicFilterType": "MULTI_TAG"}),
+    "the topic's permission": ({}, {"perm": 4}),
+    "the broker's permission": ({"broker_settings": _CLOSED}, {}),
+}
+"""What changes: settings of the store, and of its topic."""
+
+
+def changed_settings(ground: Ground) -> Iterator[Verdict]:
+    """A batch comes again under other settings, and is known; a new one is refused where nobody may write."""
+    yield after_changes(ground.folder / "settings")
+
+
+def after_changes(root: Path) -> Verdict:
+    """Append a batch of its own for each of `CHANGES`, and again after the change."""
+    verdict, version = Verdict(), -1
+    rows = columns_of([{"body": b"%d" % i, "tags": "Aa", "keys": [f"k{i}"]} for i in range(4)])
+    with MessageStore.open(root, StoreConfig()) as store:
+        store.create_topic("t", 1)
+
+    def append(settings: dict[str, Any], number: int) -> str:
+        with MessageStore.open(root, StoreConfig(**settings)) as store:
+            end = store.writer.end.physical_offset
+            try:
+                found = store.append_batch(rows, request(number)).status
+            except MessageIllegalError:
+                found = "refused"
+            except StoreError as error:
+                found = f"refused: {error}"
+            if found != APPENDED and store.writer.end.physical_offset != end:
+                verdict.duplicated.append(f"version {number}: {found}, and the log has grown")
+            return found
+
+    for name, (settings, topic) in CHANGES.items():
+        _set_topic(root, {"perm": 6, "topicFilterType": "SINGLE_TAG"})
+        found = [append({}, version + 1)]
+        _set_topic(root, topic)
+        found += [append(settings, version + 1), append(settings, version + 2)]
+        _set_topic(root, {"perm": 6, "topicFilterType": "SINGLE_TAG"})
+        found.append(append({}, version + 2))
+        closed = settings.get("broker_settings") == _CLOSED or topic.get("perm") == 4
+        wanted = [APPENDED, KNOWN, *(["refused", APPENDED] if closed else [APPENDED, KNOWN])]
+        if found != wanted:
+            verdict.misread.append(f"{name} changed: {found} instead of {wanted}")
+        version += 2
+    return verdict
+
+
+def _set_topic(root: Path, settings: dict[str, Any]) -> None:
+    path = root / "config" / "topics.json"
+    table = json.loads(path.read_text())
+    table["topicConfigTable"]["t"].update(settings)
+    path.write_text(json.dumps(table))
 
 
 # ---- batches that earlier releases appended

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from crash.digests import lookalikes, upgrade
+from crash.digests import changed_settings, lookalikes, upgrade
 from crash.kernels import compiling, planted
 from crash.planting import Mutant, Planted, patched
 from messagestore.format import record_encode, row_digest
 from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
+from messagestore.format.record import stamps
 from messagestore.log.batch_journal import BatchJournal
+from messagestore.write import batch_plan, transaction
 
 _FOUND_BY = "replays with other rows"
+_CHANGED = "replays under other settings"
 
 
 def without_field(number: int) -> Planted:
@@ -48,6 +52,32 @@ def only_the_newest_entrys(_: Any) -> Any:
     return read
 
 
+def with_stamps(real: Any) -> Any:
+    """The digest covers what the store stamps."""
+
+    def encode(*arguments: Any, limits: Any, **options: Any) -> Any:
+        rows = real(*arguments, limits=limits, **options)
+        return replace(rows, digests={n: d + len(stamps(limits)) for n, d in rows.digests.items()})
+
+    return encode
+
+
+def topics_first(real: Any) -> Any:
+    """Whether the topics may be written is asked before whether the batch is known."""
+
+    def check(writer: Any, source: Any, request: Any) -> Any:
+        for index in range(len(source)):
+            for run in source.read(index, with_data=False).runs():
+                batch_plan.check_writable_topic(writer.files, run.topic)
+        return real(writer, source, request)
+
+    return check
+
+
+def asks_no_topic(_: Any) -> Any:
+    return lambda *arguments: None
+
+
 _IN_C = (
     Mutant("the digest leaves out the body", planted("encode.c", "BODY_FIELD, xxh3(r.body.at, (size_t)r.body.size)", "BODY_FIELD, 0"), _FOUND_BY, lookalikes),
     Mutant("the digest does not say which field a text is of", planted("encode.c", "put_native_64(items->bytes + items->size, number);", "put_native_64(items->bytes + items->size, 0 * number);"), _FOUND_BY, lookalikes),
@@ -66,5 +96,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the digest leaves out the unique key", without_field(row_digest.UNIQUE_KEY), _FOUND_BY, lookalikes),
     Mutant("the digest of earlier releases is not computed after an upgrade", patched(BatchJournal, "read_digests_of", only_this_releases), "replays after an upgrade", upgrade),
     Mutant("tasks ask for the digest of the newest batch only", patched(BatchJournal, "read_digests_of", only_the_newest_entrys), "replays after an upgrade", upgrade),
+    Mutant("the digest covers what the store stamps", patched(record_encode, "encode", with_stamps), _CHANGED, changed_settings),
+    Mutant("a batch that comes again for a closed topic is refused", patched(transaction, "_check_journal", topics_first), _CHANGED, changed_settings),
+    Mutant("a closed topic takes a batch", patched(batch_plan, "check_writable_topic", asks_no_topic), _CHANGED, changed_settings),
     *(() if compiling.why_not() else _IN_C),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from crash.digests import HOST, LOOKALIKES, append_as_earlier, columns_of, request
+from crash.digests import HOST, LOOKALIKES, after_changes, append_as_earlier, columns_of, request
 from messagestore import BatchConflictError, BatchRequest, CorruptionError, MessageColumns, MessageStore
 from messagestore.format.config import StoreConfig
 from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
@@ -45,6 +45,12 @@ def test_rows_that_look_alike_are_refused(name: str, store: MessageStore) -> Non
         with pytest.raises(BatchConflictError, match=f"came again with {second.row_count} rows"):
             store.append_batch(second, app)
         assert store.append_batch(second, replace(app, on_replay_mismatch="skip")).status == SKIPPED
+
+
+def test_a_batch_is_known_under_other_settings(tmp_path: Path) -> None:
+    """What the store stamps is not the user's, and who may write now does not matter to a batch that is there."""
+    verdict = after_changes(tmp_path)
+    assert verdict.ok, verdict
 
 
 def test_a_batch_record_names_its_digest(store: MessageStore) -> None:
