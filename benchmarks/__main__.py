@@ -18,6 +18,7 @@ from benchmarks import (
     curves,
     store_append,
     store_delivery,
+    store_halves,
     store_history,
     store_journal,
     store_open,
@@ -26,6 +27,7 @@ from benchmarks import (
     store_recovery,
     store_retention,
     store_syncs,
+    store_wait,
 )
 from benchmarks.measure import Settings
 
@@ -34,6 +36,8 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "read": store_read.run,
     "put": store_put.run,
     "delivery": store_delivery.run,
+    "halves": store_halves.run,
+    "wait": store_wait.run,
     "open": store_open.run,
     "syncs": store_syncs.run,
     "recovery": store_recovery.run,

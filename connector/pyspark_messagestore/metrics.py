@@ -168,6 +168,14 @@ def _session(store: str, counted: StoreStats) -> Iterator[Metric]:
     for topic, (_, put_size) in counted.topics.items():
         size.add_metric([store, topic, _is_system(topic)], put_size)
     yield size
+    rates = GaugeMetricFamily(
+        "spark_put_tps",
+        "Messages that this process puts in a second, over the last seconds.",
+        labels=["store", "seconds"],
+    )
+    for seconds, rate in counted.put_tps.items():
+        rates.add_metric([store, str(seconds)], rate)
+    yield rates
     puts = CounterMetricFamily("spark_puts", "Puts of this process that have ended.", labels=["store", "status"])
     for status, count in counted.put_statuses.items():
         puts.add_metric([store, status.name], count)

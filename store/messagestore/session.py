@@ -443,6 +443,7 @@ class AttachedStore:
 
     def _watch_attached(self) -> None:
         while self._watcher is threading.current_thread():
+            self.statistics.sample()
             attachment = self._attachment
             if attachment is not None and not self._is_due(attachment):
                 self._awake.acquire(timeout=self._pause_s(attachment))

@@ -148,6 +148,7 @@ def test_a_session_adds_what_it_has_counted(tmp_path: Path) -> None:
         assert found["rocketmq_messages_in_total", "false", "t"] == 1
         assert found["spark_puts_total", "PUT_OK"] == found["spark_puts_total", "MESSAGE_ILLEGAL"] == 1
         assert sum(value for name, value in found.items() if name[0] == "spark_put_times") == 2
+        assert found["spark_put_tps", "600"] > 0
         assert (found["spark_gets_total", "true"], found["spark_gets_total", "false"]) == (1, 1)
         assert found["spark_messages_got_total",] == 1
         assert found["rocketmq_storage_flush_behind_bytes",] == 0

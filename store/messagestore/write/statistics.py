@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
@@ -37,6 +37,9 @@ _FINE_BUCKETS_MS = tuple(
 _MILLISECOND_S = 0.001
 _MOST_MS = _FINE_BUCKETS_MS[-1]
 _OK = PutMessageStatus.PUT_OK
+_WINDOWS_S = (10, 60, 600)
+"""The times over which RocketMQ takes rates."""
+_SAMPLE_S = 1.0
 clock = time.monotonic
 """In seconds: what times of puts are measured with."""
 
@@ -59,8 +62,8 @@ class TopicStats(NamedTuple):
 class StoreStats:
     """What this process has put into a store and read from it since it first opened it.
 
-    `MessageStore.stats` returns it, and another call returns newer numbers: rates are differences of two calls. Nothing
-    of it is in the store's files.
+    `MessageStore.stats` returns it, and another call returns newer numbers: other rates than `put_tps` are differences
+    of two calls. Nothing of it is in the store's files.
 
     Parameters
     ----------
@@ -78,6 +81,9 @@ class StoreStats:
         The messages of each topic that are in the log, and their bytes; those of batches as well (`append_batch` and
         Spark), and the store's own. A delayed message counts for SCHEDULE_TOPIC_XXXX, and again for its own topic when
         it is delivered.
+    put_tps : dict
+        How many of these messages were put in a second: seconds -> the mean over the last 10, 60 and 600 seconds, or
+        since the process began to count if that is later (RocketMQ's getPutTps).
     gets_found, gets_missed : int
         How many calls of `get_message` and `get_batch` found messages, and found none.
     messages_got : int
@@ -108,6 +114,7 @@ class StoreStats:
     put_longest_ms: int
     put_p99_ms: float
     topics: Mapping[str, TopicStats]
+    put_tps: Mapping[int, float]
     gets_found: int
     gets_missed: int
     messages_got: int
@@ -184,6 +191,8 @@ class Statistics:
         """What threads have counted that have ended, and the counts of the others."""
         self._topics: list[dict[str, list[int]]] = [{}]
         """What writers have appended, one after the other. Each changes its own dictionary, under its mutex."""
+        self._samples = deque([(clock(), 0)], maxlen=_WINDOWS_S[-1] + 2)
+        """How many messages had been put at which time, once a second at most."""
 
     def forget_threads(self) -> None:
         """Replace the lock in a forked child, where the thread that held it does not exist."""
@@ -265,7 +274,33 @@ class Statistics:
             counts.missed += 1
         counts.longest_get_ms = max(counts.longest_get_ms, ms)
 
+    def sample(self) -> None:
+        """Note how many messages have been put, unless that was done within the last second.
+
+        Whoever watches a store calls this, and no put does.
+        """
+        now_s = clock()
+        if now_s - self._samples[-1][0] >= _SAMPLE_S:
+            self._samples.append((now_s, self._put_messages()))
+
+    def _put_messages(self) -> int:
+        return sum(messages for topics in self._topics for messages, _ in topics.copy().values())
+
     # ---- the result
+
+    def _put_tps(self) -> dict[int, float]:
+        """The rates over the last windows. Between two samples, a second or many apart, the rate counts as even."""
+        samples = [*self._samples.copy(), (clock(), self._put_messages())]
+        now_s, total = samples[-1]
+        rates = {}
+        for window_s in _WINDOWS_S:
+            begin_s = max(now_s - window_s, samples[0][0])
+            after = min(bisect_right(samples, begin_s, key=_time_of), len(samples) - 1)
+            (before_s, before), (after_s, put) = samples[max(after - 1, 0)], samples[after]
+            share = (begin_s - before_s) / (after_s - before_s) if after_s > before_s else 0.0
+            taken_s = now_s - begin_s
+            rates[window_s] = (total - before - share * (put - before)) / taken_s if taken_s > 0 else 0.0
+        return rates
 
     def _total(self) -> _Counts:
         ended, others = self._kept
@@ -287,6 +322,7 @@ class Statistics:
         disk_used: Mapping[str, int],
     ) -> StoreStats:
         """All counts, with what only a writer knows."""
+        self.sample()
         total = self._total()
         topics: dict[str, list[int]] = {}
         for of_writer in self._topics:
@@ -304,6 +340,7 @@ class Statistics:
             put_longest_ms=total.longest_put_ms if longest_ms > _MOST_MS else longest_ms,
             put_p99_ms=percentile_ms(put_times, 0.99),
             topics={topic: TopicStats(*counts) for topic, counts in topics.items()},
+            put_tps=self._put_tps(),
             gets_found=total.found,
             gets_missed=total.missed,
             messages_got=total.got,
@@ -313,6 +350,10 @@ class Statistics:
             commit_behind=commit_behind,
             disk_used=disk_used,
         )
+
+
+def _time_of(sample: tuple[float, int]) -> float:
+    return sample[0]
 
 
 def _add_topics(total: dict[str, list[int]], topics: dict[str, list[int]]) -> None:

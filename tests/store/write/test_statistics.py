@@ -26,6 +26,7 @@ from messagestore import (
 )
 from messagestore.files.mapped_file import Disk, File
 from messagestore.format.rows import SCHEDULE_TOPIC
+from messagestore.write import statistics
 from messagestore.write.statistics import Statistics, clock, percentile_ms
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, read_all
 
@@ -249,6 +250,50 @@ def test_a_percentile_is_rocketmqs() -> None:
     assert percentile_ms({3: 90, 120: 10}, 0.99) == 110 + 10 * 9 / 10
     assert percentile_ms({9000: 4, 10_000: 6}, 0.9) == 9833.333333333334
     assert percentile_ms({10_001: 4}, 0.99) == 9000 + 1000 * 3 / 4
+
+
+def test_rates_are_means_over_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are taken by whoever watches the store; before an idle time without samples, nothing was put."""
+    now_s = 1000.0
+    monkeypatch.setattr(statistics, "clock", lambda: now_s)
+    counted = Statistics()
+    topics = counted.topics_of_writer()
+
+    def rates() -> dict[int, float]:
+        return {seconds: round(rate, 3) for seconds, rate in counted.stats(disk_used={}).put_tps.items()}
+
+    assert rates() == {10: 0.0, 60: 0.0, 600: 0.0}
+    topics["t"] = [30, 3000]
+    now_s += 2.0
+    assert rates() == {10: 15.0, 60: 15.0, 600: 15.0}
+    for _ in range(8):
+        now_s += 1.0
+        counted.sample()
+    assert rates() == {10: 3.0, 60: 3.0, 600: 3.0}
+    now_s += 1000.0  # detached
+    counted.sample()
+    topics["t"][0] += 300
+    topics["u"] = [300, 9000]
+    now_s += 5.0
+    assert rates() == {10: 60.0, 60: 10.0, 600: 1.0}
+    for _ in range(700):
+        now_s += 1.0
+        topics["t"][0] += 7
+        counted.sample()
+        counted.sample()
+    assert rates() == {10: 7.0, 60: 7.0, 600: 7.0}
+
+
+def test_a_session_samples_its_rates_by_itself(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "store", SMALL) as store:
+        statistics_of = store._statistics
+        store.put_message(Message("t", b"x", queue_id=0))
+        end_s = time.monotonic() + 10
+        while len(statistics_of._samples) < 2:
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        found = store.stats().put_tps
+        assert 0 < found[600] == found[60] <= 1
 
 
 def test_reads_count_as_hits_and_misses(tmp_path: Path) -> None:
