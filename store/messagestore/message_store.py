@@ -50,7 +50,6 @@ from messagestore.format.hosts import offset_message_id
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
     ANY_QUEUE,
-    DLQ_PREFIX,
     MAX_GROUP_TOPIC_SIZE,
     RETRY_PREFIX,
     Message,
@@ -62,16 +61,6 @@ from messagestore.format.message import (
     check_topic,
 )
 from messagestore.format.properties import (
-    DELAY,
-    KEYS,
-    ORIGIN_MESSAGE_ID,
-    PROPERTY_CRC,
-    REAL_QID,
-    REAL_TOPIC,
-    RETRY_TOPIC,
-    TAGS,
-    UNIQUE_KEY,
-    WAIT,
     check_keys,
 )
 from messagestore.format.record_columns import MessageColumns
@@ -87,6 +76,7 @@ from messagestore.read.view import StoreView
 from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
 from messagestore.session import attached_store
+from messagestore.write import retries
 from messagestore.write.delivery import Delivered
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
@@ -120,10 +110,6 @@ def _note_failure(error: BaseException) -> None:
     unknown = PutMessageStatus.UNKNOWN_ERROR
     if isinstance(error, OSError) and getattr(error, "put_status", unknown) is unknown:
         note_statuses(error, unknown, AppendMessageStatus.UNKNOWN_ERROR)
-
-
-_OF_A_PUT = frozenset((KEYS, TAGS, UNIQUE_KEY, WAIT, DELAY, REAL_TOPIC, REAL_QID, PROPERTY_CRC))
-"""The reserved properties that a put writes itself, from what it is given."""
 
 
 def _stamped(columns: MessageColumns, now_ms: int) -> MessageColumns:
@@ -819,8 +805,10 @@ class MessageStore(ReadOnlyStore):
         topic = check_topic(message.topic)
         queue_nums = DEFAULT_QUEUE_NUMS
         if topic.startswith(RETRY_PREFIX) and extra is None:
-            message, queue_nums, extra = self._retried(message)
-            topic = message.topic
+            group = topic.removeprefix(RETRY_PREFIX)
+            settings = self._groups().get(group) or SubscriptionGroupConfig(group)
+            message, nums, extra = retries.put_to_retry_topic(message, settings, record.stamps(config))
+            topic, queue_nums = message.topic, nums or queue_nums
         known = writer.files.topics.get(topic)
         queue_id = self._queue_id(topic, message, queue_nums if known is None else known.write_queue_nums)
         level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
@@ -862,22 +850,6 @@ class MessageStore(ReadOnlyStore):
             half=record.is_half(message.sys_flag),
         )
         return self._result(put, held_s)
-
-    def _retried(self, message: Message) -> tuple[Message, int, Sequence[tuple[str, str]]]:
-        """A message that a consumer puts to its group's retry topic; after its last retry, it becomes a dead letter.
-
-        Also returned are the number of queues that a missing topic gets, and the reserved properties.
-
-        Source: RocketMQ broker/processor/SendMessageProcessor.java (handleRetryAndDLQ).
-        """
-        group = message.topic.removeprefix(RETRY_PREFIX)
-        settings = self._groups().get(group) or SubscriptionGroupConfig(group)
-        stamps = record.stamps(self.writer.files.config)
-        times: object = message.reconsume_times
-        if not isinstance(times, int) or times <= settings.retry_max_times:  # what is no number is refused later
-            return message, DEFAULT_QUEUE_NUMS, stamps
-        dead = replace(message, topic=f"{DLQ_PREFIX}{group}", queue_id=0, delay_time_level=0)
-        return dead, 1, [*stamps, (DELAY, "-1")]
 
     def _result(self, put: Row, held_s: float) -> PutMessageResult:
         """The result of a put that is not synced yet; it says PUT_OK."""
@@ -1446,42 +1418,10 @@ class MessageStore(ReadOnlyStore):
                 field="message",
             )
         settings = self.group_config(group) or SubscriptionGroupConfig(group)
-        if settings.retry_queue_nums < 1:
-            raise ConfigError(
-                f"group {group!r}: found retryQueueNums {settings.retry_queue_nums} in config/subscriptionGroup.json; "
-                "allowed is 1 or more, since RocketMQ drops what such a group sends back. Nothing was written",
-                key="retryQueueNums",
-                value=settings.retry_queue_nums,
-            )
-        level = delay_level or 3 + stored.reconsume_times
-        dead = level < 0 or stored.reconsume_times >= settings.retry_max_times
-        prefix, queue_nums = (DLQ_PREFIX, 1) if dead else (RETRY_PREFIX, settings.retry_queue_nums)
-        topic = f"{prefix}{group}"
-        extra = {
-            **stored.system_properties,
-            RETRY_TOPIC: stored.system_properties.get(RETRY_TOPIC, stored.topic),
-            ORIGIN_MESSAGE_ID: stored.system_properties.get(ORIGIN_MESSAGE_ID) or stored.offset_message_id,
-        }
-        known = self.create_topic(topic, queue_nums)
-        again = Message(
-            topic,
-            stored.body,
-            queue_id=random.randrange(min(queue_nums, known.write_queue_nums)),
-            keys=stored.keys,
-            tags=stored.tags,
-            properties=stored.properties,
-            flag=stored.flag,
-            born_timestamp_ms=stored.born_timestamp_ms,
-            born_host=stored.born_host,
-            sys_flag=stored.sys_flag,
-            reconsume_times=stored.reconsume_times + 1,
-            wait_store_msg_ok=False,  # RocketMQ keeps it so in the record; this call waits as every put does
-            delay_time_level=0 if dead else level,
-        )
-        if dead:
-            extra[DELAY] = "0"  # as RocketMQ, which also keeps where the message has waited
-        own = _OF_A_PUT - {DELAY, REAL_TOPIC, REAL_QID} if dead else _OF_A_PUT
-        kept = [(name, value) for name, value in extra.items() if name not in own]
+        again, queue_nums, kept = retries.sent_back(stored, settings, delay_level)
+        assert queue_nums is not None
+        known = self.create_topic(again.topic, queue_nums)
+        again = replace(again, queue_id=random.randrange(min(queue_nums, known.write_queue_nums)))
         unique_key = stored.unique_key or new_unique_key(self.writer.files.disk.time_ns() // 1_000_000)
         return self._put(lambda: self._append_message(again, unique_key, kept), wait=True)
 
