@@ -10,6 +10,7 @@ races       two writers open a store at the same moment: one wins, the other cha
 brokers     brokers start, write and stop beside short sessions and commits; `ways`, `stalls` and `refusals`: what a
             writer does when a broker arrives, or when the writer is refused (`crash.brokers`)
 dumps       `messagestore dump` while retention deletes segments (`crash.dumps`)
+retentions  retention, writers and a deliverer that are killed again and again, beside readers and a group (`crash.retentions`)
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from crash import brokers, checker, dumps
+from crash import brokers, checker, dumps, retentions
+from crash.children import ended, in_child
 from crash.counts import Counts, again
 from crash.harness import (
     SMALL,
@@ -59,6 +59,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
         "readers": partial(_readers, quick_s=5.0), "threads": _threads, "processes": _processes, "turns": turns, "races": _races, "surprises": _surprises,
         "brokers": brokers.starts, "ways": brokers.ways, "stalls": brokers.stalls, "refusals": brokers.refusals,
         "ends": brokers.ends, "dumps": dumps.dumps,
+        "retentions": retentions.retentions,
     }  # fmt: skip
     with scratch_folder() as folder:
         for turn in range(part[0], 1 << 30, part[1]):
@@ -72,25 +73,6 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
             if quick or time.monotonic() > until_s or (case and turn >= int(case.rpartition("/")[2])):
                 return counts
     return counts
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Run work in a forked process and return its pid. Its status is 0 if the work ended as it should."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            work()
-            status = 0
-        except BaseException:  # noqa: BLE001 - whatever it was, the parent is told
-            traceback.print_exc()
-            sys.stderr.flush()
-        os._exit(status)
-    return pid
-
-
-def ended(pid: int) -> bool:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 # ---- readers

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from crash.harness import SMALL, append_encoded
 from crash.judge import Verdict
@@ -102,6 +103,16 @@ def half_messages_that_wait(_: Ground) -> Iterator[Verdict]:
         yield Verdict(lost=["a half message that was open"] * (not store.open_halves()))
 
 
+def delayed_messages_that_wait(_: Ground) -> Iterator[Verdict]:
+    """A delayed message is not due for hours."""
+    with _scratch() as root, MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("single", b"late", queue_id=0, delay_time_level=18))
+        for number in range(60):
+            store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
+        store.delete_expired_files(reserved_hours=0)
+        yield Verdict(lost=["a delayed message that waits"] * store.min_offset("SCHEDULE_TOPIC_XXXX", 17))
+
+
 MUTANTS = (
     Mutant("retention deletes the files of queues before the segments", patched(Retention, "_delete_segments", queues_first), "kills", kills("retention")),
     Mutant("retention does not sync the folder of the log between two deletions", no_sync("commitlog/", "fsync_dir"), "power cuts", power_cuts("retention")),
@@ -111,4 +122,5 @@ MUTANTS = (
     Mutant("retention restates no batch", without(retention, "restate_batches", []), "copies without spark/", copies_without_spark),
     Mutant("retention does not look at consumer groups", without(expired, "needed", []), "a group that has not read all", groups_that_read),
     Mutant("retention does not look at open half messages", without(expired, "_needed_halves", []), "a half message that waits", half_messages_that_wait),
+    Mutant("retention does not look at delayed messages", lambda: mock.patch.object(expired, "SCHEDULE_TOPIC", "none"), "a delayed message that waits", delayed_messages_that_wait),
 )  # fmt: skip

@@ -22,7 +22,7 @@ ALSO = {
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
     "power": ["kills"],
     "fuzz": ["flips", "strangers", "clocks", "renumbered", "broker_logs", "group_settings"],
-    "concurrency": ["brokers"],
+    "concurrency": ["brokers", "retentions"],
     "mutants": [path.stem for path in (FAULTS / "crash").glob("mutants_*.py")],
 }
 """Modules beside its own that a mode of `make crash` takes its cases from."""

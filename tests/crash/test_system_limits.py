@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from crash import faults, many_queues
-from crash.concurrency import ended, in_child
+from crash.children import ended, in_child
 from crash.faults import check_fault
 from crash.harness import SMALL, Promise, batch_columns, check_store, do_step, no_thread_warnings
 from crash.imitate import rows_seen
