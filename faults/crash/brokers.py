@@ -45,6 +45,7 @@ from messagestore import (
 from messagestore.files.mapped_file import Disk
 from messagestore.files.state import StateFile
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
+from messagestore.write import standing
 from processes import PatienceDisk, starting_broker
 from pyspark_commits import Daemon
 
@@ -179,7 +180,10 @@ def _broker(root: Path, number: int, seed: int, said: Path) -> None:
 
 
 def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
-    """A session makes way: each put is acknowledged and stored, or refused and not stored; the store was closed."""
+    """A session makes way: each put is acknowledged and stored, or refused and not stored; the store was closed.
+
+    Puts look for a broker by themselves only once, so that those after the store was closed must be told to look.
+    """
     verdict, acknowledged, refused = Verdict(), list[str](), list[str]()
     config = _SIZES.replace(flush_disk_type=chance.choice([SYNC_FLUSH, ASYNC_FLUSH]))
 
@@ -200,7 +204,8 @@ def ways(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     drop = AttachedStore._drop
     store = MessageStore.open(root, config)
     threads = [threading.Thread(target=put, args=(name,)) for name in range(4)]
-    with mock.patch.object(AttachedStore, "_drop", slowly):
+    rarely = mock.patch.object(standing, "TURN_CHECK_S", 3600.0)
+    with mock.patch.object(AttachedStore, "_drop", slowly), rarely:
         for thread in threads:
             thread.start()
         time.sleep(0.05 + 0.1 * chance.random())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
@@ -457,7 +458,29 @@ def abuse_index(lib: kernel.Kernel, chance: random.Random) -> None:
     entries = np.empty(20 * max(0, n - n // 2 + chance.choice((0, 0, 1, -1))), np.uint8)
     places, times = _numbers(chance, n, 2**40), _numbers(chance, chance.choice((n, 1)), 2**40)
     number, begin_ms = chance.choice((1, 5, 45, _number(chance, 2**31))), _number(chance, 2**40)
-    lib.index_put(hashes, first, places, times, slot_count, number, begin_ms, bases, slots, entries)
+    chosen, of_pages = None, bases
+    if chance.random() < 0.5:
+        of_pages = chance.choice((None, bases))
+        chosen = np.unique(_numbers(chance, n, 5000, np.int32)) if chance.random() < 0.3 else np.unique(hashes % 5000)
+        slots = slots[: max(0, len(chosen) + chance.choice((0, 0, 0, 1, -1)))].copy()
+    lib.index_put(hashes, first, places, times, slot_count, number, begin_ms, of_pages, chosen, slots, entries)
+
+
+def abuse_parts(lib: kernel.Kernel, chance: random.Random) -> None:
+    """Parts of a file that are outside of the buffer, or that the file does not have."""
+    size, n = chance.choice((0, 1, 16, 200)), chance.choice((0, 1, 2, 9))
+    positions, starts, ends = _numbers(chance, n, 100), _numbers(chance, n, size), _numbers(chance, n, size)
+    if chance.random() < 0.6:
+        starts, ends = np.minimum(starts, ends), np.maximum(starts, ends)
+    positions = positions[: max(0, n + chance.choice((0, 0, 0, -1)))].copy()
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(150))
+        file.flush()
+        fd = chance.choice((file.fileno(), file.fileno(), -1))
+        move = chance.choice((lib.pread_parts, lib.pwrite_parts))
+        done = move(fd, np.zeros(size, np.uint8), np.minimum(positions, 1 << 20), starts, ends)
+        if not 0 <= done <= n:
+            raise AssertionError(f"{done} of {n} parts")
 
 
 def abuse_message(lib: kernel.Kernel, chance: random.Random) -> None:
@@ -505,6 +528,7 @@ ABUSES: tuple[Callable[[kernel.Kernel, random.Random], None], ...] = (
     abuse_encode,
     abuse_message,
     abuse_index,
+    abuse_parts,
     abuse_notes,
     differences_in_reading,
 )

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+
 from crash import kernel_cases
 from crash.counts import Counts
 from crash.judge import Verdict
 from crash.planting import Ground, Planted
+from messagestore.errors import CorruptionError
+from messagestore.files.mapped_file import Disk
 from messagestore.format import kernel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +122,21 @@ def differences_of_messages(_: Ground) -> Iterator[Verdict]:
     for number in range(1000):
         by_kernel, by_rows = kernel_cases.difference_of_message(number, legal=number % 3 == 0)
         yield Verdict(misread=[] if by_kernel == by_rows else [f"message {number}: the codecs differ"])
+
+
+def unreadable_parts(ground: Ground) -> Iterator[Verdict]:
+    """Read and write parts of a file that it does not have."""
+    verdict, disk, path = Verdict(), Disk(), Path(ground.folder, "parts")
+    file = disk.open_new(path, 10)
+    buffer, starts, ends = memoryview(bytearray(8)), np.array([0, 4]), np.array([4, 8])
+    for move, positions in ((disk.pread_parts, [0, 8]), (disk.pread_parts, [20, 0]), (disk.pwrite_parts, [-1, 0])):
+        try:
+            move(file, buffer, np.array(positions), starts, ends)
+            verdict.misread.append(f"{move.__name__} of parts at {positions} in a file of 10 bytes did not fail")
+        except (OSError, CorruptionError):
+            pass
+    path.unlink()
+    yield verdict
 
 
 def abuses(ground: Ground) -> Iterator[Verdict]:

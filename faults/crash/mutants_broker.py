@@ -36,6 +36,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a writer attaches though a broker has the lock file open", without(Attachment, "_lease", True), "brokers", many(brokers.starts)),
     Mutant("nobody looks whether a broker waits", without(Attachment, "broker_waits", False), "ways", many(brokers.ways)),
     Mutant("an append does not look whether a broker waits", without(LogWriter, "check_turn"), "ways", many(brokers.ways)),
+    Mutant("a put into a store that was closed for a broker does not look", without(LogWriter, "watch_turn"), "ways", many(brokers.ways)),
     Mutant("a broker gets in before the store is closed", patched(AttachedStore, "_make_way", lets_go_at_once), "ways", many(brokers.ways)),
     Mutant("a lease that the kernel took away is believed", without(Attachment, "overrun", False), "stalls", many(brokers.stalls)),
     Mutant("a writer that is refused has made its folder", patched(refusals, "refuse_foreign_forms", only_behind_its_own_folder), "refusals", many(brokers.refusals)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crash.kernels import abuses, compiling, differences, differences_of_messages, planted
+from crash.kernels import abuses, compiling, differences, differences_of_messages, planted, unreadable_parts
 from crash.planting import Mutant
 
 _ALL = (
@@ -33,6 +33,18 @@ _ALL = (
     Mutant(
         "the kernel writes entries for keys that are not there",
         planted("index.c", "first < 0 || count > n || first > n - count", "first < 0"),
+        "fuzz: sanitizers",
+        abuses,
+    ),
+    Mutant(
+        "a part of a file that cannot be read or written is passed over",
+        planted("parts.c", "if (moved < 0 || (size_t)moved != size) break;", "(void)moved;"),
+        "parts that a file does not have",
+        unreadable_parts,
+    ),
+    Mutant(
+        "the kernel looks for a slot behind those that were chosen",
+        planted("index.c", "holds(&chosen, slots_there, 4, \"chosen\")", "true"),
         "fuzz: sanitizers",
         abuses,
     ),

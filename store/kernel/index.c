@@ -38,15 +38,29 @@ PyObject *kernel_index_pages(PyObject *module, PyObject *arguments) {
 }
 
 typedef struct {
-    const uint8_t *key_hashes, *physical_offsets, *timestamps_ms, *bases;
+    const uint8_t *key_hashes, *physical_offsets, *timestamps_ms, *bases, *chosen;
     uint8_t *slots, *entries;
     int64_t slots_there, first_number, begin_ms;
     uint32_t slot_count;
     bool one_time;
 } Put;
 
-/* Where the slot of a key is in `slots`; -1 if its page is not there. */
+/* Where a slot is among those that were chosen, in ascending order; -1 if it is not there. */
+static inline int64_t place_among(const Put *put, uint32_t slot) {
+    int64_t low = 0, high = put->slots_there;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if ((uint32_t)native_i32(put->chosen + 4 * middle) < slot)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < put->slots_there && (uint32_t)native_i32(put->chosen + 4 * low) == slot ? low : -1;
+}
+
+/* Where the slot of a key is in `slots`; -1 if it is not there. */
 static inline int64_t place_of(const Put *put, uint32_t slot) {
+    if (put->chosen != NULL) return place_among(put, slot);
     int64_t place = native_i64(put->bases + 8 * ((slot + HEADER_SLOTS) / PAGE_SLOTS));
     if (place < -HEADER_SLOTS || place > put->slots_there) return -1;
     place += (slot + HEADER_SLOTS) % PAGE_SLOTS;
@@ -69,7 +83,7 @@ static inline uint32_t seconds_of(const Put *put, int64_t i) {
 static int64_t put_entries(const Put *put, int64_t first, int64_t count, int64_t n) {
     int64_t used = 0;
     for (int64_t i = first; i < first + count; i++) {
-        if (i + AHEAD < n) {
+        if (put->chosen == NULL && i + AHEAD < n) {
             int64_t ahead = place_of(put, slot_of(put->key_hashes, i + AHEAD, put->slot_count));
             if (ahead >= 0) __builtin_prefetch(put->slots + SLOT_SIZE * ahead, 1);
         }
@@ -92,14 +106,15 @@ static int64_t put_entries(const Put *put, int64_t first, int64_t count, int64_t
     return used;
 }
 
-/* index_put(key_hashes, first, physical_offsets, timestamps_ms, slot_count, first_number, begin_ms, bases, slots,
- * entries): int32[n], int64[n], int64[1 or n], int64[pages]; as many entries as there is room for, from key `first`. */
+/* index_put(key_hashes, first, physical_offsets, timestamps_ms, slot_count, first_number, begin_ms, bases, chosen,
+ * slots, entries): int32[n], int64[n], int64[1 or n]; as many entries as there is room for, from key `first`. `slots` has
+ * whole pages, of which int64[pages] says where each one is, or the slots int32[m], which are in ascending order. */
 PyObject *kernel_index_put(PyObject *module, PyObject *arguments) {
     (void)module;
-    Py_buffer key_hashes, physical_offsets, timestamps_ms, bases, slots, entries;
+    Py_buffer key_hashes, physical_offsets, timestamps_ms, bases, chosen, slots, entries;
     long long first, slot_count, first_number, begin_ms;
-    if (!PyArg_ParseTuple(arguments, "y*Ly*y*LLLy*w*w*", &key_hashes, &first, &physical_offsets, &timestamps_ms,
-                          &slot_count, &first_number, &begin_ms, &bases, &slots, &entries))
+    if (!PyArg_ParseTuple(arguments, "y*Ly*y*LLLz*z*w*w*", &key_hashes, &first, &physical_offsets, &timestamps_ms,
+                          &slot_count, &first_number, &begin_ms, &bases, &chosen, &slots, &entries))
         return NULL;
     Py_ssize_t n = item_count(&key_hashes, 4, "key_hashes"), count = item_count(&entries, ENTRY_SIZE, "entries");
     Py_ssize_t slots_there = item_count(&slots, SLOT_SIZE, "slots");
@@ -107,7 +122,8 @@ PyObject *kernel_index_put(PyObject *module, PyObject *arguments) {
     bool good = n >= 0 && count >= 0 && slots_there >= 0 && slots_fit(slot_count) &&
                 holds(&physical_offsets, n, 8, "physical_offsets") &&
                 (one_time || holds(&timestamps_ms, n, 8, "timestamps_ms")) &&
-                holds(&bases, page_count(slot_count), 8, "bases");
+                (chosen.buf != NULL ? holds(&chosen, slots_there, 4, "chosen")
+                                    : holds(&bases, page_count(slot_count), 8, "bases"));
     if (good && (first < 0 || count > n || first > n - count)) {
         PyErr_Format(PyExc_ValueError, "first: found %lld and %zd entries; there are %zd keys", first, count, n);
         good = false;
@@ -118,9 +134,10 @@ PyObject *kernel_index_put(PyObject *module, PyObject *arguments) {
     }
     int64_t used = 0;
     if (good) {
-        Put put = {key_hashes.buf, physical_offsets.buf, timestamps_ms.buf, bases.buf,  slots.buf,
-                   entries.buf,    slots_there,          first_number,      begin_ms,   (uint32_t)slot_count,
-                   one_time};
+        Put put = {key_hashes.buf, physical_offsets.buf, timestamps_ms.buf,
+                   bases.buf,      chosen.buf,           slots.buf,
+                   entries.buf,    slots_there,          first_number,
+                   begin_ms,       (uint32_t)slot_count, one_time};
         Py_BEGIN_ALLOW_THREADS
         used = put_entries(&put, first, count, n);
         Py_END_ALLOW_THREADS
@@ -130,6 +147,7 @@ PyObject *kernel_index_put(PyObject *module, PyObject *arguments) {
     PyBuffer_Release(&physical_offsets);
     PyBuffer_Release(&timestamps_ms);
     PyBuffer_Release(&bases);
+    PyBuffer_Release(&chosen);
     PyBuffer_Release(&slots);
     PyBuffer_Release(&entries);
     return good && used >= 0 ? PyLong_FromLongLong(used) : NULL;

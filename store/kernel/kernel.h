@@ -25,7 +25,7 @@
 #error "the kernel is written for little-endian machines; the package works without it"
 #endif
 
-#define KERNEL_VERSION 6
+#define KERNEL_VERSION 7
 
 /* ---- numbers in buffers; no address needs to be aligned */
 
@@ -109,5 +109,10 @@ PyObject *kernel_heads(PyObject *module, PyObject *arguments);
 
 PyObject *kernel_index_pages(PyObject *module, PyObject *arguments);
 PyObject *kernel_index_put(PyObject *module, PyObject *arguments);
+
+/* ---- parts of a file (parts.c) */
+
+PyObject *kernel_pread_parts(PyObject *module, PyObject *arguments);
+PyObject *kernel_pwrite_parts(PyObject *module, PyObject *arguments);
 
 #endif

@@ -71,6 +71,10 @@ static PyMethodDef methods[] = {
     {"index_put", kernel_index_put, METH_VARARGS,
      "index_put(key_hashes, first, physical_offsets, timestamps_ms, slot_count, first_number, begin_ms, bases, slots,"
      " entries): entries of an index file, and the slots that lead to them."},
+    {"pread_parts", kernel_pread_parts, METH_VARARGS,
+     "pread_parts(fd, out, positions, starts, ends): fill ranges of `out` from a file, one after the other; how many."},
+    {"pwrite_parts", kernel_pwrite_parts, METH_VARARGS,
+     "pwrite_parts(fd, data, positions, starts, ends): write ranges of `data` to a file, one after the other; how many."},
     {NULL, NULL, 0, NULL},
 };
 

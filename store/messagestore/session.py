@@ -545,6 +545,7 @@ class AttachedStore:
             if not catch_up(writer):
                 return
         with writer.mutex:
+            writer.watch_turn()  # what is appended now would come after the store was closed for a broker
             if not attachment.intact():  # it may have changed since the check above
                 return
             writer.finish()

@@ -31,6 +31,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from messagestore.errors import (
     CorruptionError,
     NotAStoreError,
@@ -40,6 +43,7 @@ from messagestore.errors import (
 )
 from messagestore.files.folder_watch import FolderWatch
 from messagestore.files.store_root import Place, is_owners_link, no_access
+from messagestore.format import kernel
 
 SMALL_FILE_SIZE = 64 * 1024
 """The largest size of a small file that is read as a whole, unless the caller allows more."""
@@ -222,6 +226,46 @@ class Disk:
                 break
             done += count
         return done
+
+    def pread_parts(
+        self,
+        file: File,
+        buffer: memoryview,
+        positions: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> None:
+        """Fill n ranges of `buffer`, each from its position in the file: int64[n] each.
+
+        Raises
+        ------
+        CorruptionError
+            The file ends before the end of a part.
+        """
+        done = 0
+        if kernel.lib is not None and type(self) is Disk:  # a test's disk has each part in its hands
+            done = kernel.lib.pread_parts(file.fileno(), buffer, positions, starts, ends)
+        parts = zip(positions[done:].tolist(), starts[done:].tolist(), ends[done:].tolist(), strict=True)
+        for position, start, end in parts:
+            found = self.pread_into(file, buffer[start:end], position)
+            if found != end - start:
+                raise CorruptionError(file.path, position, f"{end - start} bytes", f"{found} bytes")
+
+    def pwrite_parts(
+        self,
+        file: File,
+        buffer: memoryview,
+        positions: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> None:
+        """Write n ranges of `buffer`, each to its position in the file, in their order: int64[n] each."""
+        done = 0
+        if kernel.lib is not None and type(self) is Disk:
+            done = kernel.lib.pwrite_parts(file.fileno(), buffer, positions, starts, ends)
+        parts = zip(positions[done:].tolist(), starts[done:].tolist(), ends[done:].tolist(), strict=True)
+        for position, start, end in parts:  # this one also says what is wrong
+            self.pwrite(file, buffer[start:end], position)
 
     def fdatasync(self, file: File) -> None:
         """Force the file's data to disk. After an error, the caller must never sync it again (fsyncgate)."""

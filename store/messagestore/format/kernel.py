@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
-VERSION = 6
+VERSION = 7
 """The version of the functions that this code calls. A kernel of another version is not used."""
 VARIABLE = "MESSAGESTORE_KERNEL"
 OFF = "off"
@@ -214,7 +214,8 @@ class Kernel(Protocol):
         slot_count: int,
         first_number: int,
         begin_ms: int,
-        bases: Buffer,
+        bases: Buffer | None,
+        chosen: Buffer | None,
         slots: Buffer,
         entries: Buffer,
         /,
@@ -223,8 +224,18 @@ class Kernel(Protocol):
 
         The keys of one put are int32[n], int64[n], int64[1 or n]; the first of them gets `first_number`. They are put
         in turns, each key once, in their order. `bases` (int64[pages]) says where in `slots` the first slot of each
-        page is. It returns how many slots had no entry before.
+        page is; or `slots` has only those slots that `chosen` (int32[m], ascending) names. It returns how many slots
+        had no entry before.
         """
+
+    def pread_parts(self, fd: int, out: Buffer, positions: Buffer, starts: Buffer, ends: Buffer, /) -> int:
+        """Fill ranges of `out` from positions of a file, one system call each: int64[n] each.
+
+        It stops at the first part that fails or is short, and returns how many parts there are before it.
+        """
+
+    def pwrite_parts(self, fd: int, data: Buffer, positions: Buffer, starts: Buffer, ends: Buffer, /) -> int:
+        """Write ranges of `data` to positions of a file, as `pread_parts` reads them."""
 
 
 def load(path: str | Path) -> Kernel:

@@ -333,7 +333,7 @@ class LogWriter(Standing):
 
     def _check_put(self, now_s: float) -> None:
         """Check that a put can be appended now, and dispatch first what had no room. Call under the mutex."""
-        self.check_turn()
+        self.check_turn(now_s)
         self.check_usable()
         self.check_locks(now_s, often=True)
         self.check_disk()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -34,6 +35,8 @@ from messagestore.write.states import HEALTHS, TURNS, Health, HealthEvent, Turn,
 
 _log = logging.getLogger(__name__)
 _LOCKS_CHECK_S = 0.02
+TURN_CHECK_S = 0.001
+"""Single puts look so often whether a broker waits: each look is a system call for which a thread gives up the GIL."""
 
 
 class LogEnd(NamedTuple):
@@ -105,7 +108,7 @@ class Standing:
         self.broker_waits: Callable[[], bool] = lambda: False
         """Whether a Java broker waits to open the store; the writer begins nothing new while one waits."""
         self._why_retired: Callable[[], StoreError] | None = None
-        self._locks_checked_s = 0.0
+        self._locks_checked_s = self._turn_checked_s = 0.0
         self.log = files.commit_log
         self.journal = journal
         self.mutex = threading.RLock()
@@ -185,19 +188,29 @@ class Standing:
             f"close the store and open it again: what was acknowledged is kept{lost}, and the rest is checked"
         )
 
-    def check_turn(self) -> None:
+    def check_turn(self, now_s: float | None = None) -> None:
         """Refuse to begin anything while a Java broker waits to open the store.
 
         Call it under the mutex and before `check_usable`: the thread that lets the broker in takes the mutex after the
-        broker has come, and retires this writer before `broker_waits` is False again.
+        broker has come, calls `watch_turn`, and retires this writer before `broker_waits` is False again. With `now_s`,
+        as for single puts, this looks only if the last look was at least `TURN_CHECK_S` ago.
 
         Raises
         ------
         StoreLockedError
             A broker waits. Nothing was written; what was appended before is finished, and then the broker starts.
         """
+        if now_s is not None:
+            if now_s < self._turn_checked_s + TURN_CHECK_S:
+                return
+            self._turn_checked_s = now_s
         if self.broker_waits():
+            self.watch_turn()
             raise broker_comes(self.files.paths)
+
+    def watch_turn(self) -> None:
+        """Let every single put look whether a broker waits, from the next one on. Call it under the mutex."""
+        self._turn_checked_s = -math.inf
 
     def check_disk(self) -> None:
         """Refuse an append while the disk is fuller than `diskSpaceWarningLevelRatio`. Call it under the mutex.

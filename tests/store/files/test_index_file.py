@@ -353,6 +353,19 @@ def test_large_puts_go_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert images(tmp_path) == java(records, 1000, 300).images()
 
 
+@pytest.mark.parametrize("disk", [Disk(), QuickDisk()], ids=["many parts by one call", "each part by a call"])
+def test_few_keys_read_and_write_slots_and_many_keys_pages(tmp_path: Path, disk: Disk):
+    """The bytes are those of Java in both cases, also where several keys of a put share a slot."""
+    shape = (30_000, 3000)
+    records = some_records(random.Random(2), 700, hash_count=300)
+    index = make(tmp_path, *shape, disk)
+    put(index, records[:15])
+    put(index, records[15:30])
+    put(index, records[30:400])
+    put(index, records[400:])
+    assert images(tmp_path) == java(records, *shape).images()
+
+
 # ---- rewind
 
 

@@ -157,6 +157,42 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, writ
     assert buffer[count:] == b"\xff" * (size - count)
 
 
+def _parts(*parts: tuple[int, int, int]) -> list[np.ndarray]:
+    return [np.array(column, np.int64) for column in zip(*parts, strict=True)]
+
+
+@pytest.mark.parametrize("kind", [Disk, type("OtherDisk", (Disk,), {})], ids=["by one call", "by a call for each"])
+def test_parts_of_a_file_are_read_and_written(kind: type[Disk], path: str):
+    """Parts that overlap are written in their order; empty ones are nothing."""
+    disk = kind()
+    file = disk.open_new(path, 100)
+    data = memoryview(bytes(range(100)))
+    disk.pwrite_parts(file, data, *_parts((10, 0, 4), (50, 4, 4), (12, 90, 93)))
+    assert Path(path).read_bytes() == bytes(10) + bytes([0, 1, 90, 91, 92]) + bytes(85)
+    buffer = bytearray(8)
+    disk.pread_parts(file, memoryview(buffer), *_parts((12, 5, 8), (10, 0, 1), (9, 3, 5)))
+    assert bytes(buffer) == bytes([0, 0, 0, 0, 0, 90, 91, 92])
+
+
+@pytest.mark.parametrize("kind", [Disk, type("OtherDisk", (Disk,), {})], ids=["by one call", "by a call for each"])
+def test_a_part_that_cannot_be_read_or_written_is_an_error(kind: type[Disk], path: str):
+    """The parts before it were read or written; the error names the file."""
+    disk = kind()
+    file = disk.open_new(path, 10)
+    disk.pwrite(file, b"0123456789", 0)
+    buffer = memoryview(bytearray(8))
+    with pytest.raises(CorruptionError, match="expected 4 bytes, found 2 bytes") as error:
+        disk.pread_parts(file, buffer, *_parts((0, 0, 4), (8, 4, 8)))
+    assert (error.value.path, error.value.physical_offset) == (path, 8)
+    assert bytes(buffer[:4]) == b"0123"
+    with pytest.raises(OSError, match=r"Bad file descriptor") as refused:
+        disk.pwrite_parts(disk.open(path), buffer, *_parts((0, 4, 8)))
+    assert refused.value.filename == path
+    with pytest.raises(OSError, match=r"Invalid argument"):
+        disk.pwrite_parts(file, buffer, *_parts((4, 0, 4), (-1, 4, 8)))
+    assert Path(path).read_bytes() == b"0123012389"
+
+
 class ShortDisk(Disk):
     """A disk that takes at most three bytes at a time."""
 
