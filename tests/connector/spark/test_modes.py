@@ -45,10 +45,13 @@ def test_output_mode_update_and_dead_letters(spark, tmp_path):
     root, copy = str(tmp_path / "store"), str(tmp_path / "copy")
     rows = spark.range(12).selectExpr("IF(id = 7, NULL, CAST(id % 3 AS STRING)) AS body", "array('k') AS keys")
     rows.write.format("messagestore").mode("append").options(
-        topic="t", invalidRows="deadLetter", deadLetterTopic="dead", uniqKey="true"
+        topic="t", invalidRows="deadLetter", deadLetterTopic="dead", uniqKey="true", brokerClusterName="north"
     ).save(root)
     assert sum(bodies(root, "t").values()) == 11
     assert sum(bodies(root, "dead").values()) == 1
+    named = spark.read.format("messagestore").schema("systemProperties map<string, string>")
+    named = named.option("subscribe", "t,dead").load(root)
+    assert named.where("systemProperties['CLUSTER'] = 'north'").count() == 12
     stream = spark.readStream.format("messagestore").option("subscribe", "t").option("startingOffsets", "earliest")
     counts = stream.load(root).groupBy("body").count()
     updates = counts.selectExpr("body", "CAST(count AS STRING) AS n", "count AS ignored")
