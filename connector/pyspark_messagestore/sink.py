@@ -237,7 +237,8 @@ class Sink:
 
     def _mapper(self, queue_counts: dict[str, int], seed: str, unique_keys: UniqueKeys | None) -> Mapper:
         def queue_count(name: str) -> int:
-            return queue_counts.get(name, self.options.write_queue_nums)
+            count = queue_counts.get(name, self.options.write_queue_nums)
+            return max(1, count)  # the commit refuses a topic without a queue to write, unless it knows the batch
 
         return Mapper(self.mapping, self.options.topic, self.options.queue_selector, queue_count, seed, unique_keys)
 

@@ -1421,7 +1421,7 @@ class MessageStore(ReadOnlyStore):
         again, queue_nums, kept = retries.sent_back(stored, settings, delay_level)
         assert queue_nums is not None
         known = self.create_topic(again.topic, queue_nums)
-        again = replace(again, queue_id=random.randrange(min(queue_nums, known.write_queue_nums)))
+        again = replace(again, queue_id=random.randrange(max(1, min(queue_nums, known.write_queue_nums))))
         unique_key = stored.unique_key or new_unique_key(self.writer.files.disk.time_ns() // 1_000_000)
         return self._put(lambda: self._append_message(again, unique_key, kept), wait=True)
 

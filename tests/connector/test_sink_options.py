@@ -237,6 +237,19 @@ def test_a_topic_without_write_permission_stops_a_query_and_not_a_replay(root, c
     assert [m.body for m in messages(root)] == [b"a"] * 2
 
 
+def test_a_topic_without_a_queue_to_write_stops_a_query_and_not_a_replay(root, context) -> None:
+    batch = pa.record_batch({"body": ["a", "b"], "keys": ["k", None]})
+    write(root, context, batch, topic="t", txnAppId="app")
+    with MessageStore.open(root):
+        pass  # ends the turn of this process, which would not look at the file again
+    path = Path(root, "config", "topics.json")
+    path.write_text(path.read_text().replace('"writeQueueNums":8', '"writeQueueNums":0'))
+    write(root, context, batch, topic="t", txnAppId="app")
+    with pytest.raises(MessageIllegalError, match="topic 't': found writeQueueNums 0"):
+        write(root, context, batch, 1, topic="t", txnAppId="app")
+    assert sorted(m.body for m in messages(root)) == [b"a", b"b"]
+
+
 def test_rows_of_a_topic_with_multi_tags_have_its_flag(root, context) -> None:
     batch = pa.record_batch({"body": ["a", "b", "c"], "topic": ["t", "other", "t"], "delayTimeLevel": [None, None, 2]})
     with MessageStore.open(root) as store:

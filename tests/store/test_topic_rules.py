@@ -107,6 +107,26 @@ def test_what_was_accepted_before_a_topic_was_closed_still_arrives(tmp_path: Pat
         assert [message.body for message in found] == [b"batch", b"delayed", b"half"]
 
 
+@pytest.mark.parametrize("put", [*PUTS, "in turn", "by key"])
+@pytest.mark.parametrize("count", [0, -3])
+def test_a_topic_without_a_queue_to_write_takes_no_message(tmp_path: Path, put: str, count: int) -> None:
+    """RocketMQ's tools set writeQueueNums to 0 so that producers leave a topic."""
+    puts = {
+        **PUTS,
+        "in turn": lambda store: store.put_message(Message("t", b"x")),
+        "by key": lambda store: store.half_message(Message("t", b"x", keys=["k"]), "g"),
+    }
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        store.create_topic("t", 2)
+    settings_of_topic(tmp_path / "s", "t", writeQueueNums=count)
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        with pytest.raises(MessageIllegalError, match=rf"topic 't': found writeQueueNums {count} in .*alter --queues"):
+            puts[put](store)
+        assert store.writer.end.physical_offset == 0
+        store.alter_topic("t", write_queue_nums=2)
+        puts[put](store)
+
+
 def test_a_retry_topic_without_write_permission_takes_nothing_back(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "s", SMALL) as store:
         store.put_message(ONE)
@@ -114,6 +134,12 @@ def test_a_retry_topic_without_write_permission_takes_nothing_back(tmp_path: Pat
         store.create_topic("%RETRY%g", 1, perm=4)
         with pytest.raises(MessageIllegalError, match="topic '%RETRY%g': found perm 4"):
             store.send_back(message, "g")
+    settings_of_topic(tmp_path / "s", "%RETRY%g", writeQueueNums=0)
+    with (
+        MessageStore.open(tmp_path / "s", SMALL) as store,
+        pytest.raises(MessageIllegalError, match="topic '%RETRY%g': found writeQueueNums 0"),
+    ):
+        store.send_back(message, "g")
 
 
 # ---- retry topics

@@ -236,7 +236,7 @@ def check_simple_topic(files: StoreFiles, topic: str) -> None:
 
 
 def check_writable_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic that users may not put messages to: its queues are not simple ones, or it may not be written.
+    """Refuse a topic that users may not put messages to: its queues are not simple ones, or none of them may be written.
 
     RocketMQ's producers find no queue of a topic without write permission, and a broker answers NO_PERMISSION when a
     message is sent back to one. A broker's own `brokerPermission` forbids all topics.
@@ -246,10 +246,16 @@ def check_writable_topic(files: StoreFiles, topic: str) -> None:
     ConfigError
         The topic has other queues.
     MessageIllegalError
-        The topic, or the broker, may not be written.
+        The topic, or the broker, may not be written, or the topic has no queue to write.
     """
     check_simple_topic(files, topic)
     config = files.topics.get(topic)
+    if config is not None and config.write_queue_nums < 1:
+        raise MessageIllegalError(
+            f"topic {topic!r}: found writeQueueNums {config.write_queue_nums} in config/topics.json; writing needs 1 "
+            "or more, so nothing was written. Change it with alter_topic or `topic alter --queues`",
+            field="topic",
+        )
     if config is not None and not config.perm & PERM_WRITE:
         raise MessageIllegalError(
             f"topic {topic!r}: found perm {config.perm} in config/topics.json; writing needs {PERM_WRITE}, so nothing "
