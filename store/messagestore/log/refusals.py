@@ -236,7 +236,7 @@ def check_simple_topic(files: StoreFiles, topic: str) -> None:
 
 
 def check_writable_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic that users may not put messages to: its queues are not simple ones, or none of them may be written.
+    """Refuse a topic that users may not put messages to: its queues are not simple ones, or none may be written.
 
     RocketMQ's producers find no queue of a topic without write permission, and a broker answers NO_PERMISSION when a
     message is sent back to one. A broker's own `brokerPermission` forbids all topics.
