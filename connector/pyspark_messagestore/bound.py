@@ -23,6 +23,8 @@ class Bound:
     until : Until
     covers : function
         Whether a topic is read.
+    with_empty : function
+        The ends, also of queues that never had a message but may be named.
     at_time : function
         The first message of a queue that was stored at a time or later, or a given end if there is none.
     """
@@ -32,10 +34,11 @@ class Bound:
         asked: Asked,
         until: Until,
         covers: Callable[[str], bool],
+        with_empty: Callable[[Asked, Queues], Queues],
         at_time: Callable[[Queue, int, int], int],
     ) -> None:
         self.asked, self.until = asked, until
-        self._covers, self._at_time = covers, at_time
+        self._covers, self._with_empty, self._at_time = covers, with_empty, at_time
         self._reached: Queues = {}  # queues that have a message at or after the time
         self._looked: Queues = {}  # the ends of the others when they were looked at
 
@@ -53,7 +56,9 @@ class Bound:
             A queue is not listed, or does not exist.
         """
         result = {}
-        for queue, position in self.asked.positions(ends, self._covers).items():
+        for queue, position in self.asked.positions(self._with_empty(self.asked, ends), self._covers).items():
+            if queue not in ends:
+                continue
             end = ends[queue]
             if isinstance(position, Moment):
                 end = self._by_time(queue, position.at(self.until.now_ms), end)
@@ -75,8 +80,8 @@ class Bound:
 
     def offsets(self, queues: Queues) -> Queues:
         """The queue offsets that the user wrote down, for some of the queues."""
-        positions = self.asked.positions(queues, self._covers)
-        return {queue: offset for queue, offset in positions.items() if isinstance(offset, int) and offset >= 0}
+        positions = self.asked.positions(self._with_empty(self.asked, queues), self._covers)
+        return {queue: at for queue, at in positions.items() if queue in queues and isinstance(at, int) and at >= 0}
 
     def check(self, firsts: Queues) -> None:
         """Refuse an end below the beginning.

@@ -16,13 +16,13 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from messagestore import ConfigError
+from messagestore import ConfigError, StoreError
 from messagestore.spi import LOCAL_STORES, Stores
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
 from pyspark_messagestore.schema import ERROR, Projection, core_schema
 from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
-from pyspark_messagestore.source import BatchReader, FilteringReader, StreamReader
+from pyspark_messagestore.source import BatchReader, FilteringReader, RefusedStream, StreamReader
 from pyspark_messagestore.source_options import MESSAGES
 from pyspark_messagestore.views import VIEWS, ViewReader
 
@@ -118,7 +118,13 @@ class MessageStoreDataSource(DataSource):
         return kind(options, Projection.of(schema, options.row_format), self.stores)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 # Spark's name
-        """The reader for `spark.readStream`."""
+        """The reader for `spark.readStream`. If the options are wrong, its calls say so: see `RefusedStream`."""
+        try:
+            return self._stream_reader(schema)
+        except StoreError as error:
+            return RefusedStream(error)
+
+    def _stream_reader(self, schema: StructType) -> StreamReader:
         options = source_options(self.options)
         options.check_stream()
         return StreamReader(options, Projection.of(schema, options.row_format), self.stores)

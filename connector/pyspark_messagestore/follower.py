@@ -140,8 +140,17 @@ class Follower:
         self.check_topics(new=True)
         ends = self.ends()
         asked = self.options.starting or Asked("startingOffsets", default)
-        wanted = asked.positions(ends, self.subscription.covers_topic)
-        return self._resolved(asked, self._after_commits(asked, wanted))
+        wanted = asked.positions(self.with_empty(asked, ends), self.subscription.covers_topic)
+        found = self._resolved(asked, self._after_commits(asked, wanted))
+        return {queue: offset for queue, offset in found.items() if queue in ends}
+
+    def with_empty(self, asked: Asked, ends: Queues) -> Queues:
+        """The ends, also of the queues that an option names and that the topic has, but that never had a message."""
+        others = [queue for queue in asked.listed if queue not in ends and self.subscription.covers(queue)]
+        if not others:
+            return ends
+        counts = self.store.describe(queues=True).queue_counts
+        return {**ends, **{queue: 0 for queue in others if queue[1] < counts.get(queue[0], 0)}}
 
     def _after_commits(self, asked: Asked, wanted: Mapping[Queue, Position]) -> dict[Queue, int | Moment]:
         """The positions, with the offsets that the consumer group has published where these are asked for."""
@@ -169,7 +178,7 @@ class Follower:
         now_ms = time.time_ns() // 1_000_000
         found: Queues = {}
         for queue, position in wanted.items():
-            end = self._ends.queues[queue]
+            end = self._ends.queues.get(queue, 0)
             begin = min(begins.get(queue, end), end)
             if isinstance(position, Moment):
                 found[queue] = self._from_time(asked, queue, begin, end, position.at(now_ms))
@@ -228,7 +237,7 @@ class Follower:
         """Where the read ends, by the options and by what was fixed before."""
         asked = self.options.ending
         assert asked is not None
-        return Bound(asked, until, self.subscription.covers_topic, self.at_time)
+        return Bound(asked, until, self.subscription.covers_topic, self.with_empty, self.at_time)
 
     def ending(self, firsts: Queues) -> Queues:
         """Where a batch read ends, according to the options.
@@ -248,9 +257,9 @@ class Follower:
         bound = self.bound(until)
         if self.options.fail_on_data_loss:
             bound.check(firsts)
-            for queue, wanted in bound.offsets(reached).items():
-                if wanted > reached[queue]:
-                    raise self._gone(queue, wanted, self.store.begins([queue])[queue])
+            for queue, wanted in bound.offsets(self.with_empty(bound.asked, reached)).items():
+                if wanted > reached.get(queue, 0):
+                    raise self._gone(queue, wanted, self.store.begins([queue]).get(queue, 0))
         return {queue: max(end, firsts[queue]) for queue, end in bound.limited(reached).items()}
 
     # ---- whether a start is valid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -38,6 +39,18 @@ def choice(*values: str) -> Kind:
     """One of some words, in any case."""
     by_name = {value.lower(): value for value in values}
     return Kind(lambda text: by_name[text.lower()], " or ".join(values))
+
+
+def parsed_json(text: str) -> Any:
+    """A value written as JSON. A name that occurs twice is a ValueError; `json.loads` would drop the first value."""
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
 
 
 def _text(text: str) -> str:

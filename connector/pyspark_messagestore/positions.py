@@ -16,7 +16,7 @@ from typing import Any
 
 from messagestore import ConfigError
 from messagestore.spi import Queue, duration_s, stored_topic_fault
-from pyspark_messagestore.kinds import MOST, Kind, whole
+from pyspark_messagestore.kinds import MOST, Kind, parsed_json, whole
 
 LATEST, EARLIEST = -1, -2
 """Special queue offsets, with the meaning that Kafka's connector gives them."""
@@ -80,6 +80,18 @@ class Asked:
     def is_offsets(self) -> bool:
         """Whether it is written as queue offsets rather than times."""
         return "Timestamp" not in self.option
+
+    @property
+    def listed(self) -> list[Queue]:
+        """The queues that it names."""
+        wanted = self.wanted if isinstance(self.wanted, dict) else {}
+        return [(topic, queue_id) for topic, ids in wanted.items() for queue_id in ids if queue_id != EVERY_QUEUE]
+
+    @property
+    def has_latest(self) -> bool:
+        """Whether a queue, or every queue, begins or ends at its latest message."""
+        wanted = self.wanted.values() if isinstance(self.wanted, dict) else [{EVERY_QUEUE: self.wanted}]
+        return any(LATEST in ids.values() for ids in wanted)
 
     def positions(self, queues: Iterable[Queue], covers: Callable[[str], bool]) -> dict[Queue, Position]:
         """The position of each queue.
@@ -156,13 +168,13 @@ def _starting_offsets(text: str) -> Position | ByQueue:
     word = text.strip().lower()
     if word == "committed" or word.startswith("committed:"):
         return Committed(_WORDS[word.removeprefix("committed:")] if ":" in word else None)
-    return _WORDS[word] if word in _WORDS else _by_queue(json.loads(text), lambda value: _offset(value, EARLIEST))
+    return _WORDS[word] if word in _WORDS else _by_queue(parsed_json(text), lambda value: _offset(value, EARLIEST))
 
 
 def _ending_offsets(text: str) -> Position | ByQueue:
     if text.strip().lower() == "latest":
         return LATEST
-    return _by_queue(json.loads(text), lambda value: _offset(value, LATEST))
+    return _by_queue(parsed_json(text), lambda value: _offset(value, LATEST))
 
 
 def _offset(value: object, least: int) -> int:
@@ -185,21 +197,26 @@ def _queues(queues: Mapping[str, Any], parse: Callable[[Any], Any]) -> dict[int,
         (queues,) = (
             queues.values()
         )  # more are a ValueError: a store is one broker's, and the numbers of another one's queues mean nothing here
-    return {EVERY_QUEUE if name == "*" else _QUEUE_ID.parse(name): parse(value) for name, value in queues.items()}
+    found = {EVERY_QUEUE if name == "*" else _QUEUE_ID.parse(name): parse(value) for name, value in queues.items()}
+    if len(found) < len(queues):  # "1" and "01"
+        raise ValueError
+    return found
 
 
 _QUEUE_ID = whole(0, 65535)
 STARTING_OFFSETS = Kind(
     _starting_offsets,
     "earliest, latest, committed, committed:earliest, committed:latest, or JSON such as "
-    '{"flights": {"0": 23, "*": -2}} (-2 earliest, -1 latest)',
+    '{"flights": {"0": 23, "*": -2}} (-2 earliest, -1 latest), with each topic and queue once, and one broker',
 )
 ENDING_OFFSETS = Kind(
-    _ending_offsets, 'latest, or JSON such as {"flights": {"0": 23, "*": -1}} (-1 latest; a read cannot end at -2)'
+    _ending_offsets,
+    'latest, or JSON such as {"flights": {"0": 23, "*": -1}} (-1 latest; a read cannot end at -2), '
+    "with each topic and queue once, and one broker",
 )
 _TIMES = "milliseconds since 1970, ISO 8601 with a time zone such as 2026-03-01T12:00:00Z, or a time ago such as -10m"
 TIMESTAMP = Kind(_moment, _TIMES)
 OFFSETS_BY_TIMESTAMP = Kind(
-    lambda text: _by_queue(json.loads(text), _moment),
-    f'JSON such as {{"flights": {{"0": 1700000000000, "*": "-10m"}}}}; a time is {_TIMES}',
+    lambda text: _by_queue(parsed_json(text), _moment),
+    f'JSON such as {{"flights": {{"0": 1700000000000, "*": "-10m"}}}}, each topic and queue once; a time is {_TIMES}',
 )

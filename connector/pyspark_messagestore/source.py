@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
@@ -25,6 +25,7 @@ from messagestore import (
     ConfigError,
     NotAStoreError,
     OffsetOutOfRangeError,
+    StoreError,
     StoreWentBackwardsError,
     UnknownTopicError,
 )
@@ -109,6 +110,22 @@ class FilteringReader(BatchReader):
             given = self.options.tags
             self.options = replace(self.options, tags=tuple(sorted(tags if given is None else tags & {*given})))
         return filters
+
+
+class RefusedStream(DataSourceStreamReader):
+    """The reader of a stream that cannot be. Each call raises why.
+
+    PySpark 4.3 calls `stop` on a reader that it never got if `streamReader` raises, so users would see an
+    UnboundLocalError at the end of the traceback, and the reason in its middle.
+    """
+
+    def __init__(self, reason: StoreError) -> None:
+        self.reason = reason
+
+    def _refuse(self, *_given: object) -> Any:
+        raise self.reason
+
+    initialOffset = latestOffset = partitions = read = cast("Any", _refuse)  # noqa: N815 # Spark's names
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -351,8 +368,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         The first micro-batch begins where its end says. For `start`, Spark has just called `initialOffset` once more.
         """
-        follower = self.follower
         begin, finish = StreamOffset.from_json(start), StreamOffset.from_json(end)
+        if self._opened() is None and not finish.store_id and not finish.queues:
+            return []  # Spark plans a first micro-batch without rows, too, and it ends before there is a store
+        follower = self.follower
         if begin.initial and finish.beginning is not None:
             begin = finish.beginning
         elif begin.initial:

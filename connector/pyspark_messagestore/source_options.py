@@ -515,12 +515,13 @@ class SourceOptions:
                     f"option {name}: is for streams, but this is a batch read. Leave it out", key=name, value=value
                 )
         starting = self.starting
-        if starting is not None and starting.wanted == LATEST:
+        if starting is not None and starting.is_offsets and starting.has_latest:
+            found = "latest" if starting.wanted == LATEST else "-1 (latest)"
             raise ConfigError(
-                "option startingOffsets: found latest, but a batch read that begins at the latest message reads "
-                "nothing. Leave it out, or give earliest, offsets, or a startingTimestamp",
+                f"option startingOffsets: found {found}, but a batch read that begins at the latest message reads "
+                f"nothing. Leave it out, or give earliest, offsets, or a startingTimestamp",
                 key="startingOffsets",
-                value="latest",
+                value=found,
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from messagestore.spi import Queue, Queues, is_ordinary_topic, stored_topic_fault
-from pyspark_messagestore.kinds import Kind, whole
+from pyspark_messagestore.kinds import Kind, parsed_json, whole
 
 Assigned = dict[str, tuple[int, ...]]
 _QUEUE_ID = whole(0, 65535)
@@ -85,7 +84,7 @@ def _pattern(text: str) -> str:
 
 
 def _assigned(text: str) -> Assigned:
-    found: Mapping[str, Any] = json.loads(text)
+    found: Mapping[str, Any] = parsed_json(text)
     result: Assigned = {}
     for topic, ids in found.items():
         if stored_topic_fault(topic) or not isinstance(ids, list) or not ids:
@@ -100,4 +99,4 @@ def _assigned(text: str) -> Assigned:
 
 TOPICS = Kind(_topics, "one or more topics (letters, digits, and %|-_) with commas between them")
 PATTERN = Kind(_pattern, "a regular expression as Python has them, which is compared with whole names of topics")
-ASSIGNED = Kind(_assigned, 'JSON topic -> list of queue ids, such as {"flights": [0, 1]}')
+ASSIGNED = Kind(_assigned, 'JSON topic -> list of queue ids, such as {"flights": [0, 1]}, with each topic once')

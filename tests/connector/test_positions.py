@@ -93,6 +93,12 @@ def test_texts_that_are_no_times(text: str) -> None:
         ("endingOffsetsByTimestamp", "[]"),
         ("startingOffsets", "committed:error"),
         ("onMissingTopic", "ignore"),
+        ("startingOffsets", '{"t": {"0": 5, "0": 3}}'),
+        ("startingOffsets", '{"t": {"0": 5, "00": 3}}'),
+        ("startingOffsets", '{"t": {"*": 5}, "t": {"*": 3}}'),
+        ("startingOffsets", '{"t": {"a": {"0": 5}, "b": {"0": 3}}}'),
+        ("startingOffsetsByTimestamp", '{"t": {"0": 5, "0": 3}}'),
+        ("endingOffsets", '{"t": {"0": 5, "0": 3}}'),
     ],
 )
 def test_wrong_values(name: str, value: str) -> None:
@@ -185,6 +191,13 @@ def test_a_query_begins_where_its_group_has_read_to(root: str) -> None:
     assert queues_of(begun(stream(root, startingOffsets="committed", failOnDataLoss="false", **given))) == [2, 3, 6, 6]
 
 
+def test_a_batch_read_cannot_begin_at_the_latest_message_of_a_queue(root: str) -> None:
+    """As in Kafka's connector; it used to read nothing of that queue."""
+    for asked in ('{"t": {"*": -1}}', '{"t": {"0": 1, "1": -1, "*": -2}}'):
+        with pytest.raises(ConfigError, match=r"startingOffsets: found -1 \(latest\), but a batch read"):
+            batch(root, startingOffsets=asked)
+
+
 def test_a_batch_read_cannot_begin_at_the_latest_message(root: str) -> None:
     """It would read nothing, whatever happened to the store."""
     with pytest.raises(ConfigError, match="option startingOffsets: found latest, but a batch read"):
@@ -229,6 +242,38 @@ def test_a_batch_read_between_two_times(root: str) -> None:
     assert rows(reader, reader.partitions()) == [(1, 0), (1, 1)]
     reader = batch(root, startingTimestamp=str(second), endingTimestamp=str(first))
     assert reader.partitions() == []
+
+
+def test_queues_that_never_had_a_message_may_be_listed(tmp_path: Path) -> None:
+    """A job from Kafka lists all partitions; a queue has no file before its first message."""
+    root = str(tmp_path / "store")
+    add(root, 4, queues=2)
+    with MessageStore.open(root, SMALL) as store:
+        store.alter_topic("t", write_queue_nums=4, read_queue_nums=4)
+    late = batch(root, startingOffsets='{"t": {"0": 1, "1": -2, "2": 0, "3": -2}}')
+    assert sorted(rows(late, late.partitions())) == [(0, 1), (1, 0), (1, 1)]
+    early = batch(root, endingOffsets='{"t": {"0": 1, "1": -1, "2": 0, "3": -1}}')
+    assert sorted(rows(early, early.partitions())) == [(0, 0), (1, 0), (1, 1)]
+    for queue_id, name, fault, match in (
+        (4, "startingOffsets", ConfigError, "queue 4 of t does not exist"),
+        (4, "endingOffsets", ConfigError, "queue 4 of t does not exist"),
+        (3, "startingOffsets", OffsetOutOfRangeError, "t/3: offset 7 was requested, but the queue holds 0 to 0"),
+        (3, "endingOffsets", OffsetOutOfRangeError, "t/3: offset 7 was requested, but the queue holds 0 to 0"),
+    ):
+        with pytest.raises(fault, match=match):
+            batch(root, **{name: json.dumps({"t": {"0": 1, "1": 1, str(queue_id): 7}})}).partitions()
+    options = {
+        "startingOffsets": '{"t": {"0": 2, "1": 2, "3": -1}}',
+        "endingOffsets": '{"t": {"0": 9, "1": 2, "3": 1}}',
+    }
+    reader = stream(root, **options)
+    start = begun(reader)
+    assert start["queues"] == {"t": {"0": 2, "1": 2}}
+    add(root, 8, queues=4)
+    with pytest.raises(ConfigError, match="queue 2 of t is not listed"):
+        planned_first(reader)
+    options["endingOffsets"] = '{"t": {"0": 9, "1": 2, "2": -1, "3": 1}}'
+    assert sorted(step(stream(root, **options), start, ALL)[0]) == [(0, 2), (0, 3), (2, 0), (2, 1), (3, 0)]
 
 
 def test_ends_that_cannot_be(root: str) -> None:

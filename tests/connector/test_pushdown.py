@@ -125,6 +125,8 @@ def test_filters_come_only_when_asked_for(root: str) -> None:
     assert type(source.reader(core_schema())) is BatchReader
     assert "pushFilters" not in vars(BatchReader)
     with pytest.raises(ConfigError, match="option filterPushdown: is for batch reads"):
-        MessageStoreDataSource({"path": root, "subscribe": "t", "filterPushdown": "true"}).streamReader(core_schema())
+        MessageStoreDataSource({"path": root, "subscribe": "t", "filterPushdown": "true"}).streamReader(
+            core_schema()
+        ).initialOffset()
     with pytest.raises(ConfigError, match="option filterPushdown: found 'yes'; allowed is true or false"):
         source_options({"path": root, "subscribe": "t", "filterPushdown": "yes"})

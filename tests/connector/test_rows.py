@@ -156,7 +156,9 @@ def test_texts_that_are_no_keys(text: str) -> None:
 
 def test_keys_are_for_batch_reads(root: str) -> None:
     with pytest.raises(ConfigError, match="option keys: is for batch reads"):
-        MessageStoreDataSource({"path": root, "subscribe": "t", "keys": "k"}).streamReader(core_schema())
+        MessageStoreDataSource({"path": root, "subscribe": "t", "keys": "k"}).streamReader(
+            core_schema()
+        ).initialOffset()
 
 
 def test_only_messages_with_a_key(tmp_path: Path) -> None:

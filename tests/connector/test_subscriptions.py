@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from crash.imitate import Broker
 from messagestore import ConfigError, NotAStoreError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
 from pyspark_messagestore.options import source_options
-from stream_steps import ALL, SMALL, add, batch, begun, finished, planned_first, retain, rows, step, stream
+from stream_steps import ALL, SMALL, add, again, batch, begun, finished, planned_first, retain, rows, step, stream
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def test_exactly_one_subscription() -> None:
         ("assign", '{"t": ["0"]}'),
         ("assign", '{"a/b": [0]}'),
         ("assign", '["t"]'),
+        ("assign", '{"t": [0], "t": [1]}'),
     ],
 )
 def test_wrong_values(name: str, value: str) -> None:
@@ -223,6 +224,27 @@ def test_a_query_begins_before_its_store(tmp_path: Path, caplog: pytest.LogCaptu
     shutil.rmtree(root)
     with pytest.raises(NotAStoreError):
         step(stream(root, onMissingTopic="wait"), end, ALL)
+
+
+def test_a_first_micro_batch_without_rows_ends_before_its_store(tmp_path: Path) -> None:
+    """Spark plans it, although it begins where it ends; the query used to fail instead of waiting."""
+    root = str(tmp_path / "store")
+    reader = stream(root, onMissingTopic="wait", startingOffsets="latest")
+    start = begun(reader)
+    assert again(reader.latestOffset(start, ALL)) == start
+    assert reader.partitions(start, start) == []
+    restarted = stream(root, onMissingTopic="wait", startingOffsets="latest")
+    assert restarted.partitions(begun(restarted), start) == []
+    with pytest.raises(NotAStoreError):
+        stream(root).partitions(start, start)
+    add(root, 8)
+    restarted = stream(root, onMissingTopic="wait", startingOffsets="latest")
+    assert restarted.partitions(begun(restarted), start) == []
+    found, end = step(restarted, start, ALL)
+    assert len(found) == 8
+    shutil.rmtree(root)
+    with pytest.raises(NotAStoreError):
+        stream(root, onMissingTopic="wait").partitions(end, end)
 
 
 def test_waiting_is_not_for_a_store_that_cannot_be_read(root: str) -> None:

@@ -88,7 +88,7 @@ def test_wrong_uses(root: str) -> None:
         with pytest.raises(ConfigError, match=f"option {name}: is for messages, but this reads view=topics"):
             rows(root, "topics", **{name: value})
     with pytest.raises(ConfigError, match="option view: found queues, but this is a stream"):
-        MessageStoreDataSource({"path": root, "view": "queues"}).streamReader(VIEWS["queues"])
+        MessageStoreDataSource({"path": root, "view": "queues"}).streamReader(VIEWS["queues"]).initialOffset()
     shutil.rmtree(root)
     with pytest.raises(NotAStoreError):
         rows(root, "queues")

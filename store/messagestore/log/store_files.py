@@ -542,10 +542,16 @@ def make_root(disk: Disk, paths: Paths) -> None:
     Raises
     ------
     NotAStoreError
-        The folder holds something else.
+        The folder holds something else, or cannot be, because a folder above it is a file.
     """
     check_root(disk, paths)
-    made = disk.make_folders(paths.root)
+    try:
+        made = disk.make_folders(paths.root)
+    except NotADirectoryError:
+        raise NotAStoreError(
+            f"{paths.root}: found a file where a folder above it must be. Give a path below folders",
+            path=paths.root,
+        ) from None
     if made:
         disk.fsync_dir(os.path.dirname(made[0]))
 

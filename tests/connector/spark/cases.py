@@ -56,6 +56,26 @@ def unknown_option(spark, root):
     read(spark, root, startingOffset="earliest").count()
 
 
+@case(
+    r"ConfigError: option keys: is for batch reads, but this is a stream\. Filter its rows instead, as in \.where\(.*\)"
+)
+def keys_in_a_stream(spark, root):
+    stream_in(read_stream(spark, root, keys="N14228"), root)
+
+
+@case(r"NotAStoreError: \S+: found a file where a folder above it must be\. Give a path below folders")
+def a_path_below_a_file(spark, root):
+    (file := Path(root + "-file")).write_text("")
+    write(spark.range(1).selectExpr("'x' AS body"), f"{file}/store")
+
+
+@case(
+    r"ConfigError: option startingOffsets: found -1 \(latest\), but a batch read that begins at the latest message reads nothing\..*"
+)
+def the_latest_offset_of_each_queue_in_a_batch_read(spark, root):
+    read(spark, root, startingOffsets='{"flights": {"*": -1}}').count()
+
+
 @case(r"ConfigError: option flushDiskType: found 'FAST'; allowed is SYNC_FLUSH or ASYNC_FLUSH")
 def wrong_option(spark, root):
     write(spark.range(1).selectExpr("'x' body"), root, flushDiskType="FAST")

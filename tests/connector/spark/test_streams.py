@@ -165,6 +165,29 @@ def test_a_replay_by_pattern_ends_where_it_was_asked_to(spark, root, tmp_path) -
     assert bodies(root, "copy") == bodies(root, "flights")
 
 
+def test_a_query_waits_for_a_store_that_does_not_exist_yet(spark, root, tmp_path) -> None:
+    """Spark plans a first micro-batch without rows, before there is a store."""
+    store, found = str(tmp_path / "later"), []
+    reading = spark.readStream.format("messagestore").options(subscribe="flights", onMissingTopic="wait").load(store)
+    query = (
+        reading.writeStream.foreachBatch(lambda rows, number: found.append((number, rows.count())))
+        .option("checkpointLocation", str(tmp_path / "waiting"))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        assert found == [(0, 0)]
+        fill(store, 30)
+        deadline = time.monotonic() + 60
+        while len(found) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert found == [(0, 0), (1, 30)]
+
+
 def test_limits_in_bytes_are_exact_and_the_query_ends(spark, root, tmp_path) -> None:
     fill(root, 500)
     given = {"maxBytesPerTrigger": "32k", "minOffsetsPerTrigger": "400", "maxRecordsPerPartition": "20"}
