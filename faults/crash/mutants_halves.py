@@ -11,6 +11,7 @@ from crash.planting import Ground, Mutant, Search, patched
 from messagestore import MessageStore, half_messages
 from messagestore.format import half_records
 from messagestore.format.rows import Row
+from messagestore.half_checks import HalfChecks
 from messagestore.half_messages import HalfMessages
 from messagestore.read.open_halves import OpenHalves
 from messagestore.write.own_records import chunks_of
@@ -33,7 +34,7 @@ def interrupted(*names: str, power_cuts: bool = False) -> Search:
 
 def alone(own: HalfMessages, records: Sequence[bytearray]) -> list[Row]:
     """Append records without an op message."""
-    writer = own._session.writer
+    writer = own.session.writer
     config = writer.files.config
     chunks = chunks_of(records, property_crc=config.enabled_append_prop_crc)
     return append_own(writer, chunks, config.flush_disk_type) if records else []
@@ -99,9 +100,9 @@ def does_not_wait(real: Any) -> Any:
 def asks_first(real: Any) -> Any:
     """Half messages are handed to the check before they are put back."""
 
-    def check(own: HalfMessages, ask: Any) -> Any:
-        for half in own.open_halves():
-            message = own._session.view.files and own._session.look_message_by_id(half.message_id)  # type: ignore[attr-defined]
+    def check(own: HalfChecks, ask: Any) -> Any:
+        for half in own._halves.open_halves():
+            message = own._halves.session.view.files and own._halves.session.look_message_by_id(half.message_id)  # type: ignore[attr-defined]
             if message is not None and half.born_timestamp_ms == halves.LONG_AGO_MS:
                 ask(message)
         return real(own, lambda message: halves.plan(message.body))
@@ -110,13 +111,13 @@ def asks_first(real: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("a commit and its op message are two appends", patched(HalfMessages, "_append", in_two_appends), "kills", interrupted("sync")),
-    Mutant("a half message has ended before its message is committed", patched(HalfMessages, "_append", op_first), "kills", interrupted("sync")),
-    Mutant("a discarded half message stays open", patched(HalfMessages, "_append", without_op), "kills", interrupted("sync")),
+    Mutant("a commit and its op message are two appends", patched(HalfMessages, "append", in_two_appends), "kills", interrupted("sync")),
+    Mutant("a half message has ended before its message is committed", patched(HalfMessages, "append", op_first), "kills", interrupted("sync")),
+    Mutant("a discarded half message stays open", patched(HalfMessages, "append", without_op), "kills", interrupted("sync")),
     Mutant("a half message that has ended is ended again", patched(half_messages, "_now", always_open), "kills", interrupted("sync")),
     Mutant("what is open is what the process remembers", patched(OpenHalves, "refresh", reads_ops_once), "kills", interrupted("sync")),
     Mutant("the progress passes open half messages", patched(OpenHalves, "progress", passes_open_ones), "kills", interrupted("sync")),
     Mutant("a check is not counted", patched(half_records, "_checked_again", counts_nothing), "kills", interrupted("sync")),
-    Mutant("a check is counted after it is made", patched(HalfMessages, "check", asks_first), "kills", interrupted("sync")),
+    Mutant("a check is counted after it is made", patched(HalfChecks, "check", asks_first), "kills", interrupted("sync")),
     Mutant("a half message is acknowledged before its sync", patched(MessageStore, "put_encoded", does_not_wait), "power cuts", interrupted("sync", power_cuts=True)),
 )  # fmt: skip

@@ -49,7 +49,8 @@ from messagestore.format.message import (
     PutMessageResult,
 )
 from messagestore.format.record_columns import MessageColumns
-from messagestore.half_messages import CheckReport, HalfMessage, LocalTransactionState
+from messagestore.half_checks import CheckReport, LocalTransactionState
+from messagestore.half_messages import HalfMessage
 from messagestore.log.expired import ExpiredFiles
 from messagestore.message_batch import MessageBatch
 from messagestore.message_store import MessageStore, deliver_delayed

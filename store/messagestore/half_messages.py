@@ -20,20 +20,18 @@ This has nothing to do with Spark's exactly-once batches (`append_batch`).
 
 from __future__ import annotations
 
-import enum
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from messagestore.errors import (
     AppendMessageStatus,
     ConfigError,
-    CorruptionError,
     HalfMessageEndedError,
     MessageIllegalError,
     PutMessageStatus,
@@ -43,7 +41,7 @@ from messagestore.errors import (
 from messagestore.files.topics import TopicConfig
 from messagestore.format import arguments, half_records, record
 from messagestore.format.half_records import DISCARD_TOPIC, GROUP, HALF_TOPIC, OWN_TOPICS, QUEUE_ID, OpenHalf
-from messagestore.format.hosts import offset_message_id, pack_host, parse_offset_message_id
+from messagestore.format.hosts import offset_message_id, parse_offset_message_id
 from messagestore.format.layout import SYS_FLAG_TRANSACTION_COMMIT, SYS_FLAG_TRANSACTION_MASK
 from messagestore.format.message import (
     Message,
@@ -61,55 +59,16 @@ from messagestore.read.view import StoreView
 from messagestore.write.half_progress import save_half_progress
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.own_records import chunks_of
-from messagestore.write.service import PeriodicService, Stopping
 from messagestore.write.transaction import append_own
 
 COMMITTED, ROLLED_BACK, DISCARDED = "committed", "rolled back", "discarded"
 DELETED, ENDED, UNKNOWN = "deleted by retention", "ended", "unknown"
 SAVE_EVERY = 1000
 """The progress is saved when so many half messages or op messages need not be read again."""
-_ROUND_COUNT = 100
-_ROUND_SIZE = 8 * 1024 * 1024
-"""A round of checks handles the half messages in parts of so many, and of so many bytes."""
+ROUND_COUNT = 100
+ROUND_SIZE = 8 * 1024 * 1024
+"""At most so many half messages, or so many bytes of them, are ended or checked by one batch."""
 _log = logging.getLogger(__name__)
-
-
-class LocalTransactionState(enum.Enum):
-    """What a check says about the change that a half message belongs to (RocketMQ's LocalTransactionState)."""
-
-    COMMIT_MESSAGE = "COMMIT_MESSAGE"
-    ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
-    UNKNOW = "UNKNOW"
-
-
-Check = Callable[[MessageExt], LocalTransactionState]
-
-
-@dataclass(slots=True)
-class CheckReport:
-    """What a round of checks did.
-
-    Parameters
-    ----------
-    checked : int
-        The number of half messages that were handed to the check.
-    committed, rolled_back : int
-        How many of them were committed and rolled back after that.
-    discarded : int
-        The number of half messages that were moved to `TRANS_CHECK_MAX_TIME_TOPIC` without another check.
-    open : int
-        The number of half messages that are open after the round, those included that are not due yet.
-    failures : list of (str, Exception)
-        The message ids of half messages whose check raised an exception, and of those that cannot be put back, since
-        they are damaged or too large. They stay open, as if the answer was UNKNOW.
-    """
-
-    checked: int = 0
-    committed: int = 0
-    rolled_back: int = 0
-    discarded: int = 0
-    open: int = 0
-    failures: list[tuple[str, Exception]] = field(default_factory=list)
 
 
 class Session(Protocol):
@@ -140,7 +99,7 @@ class Session(Protocol):
 
 
 @dataclass(slots=True)
-class _End:
+class End:
     """A half message that somebody wants to commit or to roll back, and what became of it."""
 
     half: OpenHalf
@@ -254,20 +213,17 @@ class HalfMessages:
     """
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
         self._mutex = threading.RLock()
         self._wanted_mutex = threading.Lock()
-        self._wanted: list[_End] = []
+        self._wanted: list[End] = []
         self._open: OpenHalves | None = None
-        self._service: PeriodicService | None = None
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """End the thread that checks, and close the files of the reader."""
+        """Close the files of the reader."""
         if self._pid != os.getpid():
             return  # a forked child, in which nobody may release the mutex
-        if self._service is not None:
-            self._service.stop()
         with self._mutex:
             if self._open is not None:
                 self._open.view.close()
@@ -277,7 +233,7 @@ class HalfMessages:
 
     def prepare(self, message: Message, producer_group: str, check_immunity_s: int | None) -> HalfMessage:
         """Append a half message; see `MessageStore.half_message`."""
-        writer = self._session.writer
+        writer = self.session.writer
         config = writer.files.config
         if config.reject_transaction_message:
             text = "half messages are refused: rejectTransactionMessage is true. Put the message, or change the setting"
@@ -298,9 +254,9 @@ class HalfMessages:
         if message.born_timestamp_ms is None:
             message = replace(message, born_timestamp_ms=now_ms)
         if self._open is None:
-            with self._current():  # corrects a saved progress that is ahead of the queues
+            with self.current():  # corrects a saved progress that is ahead of the queues
                 pass
-        queue_id = self._session.choose_queue(message)
+        queue_id = self.session.choose_queue(message)
         known = writer.files.topics.get(message.topic)
         message = message if known is None else known.flagged(message)
         transaction_id = new_unique_key(now_ms)
@@ -320,7 +276,7 @@ class HalfMessages:
         self._create_topics()
         keys = [transaction_id, *message.keys]
         wait = message.wait_store_msg_ok
-        result = self._session.put_encoded(data, HALF_TOPIC, QUEUE_ID, message.tags, keys, wait=wait)
+        result = self.session.put_encoded(data, HALF_TOPIC, QUEUE_ID, message.tags, keys, wait=wait)
         half = OpenHalf(
             message_id=result.message_id,
             transaction_id=transaction_id,
@@ -338,39 +294,39 @@ class HalfMessages:
         return HalfMessage(self, half, result)
 
     def _create_topics(self) -> None:
-        topics = self._session.writer.files.topics
+        topics = self.session.writer.files.topics
         for topic in OWN_TOPICS:
             if topics.get(topic) is None:
-                self._session.create_own_topic(topic, 1)
+                self.session.create_own_topic(topic, 1)
 
     # ---- finding
 
     @contextmanager
-    def _current(self) -> Iterator[OpenHalves]:
+    def current(self) -> Iterator[OpenHalves]:
         """Hold the writer, with the half messages that are open at this moment."""
-        self._session.writer.check_usable()  # before the mutex, which nobody releases in a forked child
+        self.session.writer.check_usable()  # before the mutex, which nobody releases in a forked child
         with self._mutex:
-            writer = self._session.writer
+            writer = self.session.writer
             with writer.mutex:
                 writer.check_turn()
                 writer.check_usable()
                 writer.finish()  # what was put is visible to the reader
                 if self._open is None:
-                    self._open = OpenHalves(self._session.create_view())
+                    self._open = OpenHalves(self.session.create_view())
                 self._open.refresh()
                 if self._open.saved_is_ahead():
-                    self._save_progress(self._open)
+                    self.save_progress(self._open)
                 yield self._open
 
     def open_halves(self) -> list[OpenHalf]:
         """All half messages that are open, the oldest first."""
-        with self._current() as halves:
+        with self.current() as halves:
             return list(halves.by_offset.values())
 
     def find(self, message_id: str) -> HalfMessage:
         """The half message with a message id or UNIQ_KEY; see `MessageStore.find_half`."""
         arguments.text("message_id", message_id)
-        with self._current() as halves:
+        with self.current() as halves:
             found = halves.of_transaction(message_id)
             if len(found) > 1:
                 ids = ", ".join(half.message_id for half in found)
@@ -390,31 +346,31 @@ class HalfMessages:
 
         Callers that come while a batch is written wait for it, and the first of them writes a batch for all of them.
         """
-        self._session.writer.check_usable()
-        mine = _End(half, commit)
+        self.session.writer.check_usable()
+        mine = End(half, commit)
         with self._wanted_mutex:
             self._wanted.append(mine)
         with self._mutex:
             while not mine.done:
-                self._end_all(self._next_ends())
+                self.end_all(self._next_ends())
         if mine.error is not None:
             raise mine.error
         return mine.result
 
-    def _next_ends(self) -> list[_End]:
+    def _next_ends(self) -> list[End]:
         """The next callers, as many as one batch serves."""
         with self._wanted_mutex:
             size, count = 0, 0
-            while count < min(len(self._wanted), _ROUND_COUNT) and (not count or size < _ROUND_SIZE):
+            while count < min(len(self._wanted), ROUND_COUNT) and (not count or size < ROUND_SIZE):
                 size += self._wanted[count].half.size
                 count += 1
             ends, self._wanted = self._wanted[:count], self._wanted[count:]
             return ends
 
-    def _end_all(self, ends: Sequence[_End]) -> None:
+    def end_all(self, ends: Sequence[End]) -> None:
         """End half messages for callers. Each of them gets a result or an error, whatever happens."""
         try:
-            with self._current() as halves:
+            with self.current() as halves:
                 again = self._append_ends(halves, ends)
                 if again:  # several callers ended the same one: for all but the first, it has ended already
                     halves.refresh()
@@ -430,13 +386,13 @@ class HalfMessages:
             for end in ends:
                 end.done = True
 
-    def _append_ends(self, halves: OpenHalves, ends: Sequence[_End]) -> list[_End]:
+    def _append_ends(self, halves: OpenHalves, ends: Sequence[End]) -> list[End]:
         """End those half messages that are open, in one batch; returns the ends of which this one decides."""
-        writer = self._session.writer
-        taken: dict[int, _End] = {}
-        again: list[_End] = []
+        writer = self.session.writer
+        taken: dict[int, End] = {}
+        again: list[End] = []
         records: list[bytearray] = []
-        commits: list[_End] = []
+        commits: list[End] = []
         for end in ends:
             half = _now(halves, end.half)
             if half is not None and half.queue_offset in taken:
@@ -446,7 +402,7 @@ class HalfMessages:
                 if half is None:
                     self._has_ended(halves.view, end)
                     continue
-                if _ended_by_broker(halves.view, half):
+                if ended_by_broker(halves.view, half):
                     taken[half.queue_offset] = end  # only its op message was missing
                     self._has_ended(halves.view, end)
                     continue
@@ -457,16 +413,16 @@ class HalfMessages:
             except (StoreError, ValueError) as error:
                 end.error, end.done = error, True
         if taken:
-            rows = self._append(records, taken)
+            rows = self.append(records, taken)
             for end, row in zip(commits, rows, strict=False):
                 end.result = _result(row, offset_message_id(writer.files.store_host, row.physical_offset))
             for end in taken.values():
                 end.done = True
         return again
 
-    def _append(self, records: Sequence[bytearray], ended: Iterable[int]) -> list[Row]:
+    def append(self, records: Sequence[bytearray], ended: Iterable[int]) -> list[Row]:
         """Append records together with the op message that says which half messages have ended, as one batch."""
-        writer = self._session.writer
+        writer = self.session.writer
         config = writer.files.config
         self._create_topics()
         op = half_records.ended(ended, writer.files.disk.time_ns() // 1_000_000, writer.files.store_host, config)
@@ -475,15 +431,15 @@ class HalfMessages:
 
     def _committed(self, view: StoreView, half: OpenHalf) -> bytearray:
         """The record of a message that is committed; its topic exists when this returns."""
-        log, files = view.files.commit_log, self._session.writer.files
+        log, files = view.files.commit_log, self.session.writer.files
         half_records.check_committable(half, log.path_of(half.physical_offset))
         check_topic(half.topic)
         check_simple_topic(files, half.topic)
         if files.topics.get(half.topic) is None:  # it was deleted since the message was prepared
-            self._session.create_own_topic(half.topic, half.queue_id + 1)
+            self.session.create_own_topic(half.topic, half.queue_id + 1)
         return half_records.committed(log.exact(half.physical_offset, half.size), half, files.config)
 
-    def _has_ended(self, view: StoreView, end: _End) -> None:
+    def _has_ended(self, view: StoreView, end: End) -> None:
         """Give a caller the result or the error of a half message that has ended."""
         outcome, message = _outcome(view, end.half)
         if outcome != (COMMITTED if end.commit else ROLLED_BACK):
@@ -494,117 +450,6 @@ class HalfMessages:
             end.result = _result(row, message.offset_message_id)
         end.done = True
 
-    # ---- checking
-
-    def start_checking(self, check: Check) -> None:
-        """Check by a thread from now on; see `MessageStore.start_checking_halves`."""
-        arguments.function("check", check)
-        self._session.writer.check_usable()
-        if self._service is not None:
-            self._service.stop()
-        config = self._session.writer.files.config
-        self._service = PeriodicService(
-            "half-message check",
-            lambda: config.transaction_check_interval / 1000,
-            lambda stopping: self._check_now(check, stopping),
-        )
-        self._service.start()
-
-    def _check_now(self, check: Check, stopping: Stopping) -> None:
-        report = self.check(check, stopping)
-        if report.checked or report.discarded:
-            _log.info(
-                "half messages: %d checked, %d committed, %d rolled back, %d discarded, %d open",
-                report.checked,
-                report.committed,
-                report.rolled_back,
-                report.discarded,
-                report.open,
-            )
-
-    def check(self, check: Check, stopping: Stopping = lambda pause_s: False) -> CheckReport:  # noqa: ARG005
-        """Hand the half messages that are due to `check`, each once; see `MessageStore.check_halves`."""
-        arguments.function("check", check)
-        report = CheckReport()
-        with self._current() as halves:
-            config, now_ms = self._session.writer.files.config, self._now_ms()
-            limits = (now_ms, config.transaction_check_max, config.file_reserved_time)
-            due = [
-                half
-                for half in halves.by_offset.values()
-                if half.is_worn_out(*limits) or half.is_due(now_ms, config.transaction_time_out)
-            ]
-        for part in _parts(due):
-            if stopping(0):
-                return report
-            asked = self._put_back(part, now_ms, report)
-            answers = [end for half, message in asked if (end := _ask(check, half, message, report)) is not None]
-            self._end_all(answers)
-            for end in answers:
-                if end.error is None:
-                    report.committed += end.commit
-                    report.rolled_back += not end.commit
-                elif isinstance(end.error, (MessageIllegalError, CorruptionError)):
-                    report.failures.append((end.half.message_id, end.error))
-                elif not isinstance(end.error, HalfMessageEndedError):  # its producer has ended it meanwhile
-                    raise end.error
-        with self._current() as halves:
-            self._save_progress(halves)
-            report.open = len(halves.by_offset)
-        return report
-
-    def _now_ms(self) -> int:
-        return self._session.writer.files.disk.time_ns() // 1_000_000
-
-    def _put_back(
-        self, part: Sequence[OpenHalf], now_ms: int, report: CheckReport
-    ) -> list[tuple[OpenHalf, MessageExt]]:
-        """Append half messages again, with one more check, or discard them; returns those that are to be checked.
-
-        They count a check before it is made, so that no number of kills makes it one more than `transactionCheckMax`.
-        """
-        with self._current() as halves:
-            config, log = self._session.writer.files.config, halves.view.files.commit_log
-            records: list[bytearray] = []
-            kept: list[OpenHalf | None] = []
-            ended: list[int] = []
-            for half in [halves.by_offset[each.queue_offset] for each in part if each.queue_offset in halves.by_offset]:
-                if _ended_by_broker(halves.view, half):
-                    ended.append(half.queue_offset)  # only its op message was missing
-                    continue
-                worn_out = half.is_worn_out(now_ms, config.transaction_check_max, config.file_reserved_time)
-                try:
-                    again = self._again(log.exact(half.physical_offset, half.size), half, worn_out=worn_out)
-                except (MessageIllegalError, CorruptionError) as error:
-                    report.failures.append((half.message_id, error))  # it does not hold up the others
-                    continue
-                ended.append(half.queue_offset)
-                records.append(again)
-                kept.append(None if worn_out else half)
-                report.discarded += worn_out
-            if not ended:
-                return []
-            rows = self._append(records, ended)
-            found = [
-                _asked(data, row, half)
-                for data, row, half in zip(records, rows, kept, strict=False)
-                if half is not None
-            ]
-            report.checked += len(found)
-            return found
-
-    def _again(self, data: bytes, half: OpenHalf, *, worn_out: bool) -> bytearray:
-        """The record of a half message that is put back or discarded; an error if it is too large for that."""
-        writer = self._session.writer
-        config = writer.files.config
-        again = (
-            half_records.discarded(data, half, config.transaction_check_max, config)
-            if worn_out
-            else half_records.put_back(data, half, config)
-        )
-        writer.check_fits(len(again))
-        return again
-
     # ---- progress
 
     def _save_now_and_then(self, halves: OpenHalves) -> None:
@@ -613,21 +458,21 @@ class HalfMessages:
         if first - halves.saved[0] < SAVE_EVERY and op - halves.saved[1] < SAVE_EVERY:
             return
         try:
-            self._save_progress(halves)
+            self.save_progress(halves)
         except (StoreError, OSError) as error:
             _log.warning(
                 "%s: the progress of %s could not be saved, so more has to be read when the store is opened next (%s)",
-                self._session.writer.files.paths.root,
+                self.session.writer.files.paths.root,
                 GROUP,
                 error,
             )
 
-    def _save_progress(self, halves: OpenHalves) -> None:
+    def save_progress(self, halves: OpenHalves) -> None:
         """Write into `config/consumerOffset.json` from where on a broker has to look."""
         place = halves.progress()
         if place == halves.saved:
             return
-        save_half_progress(self._session.writer, place)
+        save_half_progress(self.session.writer, place)
         halves.saved = place
 
 
@@ -676,7 +521,7 @@ def _outcome(view: StoreView, half: OpenHalf) -> tuple[str, MessageExt | None]:
     return (ROLLED_BACK if half.transaction_id else ENDED), None
 
 
-def _ended_by_broker(view: StoreView, half: OpenHalf) -> bool:
+def ended_by_broker(view: StoreView, half: OpenHalf) -> bool:
     """Whether a broker has committed or discarded a half message, and was killed before it wrote the op message."""
     return not view.own and _outcome(view, half)[0] in (COMMITTED, DISCARDED)
 
@@ -693,45 +538,3 @@ def _result(row: Row, message_id: str) -> PutMessageResult:
         store_timestamp_ms=row.store_timestamp_ms,
         queue_id=row.queue_id,
     )
-
-
-def _parts(halves: Sequence[OpenHalf]) -> Iterator[list[OpenHalf]]:
-    """The half messages in parts of a limited count and size."""
-    part: list[OpenHalf] = []
-    size = 0
-    for half in halves:
-        if part and (len(part) == _ROUND_COUNT or size + half.size > _ROUND_SIZE):
-            yield part
-            part, size = [], 0
-        part.append(half)
-        size += half.size
-    if part:
-        yield part
-
-
-def _asked(data: bytearray, row: Row, half: OpenHalf) -> tuple[OpenHalf, MessageExt]:
-    """A half message that was put back, as it is now, and as a check sees it: with its own topic and queue."""
-    message = record.decode_message(data, verify=False)
-    message = replace(
-        message,
-        queue_offset=row.queue_offset,
-        physical_offset=row.physical_offset,
-        store_timestamp_ms=row.store_timestamp_ms,
-        offset_message_id=offset_message_id(pack_host(message.store_host), row.physical_offset),
-    )
-    return OpenHalf.of(message), replace(message, topic=half.topic, queue_id=half.queue_id)
-
-
-def _ask(check: Check, half: OpenHalf, message: MessageExt, report: CheckReport) -> _End | None:
-    """What a check answers; None: it does not know."""
-    try:
-        state = check(message)
-        if not isinstance(state, LocalTransactionState):
-            raise arguments.refused("check", state, "a LocalTransactionState as its result")
-    except Exception as error:  # noqa: BLE001 - the user's own code; the others are checked all the same
-        _log.warning("half message %s: its check failed, and it stays open", half.message_id, exc_info=True)
-        report.failures.append((half.message_id, error))
-        return None
-    if state is LocalTransactionState.UNKNOW:
-        return None
-    return _End(half, state is LocalTransactionState.COMMIT_MESSAGE)

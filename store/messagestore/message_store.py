@@ -67,7 +67,8 @@ from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
 from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
 from messagestore.format.unique_key import new_unique_key
-from messagestore.half_messages import Check, CheckReport, HalfMessage, HalfMessages
+from messagestore.half_checks import Check, CheckReport, HalfChecks
+from messagestore.half_messages import HalfMessage, HalfMessages
 from messagestore.log.expired import ExpiredFiles, asked_for
 from messagestore.log.refusals import check_writable_topic
 from messagestore.message_batch import MessageBatch
@@ -167,6 +168,7 @@ class MessageStore(ReadOnlyStore):
         )
         self._turns: dict[str, int] = {}
         self._half_messages = HalfMessages(self)
+        self._half_checks = HalfChecks(self._half_messages)
         self._followers: list[LogFollower] = []
         self._closed = False
         self.report: RecoveryReport | None = self._attached.report
@@ -1146,7 +1148,7 @@ class MessageStore(ReadOnlyStore):
         ...     report.checked, report.committed, report.open
         (1, 1, 0)
         """
-        return self._half_messages.check(check)
+        return self._half_checks.check(check)
 
     def start_checking_halves(self, check: Check) -> None:
         """Do what `check_halves` does in a thread of its own, every `transactionCheckInterval` milliseconds.
@@ -1165,7 +1167,7 @@ class MessageStore(ReadOnlyStore):
         >>> with MessageStore.open("store") as store:
         ...     store.start_checking_halves(lambda message: LocalTransactionState.UNKNOW)
         """
-        self._half_messages.start_checking(check)
+        self._half_checks.start(check)
 
     def create_view(self) -> StoreView:
         """A reader of its own. It is no part of the stable interface."""
@@ -1592,6 +1594,7 @@ class MessageStore(ReadOnlyStore):
         if self._closed:
             return
         self._closed = True
+        self._half_checks.close()
         self._half_messages.close()
         super().close()
         writer, self._writer = self._writer, None
