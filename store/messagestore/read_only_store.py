@@ -503,7 +503,7 @@ class ReadOnlyStore:
         True False
         """
         check_readable_queue(topic, queue_id)
-        queue_offset = arguments.whole_number("queue_offset", queue_offset)
+        queue_offset = arguments.whole_number("queue_offset", queue_offset, 0)
         timeout_s = math.inf if timeout is None else arguments.seconds("timeout", timeout)
         with self._until_closed():
             self.view.await_change(0)

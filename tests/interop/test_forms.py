@@ -177,6 +177,28 @@ def test_queues_with_an_extension_are_read(java: Driver, root: Path) -> None:
         assert int(unit["tags_code"]) == 0  # ours is a plain one, which Java takes as it is
 
 
+def test_retention_deletes_the_files_of_an_extension_that_java_would_delete(java: Driver, root: Path) -> None:
+    """The next Java store opens, reads what is left, and writes on."""
+    config = java_config(SMALL, enableConsumeQueueExt="true", mappedFileSizeConsumeQueueExt=4096)
+    with JavaStore(java, root, config) as theirs:
+        theirs.put([single("t", b"%04d" % i + b"." * 200, tags=f"tag{i % 3}") for i in range(600)])
+        theirs.dispatched()
+    files = root / "consumequeue_ext" / "t" / "0"
+    before = len(list(files.iterdir()))
+    with MessageStore.open(root, SMALL) as store:
+        assert store.delete_expired_files(at_once=True).segments
+        (unit,) = store.view.units("t", 0, store.min_offset("t", 0), store.min_offset("t", 0) + 1)
+        place = int(unit["tags_code"]) + (1 << 63)
+    left = sorted(int(path.name) for path in files.iterdir())
+    assert before - len(left) >= 2
+    assert left[0] <= place < left[-1] + 4096
+    with JavaStore(java, root, config) as theirs:
+        theirs.put([single("t", b"after", tags="tag1")])
+        theirs.dispatched()
+        with MessageStore.open_read_only(root, SMALL) as store:
+            check_messages(store, theirs)
+
+
 def shown_empty_by_nobody(root: Path, topics: list[str], named: str) -> None:
     """Each topic is refused by name, and is not among those that can be read."""
     with MessageStore.open_read_only(root, SMALL) as store:

@@ -40,7 +40,7 @@ READS: dict[str, tuple[Call, list[Any]]] = {
     "topic: follow": (lambda s, v: s.follow(v, 0, 0), NO_TOPIC),
     "queue id: wait": (lambda s, v: s.wait("t", v, 0), [*NO_NUMBER_OR_NONE, -1]),
     "queue id: follow": (lambda s, v: s.follow("t", v, 0), [*NO_NUMBER_OR_NONE, -1]),
-    "queue_offset: wait": (lambda s, v: s.wait("t", 0, v), NO_NUMBER_OR_NONE),
+    "queue_offset: wait": (lambda s, v: s.wait("t", 0, v), [*NO_NUMBER_OR_NONE, -1]),
     "start: follow": (lambda s, v: s.follow("t", 0, v), NO_NUMBER_OR_NONE),
     "timeout: wait": (lambda s, v: s.wait("t", 0, 0, v), [float("nan"), -1, "3", b"1", True, []]),
     "timeout: follow": (lambda s, v: s.follow("t", 0, 0, timeout=v), [float("nan"), -0.5, "3", b"1", True, []]),

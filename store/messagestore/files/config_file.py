@@ -30,6 +30,7 @@ MAX_SIZE = 128 * 1024 * 1024
 
 # A whole string, which is kept unchanged, or a number in the place of a key.
 _UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+_HINT_WITH_BACKUP = "Restore it from a copy. If you move it away instead, its .bak counts, which may be older."
 _NOT_AS_IT_SHOULD_BE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
@@ -97,15 +98,15 @@ class ConfigFile:
             except _NOT_AS_IT_SHOULD_BE as error:
                 unreadable = unreadable or (path, f"{error} in {data[:40]!r}")
                 continue
-            self.damage = self._damage(unreadable)
+            self.damage = self._damage(unreadable, _HINT_WITH_BACKUP)
             return result
-        damage = self._damage(unreadable)
+        damage = self._damage(unreadable, self._hint)
         if damage is not None:
             raise damage
         return parse({})
 
-    def _damage(self, unreadable: tuple[str, str] | None) -> CorruptionError | None:
-        return unreadable and CorruptionError(unreadable[0], 0, self._meaning, unreadable[1], hint=self._hint)
+    def _damage(self, unreadable: tuple[str, str] | None, hint: str) -> CorruptionError | None:
+        return unreadable and CorruptionError(unreadable[0], 0, self._meaning, unreadable[1], hint=hint)
 
     def _taken(self, data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
         fields = parsed(data.decode("utf-8"))

@@ -160,11 +160,18 @@ class Topics:
         """Write what was created and altered since `load` or the last `save`; the rest of the file stays as it is now.
 
         The caller holds the writer lock. Without changes, nothing is written.
+
+        Raises
+        ------
+        CorruptionError
+            The file is damaged; its `.bak` may count for readers, but does not replace it. The changes are dropped.
         """
         changed = self._changed
         if not changed:
             return
         self.load()
+        if self._file.damage is not None:
+            raise self._file.damage
         self._topics.update(changed)
         self._changed = changed  # they remain to be saved if this fails
         self._file.save({name: topic.to_fields() for name, topic in self._topics.items()})

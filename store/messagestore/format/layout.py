@@ -161,6 +161,8 @@ UNIT = Layout(
         (12, "tags_code", "i8", "Java's String.hashCode of TAGS, 0 without; deliver time in SCHEDULE_TOPIC_XXXX"),
     ],
 )
+LEAST_TAGS_CODE = -(1 << 31)
+"""What is less is the place of a unit's extension, from the least int64 on (RocketMQ: ConsumeQueueExt.isExtAddr)."""
 FILLER_UNIT_SIZE = 0x7FFFFFFF
 
 BATCH_UNIT = Layout(

@@ -36,6 +36,7 @@ from messagestore.format.config import StoreConfig
 from messagestore.format.layout import (
     BLANK,
     FILLER_UNIT_SIZE,
+    LEAST_TAGS_CODE,
     MAX_PROPERTIES_SIZE,
     PROPERTY_CRC_SIZE,
     SYS_FLAG_BORN_HOST_V6,
@@ -56,8 +57,6 @@ MAX_ROWS, MAX_SIZE = 16_384, 16 * 1024 * 1024
 _DEFAULT_QUEUE_NUMS = 8
 _ORIGIN = "delayOffset"
 _SHORTEST_PAUSE_S = 0.01
-_LEAST_TAGS_CODE = -(1 << 31)
-"""What is less is the place of a unit's extension (RocketMQ: ConsumeQueueExt.isExtAddr)."""
 AFTER_DAMAGE_S = 10.0
 """After an error, the next round comes so late, as in RocketMQ."""
 _log = logging.getLogger(__name__)
@@ -247,7 +246,7 @@ class Delivery:
         time; then the store time says it, as in RocketMQ.
         """
         codes = units["tags_code"].astype(np.int64)
-        elsewhere = np.flatnonzero(codes < _LEAST_TAGS_CODE)
+        elsewhere = np.flatnonzero(codes < LEAST_TAGS_CODE)
         if len(elsewhere):
             places, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int32)
             data, starts = self._writer.files.commit_log.gather(places[elsewhere], sizes[elsewhere])

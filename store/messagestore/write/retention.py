@@ -28,7 +28,9 @@ from dataclasses import replace
 from messagestore.errors import StoreError, StoreFullError, StoreLockedError
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
 from messagestore.files.mapped_file import FilePool
+from messagestore.files.mapped_file_queue import FILE_NAME
 from messagestore.format.config import StoreConfig
+from messagestore.format.layout import LEAST_TAGS_CODE
 from messagestore.log.expired import (
     ExpiredFiles,
     ExpiredSegments,
@@ -45,6 +47,7 @@ from messagestore.write.service import Stopping
 from messagestore.write.transaction import newest_batches, restate_batches
 
 _HOUR_MS = 3_600_000
+_EXTENSION_FOLDER = "consumequeue_ext"
 _POOL_SIZE = 16
 _log = logging.getLogger(__name__)
 
@@ -184,6 +187,7 @@ class Retention:
         queue_files = index_files = 0
         if (gone or correct) and writer.log.min_offset:
             queue_files = self._delete_queue_files(clock)
+            self._delete_extensions(clock)
             index_files = self._delete_index_files()
         return ExpiredFiles(
             segments=tuple(gone),
@@ -318,6 +322,34 @@ class Retention:
         finally:
             pool.clear()
         return count
+
+    def _delete_extensions(self, clock: _Clock) -> None:
+        """Delete the first files in a broker's `consumequeue_ext`, below the place that a queue's first unit names.
+
+        As in RocketMQ, nothing is deleted if that unit names none, as a unit of this project.
+        """
+        files, begin = self.writer.files, self.writer.log.min_offset
+        top = os.path.join(files.paths.root, _EXTENSION_FOLDER)
+        if not files.disk.exists(top):
+            return
+        for topic, queue_ids in list_queues(files.disk, files.paths.root)[0].items():
+            for queue_id in queue_ids:
+                directory = os.path.join(top, topic, str(queue_id))
+                if not files.disk.is_folder(directory):
+                    continue
+                with self.writer.mutex:
+                    self.writer.check_turn()
+                    self.writer.check_usable()
+                    queue = files.queue(topic, queue_id)
+                    units = queue.read(queue.search_physical(begin), 1)
+                if not len(units) or int(units["tags_code"][0]) >= LEAST_TAGS_CODE:
+                    continue
+                place = int(units["tags_code"][0]) + (1 << 63)
+                for name in sorted(filter(FILE_NAME.fullmatch, files.disk.names(directory))):
+                    path = os.path.join(directory, name)
+                    if int(name) + files.disk.size(path) >= place or clock.stops():
+                        break
+                    self._unlink(path)
 
     def _delete_index_files(self) -> int:
         writer, index = self.writer, self.writer.files.index

@@ -220,11 +220,28 @@ def test_what_we_do_not_know_is_kept(root: Path, topics: Topics):
     assert again.get("flights") == topics.get("flights")
 
 
-def test_saved_from_the_backup(root: Path, topics: Topics):
-    """A torn file and its backup: saving writes a whole file from the backup's topics."""
-    file_of(root).write_bytes(b"{")
+def test_an_empty_file_is_saved_from_its_backup(root: Path, topics: Topics):
+    """Saving writes a whole file from the backup's topics."""
+    file_of(root).write_bytes(b" ")
     (root / "config" / "topics.json.bak").write_text(JAVA)
     topics.load()
+    topics.create("new", 1)
+    topics.save()
+    assert set(written(root)["topicConfigTable"]) == {"batches", "flights", "new"}
+
+
+def test_a_damaged_file_is_not_replaced_by_an_older_backup(root: Path, topics: Topics):
+    """Somebody may still read its topics; those of the backup count meanwhile. RocketMQ replaces it."""
+    file_of(root).write_bytes(damaged := b'{"topicConfigTable":{"newer":{"writeQueueNums":16')
+    (root / "config" / "topics.json.bak").write_text(JAVA)
+    topics.load()
+    for _ in range(2):
+        topics.create("new", 1)
+        with pytest.raises(CorruptionError, match=r"topics\.json.*If you move it away instead, its \.bak counts"):
+            topics.save()
+        assert file_of(root).read_bytes() == damaged
+        assert topics.names == ["batches", "flights"]
+    file_of(root).unlink()
     topics.create("new", 1)
     topics.save()
     assert set(written(root)["topicConfigTable"]) == {"batches", "flights", "new"}

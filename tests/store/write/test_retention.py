@@ -235,6 +235,36 @@ def test_wrong_arguments(root: Path, arguments: dict, error: str) -> None:
     assert segments(root)[0] == 0
 
 
+def test_files_of_a_brokers_extension_go_with_their_messages(root: Path) -> None:
+    """ConsumeQueueExt: units name places of another file, and what lies a whole file below the first one that stays goes."""
+    size, at = 4096, 100
+    for topic, count in (("busy", 60), ("early", 20)):
+        units = b"".join(path.read_bytes() for path in sorted((root / "consumequeue" / topic / "0").iterdir()))
+        for number in range(count):
+            address = number * 10 * at - (1 << 63)
+            units = units[: 20 * number + 12] + address.to_bytes(8, "big", signed=True) + units[20 * number + 20 :]
+        for path in sorted((root / "consumequeue" / topic / "0").iterdir()):
+            path.write_bytes(units[int(path.name) : int(path.name) + path.stat().st_size])
+        folder = root / "consumequeue_ext" / topic / "0"
+        folder.mkdir(parents=True)
+        for begin in range(0, count * 10 * at, size):
+            (folder / f"{begin:020d}").write_bytes(bytes(size))
+        (folder / "notes.txt").write_text("of somebody else")
+    (root / "spark" / "ends").unlink()
+    with MessageStore.open(root, CONFIG) as store:
+        assert store.delete_expired_files(reserved_hours=0).segments
+        first = store.min_offset("busy", 0)
+        assert first > 10
+        assert store.min_offset("early", 0) == 20
+    left = sorted(path.name for path in (root / "consumequeue_ext" / "busy" / "0").iterdir())
+    wanted = [f"{begin:020d}" for begin in range(0, 60 * 10 * at, size) if begin + size >= first * 10 * at]
+    assert left == [*wanted, "notes.txt"]
+    assert int(wanted[0]) > 0
+    assert (
+        len(list((root / "consumequeue_ext" / "early" / "0").iterdir())) == 6
+    )  # as in RocketMQ, no unit names a place
+
+
 # ---- batches outlive their segments
 
 
