@@ -22,6 +22,7 @@ from benchmarks import (
     store_history,
     store_journal,
     store_open,
+    store_pool,
     store_put,
     store_read,
     store_recovery,
@@ -44,6 +45,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "journal": store_journal.run,
     "history": store_history.run,
     "retention": store_retention.run,
+    "pool": store_pool.run,
 }
 
 

@@ -549,6 +549,7 @@ class AttachedStore:
             if not attachment.intact():  # it may have changed since the check above
                 return
             writer.finish()
+            writer.pool = None  # a put that comes now, before the writer is retired, is committed at once
             if flush is not None:
                 flush.finished(writer.synced_end)
             if self.allocation is not None:

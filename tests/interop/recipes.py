@@ -148,6 +148,8 @@ def message(rng: Random, topic: str, queue_id: int, most: int = 2500) -> Message
 
 
 def config(rng: Random) -> StoreConfig:
+    """Settings; with ASYNC_FLUSH, every second store is put through a TransientStorePool."""
+    flush_disk_type = rng.choice([SYNC_FLUSH, ASYNC_FLUSH, ASYNC_FLUSH])
     return StoreConfig(
         mapped_file_size_commit_log=rng.choice([4096, 4099, 6000, 8192, 16384, 65536]),
         mapped_file_size_consume_queue=20 * rng.choice([2, 3, 16, 100]),
@@ -155,7 +157,10 @@ def config(rng: Random) -> StoreConfig:
         max_index_num=rng.choice([MOST_KEYS + 2, 20, 50, 400, 400]),
         max_message_size=4096,
         enabled_append_prop_crc=rng.randint(0, 1) == 1,
-        flush_disk_type=rng.choice([SYNC_FLUSH, ASYNC_FLUSH, ASYNC_FLUSH]),
+        flush_disk_type=flush_disk_type,
+        transient_store_pool_enable=flush_disk_type == ASYNC_FLUSH and rng.randint(0, 1) == 1,
+        transient_store_pool_size=rng.choice([1, 2, 5]),
+        commit_interval_commit_log=rng.choice([1, 200]),
         broker_ip1=rng.choice(["127.0.0.1", "10.1.2.3", "255.255.255.255", "2001:db8::2", "::1"]),
         listen_port=rng.choice([0, 10911, 65535]),
         lock_timeout="1s",

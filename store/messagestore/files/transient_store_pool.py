@@ -79,6 +79,8 @@ class TransientStorePool:
         """Whether there is a buffer for a put, and for the BLANK record at the log's end if the put is not there."""
         if self.begin >= self.end:
             self._return_all(log_end)
+        elif physical_offset == log_end:
+            return True  # it follows an uncommitted put in the same segment
         newest = self._used[-1].start if self._used else -1
         needed = {self._log.segment_of(log_end), self._log.segment_of(physical_offset)} - {newest}
         return len(needed) <= len(self._free)

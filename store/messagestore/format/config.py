@@ -134,8 +134,9 @@ class StoreConfig:
     transient_store_pool_enable, transient_store_pool_size : bool, int
         ASYNC_FLUSH only. True: an open session (`MessageStore.open`) copies single puts into buffers, and a thread
         writes (commits) them to the log a moment later. A put then returns with `committed` False: if the process is
-        killed before the commit, the message is lost. The size is the number of buffers. Each has the size of a segment
-        and is locked in memory: with the defaults, 5 GiB. A broker's own file does not turn this on.
+        killed before the commit, the message is lost. As measured, puts are no faster (see ARCHITECTURE.md). The size
+        is the number of buffers. Each has the size of a segment and is locked in memory: with the defaults, 5 GiB. A
+        broker's own file does not turn this on.
     commit_interval_commit_log, commit_commit_log_least_pages, commit_commit_log_thorough_interval : int
         The pool: every interval the thread commits if at least so many pages of 4 KiB are waiting; after the thorough
         interval it commits whatever is waiting.

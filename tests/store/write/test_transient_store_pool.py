@@ -28,6 +28,7 @@ from messagestore import (
 )
 from messagestore.errors import PutMessageStatus
 from messagestore.files.mapped_file import Disk
+from messagestore.session import AttachedStore
 from messagestore.verify.verify import verify
 from messagestore.write.states import Health
 from small import SMALL, SMALL_POOL, bodies, columns, read_all
@@ -184,6 +185,26 @@ def test_a_close_commits(tmp_path: Path) -> None:
     assert store.oneway_counts() == {PutMessageStatus.PUT_OK: 1}
 
 
+def test_a_put_that_meets_a_close_is_not_left_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread began before the close, and appends after what was in the pool was committed."""
+    store, found = MessageStore.open(tmp_path, SMALL_POOL), []
+    writer, real = store.writer, AttachedStore._make_durable
+
+    def make_durable(*given: object) -> None:
+        real(*given)  # type: ignore[arg-type]
+        store._closed, store._writer = False, writer
+        found.append(put(store, b"late"))
+        store._closed, store._writer = True, None
+
+    monkeypatch.setattr(AttachedStore, "_make_durable", make_durable)
+    put(store, b"first")
+    store.close()
+    monkeypatch.undo()
+    assert found == [True]
+    with MessageStore.open(tmp_path, SMALL_POOL) as store:
+        assert read_all(store) == [b"first", b"late"]
+
+
 def test_the_clean_end_moves_under_load(tmp_path: Path) -> None:
     """There is always something in the pool then, and the clean end moves only when nothing is pending."""
     with MessageStore.open(tmp_path, COMMITTING.replace(clean_interval="20ms")) as store:
@@ -234,9 +255,10 @@ class FailingDisk(Disk):
     number = 0
 
     def _pwrite(self, fd: int, view: bytearray | memoryview, position: int) -> int:
-        if self.number and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
-            if self.number != errno.ENOSPC or position % 512:  # a part of it has room
-                raise OSError(self.number, os.strerror(self.number))
+        number = self.number  # once: the test changes it meanwhile
+        if number and "/commitlog/" in os.readlink(f"/proc/self/fd/{fd}"):
+            if number != errno.ENOSPC or position % 512:  # a part of it has room
+                raise OSError(number, os.strerror(number))
             return super()._pwrite(fd, memoryview(view)[: min(100, len(view))], position)
         return super()._pwrite(fd, view, position)
 
