@@ -63,7 +63,7 @@ def metrics(
             for name, labels, value in (sample[:3] for metric in registry.collect() for sample in metric.samples):
                 out.json_line({"name": name, "labels": labels, "value": int(value) if value == int(value) else value})
         else:
-            out.line(library.generate_latest(registry).decode().removesuffix("\n"))
+            out.block(library.generate_latest(registry).decode().removesuffix("\n"))
         if registry.get_sample_value("spark_store_up", {"store": path}) != 1:
             raise typer.Exit(FOUND_NOTHING)
         return

@@ -157,6 +157,15 @@ def line(text: str = "") -> None:
     typer.echo(text)
 
 
+def block(text: str) -> None:
+    """Print the lines of a form that a program reads. On a terminal, they are escaped."""
+    if sys.stdout.isatty():
+        text = "\n".join(map(shown, text.split("\n")))
+    typer.echo(
+        text, color=True
+    )  # a pipe or a file gets all bytes; without `color`, what looks like a colour is left out
+
+
 def note(text: str) -> None:
     """Print one line to standard error; it is escaped here."""
     typer.echo(shown(text), err=True)

@@ -25,6 +25,8 @@ from pyspark_messagestore.columns import Mapper
 
 _MAX_VALUE = 2048
 """The longest value in `dlqOrigin`, in characters. All of them fit into a record, whose properties have 32 KiB."""
+_COLUMNS = {"delay_time_level": "delayTimeLevel", "queue_id": "queueId", "born_timestamp_ms": "bornTimestamp"}
+"""Fields of an error -> columns of a row, where the names differ."""
 _SEPARATORS = str.maketrans({"\x01": "\\x01", "\x02": "\\x02"})
 
 
@@ -113,7 +115,7 @@ class DeadLetters:
             origin |= {name: _shortened(value) for name, value in values.items()}
             pairs = [
                 ("dlqReason", _legal(error.reason)),
-                ("dlqField", error.field or "row"),
+                ("dlqField", _COLUMNS.get(error.field or "row", error.field or "row")),
                 ("dlqOrigin", json.dumps(origin)),
             ]
             if body is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from checkpoints import checkpoint, offset
-from cli_runs import error, finish, objects, read_lines, run, start
+from cli_runs import error, finish, objects, on_terminal, read_lines, run, start
 from messagestore import BatchRequest, Message, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.files.counters import count
@@ -87,6 +87,29 @@ def test_rocketmqs_figures_name_the_node_of_a_store_with_a_name(root: Path) -> N
     (root / "spark" / "broker.json").write_text("{")
     found = once(root, code=1)
     assert found["spark_store_up",] == 0 and found["rocketmq_topic_number",] == 1
+
+
+def test_a_group_that_has_read_a_topic_that_was_deleted_is_no_fault_of_the_store(root: Path) -> None:
+    """Brokers keep such offsets for a while; a store that is whole must not look as if it were damaged."""
+    publish_offsets(str(root), "delays", {("t", 0): 3, ("t", 1): 5})
+    publish_offsets(str(root), "old", {("gone", 0): 7})
+    found = once(root)
+    assert found["spark_store_up",] == 1
+    assert found["rocketmq_consumer_lag_messages", "delays", "t"] == 2
+    assert found["rocketmq_consumer_lag_messages", "old", "gone"] == -7
+    assert "gone/0: the reader is at 7, but the queue ends at 0" in run("lag", root, "--group", "old", code=1).stderr
+
+
+def test_names_of_groups_cannot_move_a_terminals_cursor(root: Path) -> None:
+    """A pipe or a file gets them as they are, as Prometheus's format asks for."""
+    (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {"t@g\x1b[2J": {"0": 3}}}))
+    assert found_group(run("metrics", root, "--once").stdout) == "g\x1b[2J"
+    assert found_group(on_terminal("metrics", root, "--once")) == r"g\x1b[2J"
+
+
+def found_group(text: str) -> str:
+    (found,) = re.findall('rocketmq_consumer_lag_messages{consumer_group="(.*?)"', text)
+    return found
 
 
 def test_the_same_figures_as_json(root: Path) -> None:
@@ -176,8 +199,10 @@ def test_a_fault_does_not_act_on_the_terminal(tmp_path: Path) -> None:
     (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": offsets}))
     logged = start("metrics", root, "--once")
     text, words = finish(logged, 1)
-    assert "\\x1b[2J/0: the reader is at 1" in words
-    assert all(c.isprintable() or c == "\n" for c in words)
+    assert "\\x1b[2Js: topic: found '..'" in words
+    behind = run("lag", root, "--group", "g", code=1).stderr
+    assert "\\x1b[2J/0: the reader is at 1" in behind
+    assert all(c.isprintable() or c == "\n" for c in words + behind)
     assert samples(text)["rocketmq_consumer_lag_messages", "h", "t"] == 3
 
 

@@ -79,6 +79,16 @@ def test_a_batch_and_its_replay(root, context) -> None:
     assert left(root) == []
 
 
+def test_a_store_in_memory_warns_when_it_is_made(root, context, caplog, monkeypatch) -> None:
+    """Once, and not in each of the processes that Spark starts for its commits."""
+    monkeypatch.setattr("messagestore.spi.local.mounted", lambda folder: ("tmpfs", "/run"))
+    writer = StreamWriter(planned(root))
+    for number in range(2):
+        writer.commit(staged(writer.sink, context, number, rows("a", "b")), number)
+        writer = StreamWriter(planned(root))
+    assert caplog.text.count(f"{root}: this new store is in memory (tmpfs, mounted on /run)") == 1
+
+
 def test_other_rows_under_a_known_batch(root, context) -> None:
     writer = StreamWriter(planned(root))
     writer.commit(staged(writer.sink, context, 0, rows("a")), 0)

@@ -80,6 +80,7 @@ def hostile() -> pa.RecordBatch:
         {"properties": [("a", "1"), ("a", "2")]},
         {"properties": [("a", None)]},
         {"properties": [("a", "x" * 33_000)]},
+        {"delayTimeLevel": -1},
         {"body": None, "keys": ["a b"], "topic": None},
     ]
     good = {
@@ -90,11 +91,12 @@ def hostile() -> pa.RecordBatch:
         "keys": ["k"],
         "tags": "T",
         "properties": [("p", "v")],
+        "delayTimeLevel": None,
     }
     rows = []
     for fault in bad:
         rows += [good, {**good, **fault}]
-    types = [pa.binary(), pa.string(), pa.int64(), pa.int64(), pa.list_(pa.string()), pa.string(), MAP]
+    types = [pa.binary(), pa.string(), pa.int64(), pa.int64(), pa.list_(pa.string()), pa.string(), MAP, pa.int32()]
     return pa.record_batch(
         {name: pa.array([row[name] for row in rows], kind) for name, kind in zip(good, types, strict=True)}
     )
@@ -112,6 +114,11 @@ def test_each_kind_of_illegal_row_becomes_a_dead_letter(root, context, caplog) -
     fields = [m.properties["dlqField"] for m in letters]
     assert fields[:5] == ["body", "body", "topic", "topic", "topic"]
     assert fields[5:10] == ["queueId", "queueId", "queueId", "flag", "keys"]
+    assert fields[10:] == ["keys"] * 2 + ["tags"] * 2 + ["properties"] * 5 + ["delayTimeLevel", "body"]
+    assert [letters[row].properties["dlqReason"] for row in (10, 17)] == [
+        "keys: found null; allowed is text",
+        "property 'a': found null; allowed is text",
+    ]
     assert "dlqBodySize" not in letters[0].properties
     assert (letters[1].properties["dlqBodySize"], len(letters[1].body)) == ("101", 100)
     assert "found null" in letters[0].properties["dlqReason"]

@@ -43,7 +43,7 @@ HOSTILE: dict[str, tuple[tuple[str | None, str | None, list[tuple[str, str | Non
     "a key with blanks": (("New York", "v", None), "keys: found 'New York'; allowed is text without blanks"),
     "a key that is not UTF-8": (("\xff\x00", "v", None), "which is not UTF-8. Encode bytes as text first"),
     "two headers of one name": (("k", "v", [("h", "1"), ("h", "2")]), "property 'h': found twice; allowed is once"),
-    "a header without a value": (("k", "v", [("h", None)]), "property 'h': found NoneType; allowed is text"),
+    "a header without a value": (("k", "v", [("h", None)]), "property 'h': found null; allowed is text"),
     "a header with an empty value": (("k", "v", [("h", "")]), "property 'h': found empty text"),
     "a header that is not UTF-8": (("k", "v", [("h", "\xff")]), "which is not UTF-8. Encode bytes as text first"),
     "a header with a separator": (("k", "v", [("h", "\x01")]), "allowed is text without U+0001 and U+0002"),

@@ -74,7 +74,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
 def text_fault(text: object) -> str | None:
     """Why a name or value cannot be stored as text, or None if it can."""
     if not isinstance(text, str):
-        return f"found {type(text).__name__}; allowed is text"
+        return f"found {'null' if text is None else type(text).__name__}; allowed is text"
     if not text:
         return "found empty text, which RocketMQ drops. Leave it out"
     if _SEPARATORS[0] in text or _SEPARATORS[1] in text:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ from messagestore.spi.interface import (
     Queues,
     Range,
 )
+from messagestore.spi.local_host import MEMORY, mounted
 from messagestore.write.log_writer import LogWriter
 from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.write.transaction import APPENDED, KNOWN, BatchRequest, BatchResult, append_batch
@@ -472,7 +474,7 @@ class LocalWriter:
         self, files: Sequence[StagedFile], request: BatchRequest, store_id: str, *, closing: bool = False
     ) -> Committed:
         """Append staged files as one batch."""
-        self._check_place(store_id)
+        known_place = self._check_place(store_id)
         chunks = StagedChunks(files, self.disk)
         store = self._attached()
         with store.writing(_description(request)) as writer:
@@ -483,6 +485,8 @@ class LocalWriter:
                 _delete_expired(store)
                 raise
             _delete_expired(store)
+        if not known_place:
+            _warn_of_memory(self.paths.root)
         if committed.result.status != APPENDED:
             known = committed.result.status == KNOWN
             self._count(**{KNOWN_BATCHES if known else SKIPPED_BATCHES: 1})
@@ -536,6 +540,19 @@ class LocalWriter:
         if self._ends_abruptly:
             detach_at_the_end()
         return self._make_attached(self.paths.root, self.config)
+
+
+def _warn_of_memory(root: str) -> None:
+    """Warn about a store that was made where a reboot loses it. Only the write that makes the store says so."""
+    kind, mount = mounted(os.path.realpath(root))
+    if kind in MEMORY:
+        _log.warning(
+            "%s: this new store is in memory (%s, mounted on %s), and gone after a reboot. Put a store that must last "
+            "on a disk",
+            root,
+            kind,
+            mount,
+        )
 
 
 def _delete_expired(store: AttachedStore) -> None:

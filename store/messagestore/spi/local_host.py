@@ -36,7 +36,8 @@ _NETWORK = frozenset(
         "virtiofs",
     ]
 )
-_MEMORY = frozenset(["tmpfs", "ramfs"])
+MEMORY = frozenset(["tmpfs", "ramfs"])
+"""File systems whose files are gone after a reboot."""
 _TRIED = frozenset(["ext4", "xfs"])
 _UNSYNCHRONISED = 5
 
@@ -72,7 +73,7 @@ class FolderProbe:
     @property
     def in_memory(self) -> bool:
         """Whether a reboot loses what is written."""
-        return self.file_system in _MEMORY
+        return self.file_system in MEMORY
 
     @property
     def on_network(self) -> bool:
@@ -90,7 +91,7 @@ def probe_folder(path: str) -> FolderProbe:
     folder = os.path.abspath(path)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
-    kind, mount = _mounted(os.path.realpath(folder))
+    kind, mount = mounted(os.path.realpath(folder))
     space = os.statvfs(folder)
     free = space.f_bavail * space.f_frsize
     try:
@@ -104,7 +105,7 @@ def probe_folder(path: str) -> FolderProbe:
         os.unlink(name)
 
 
-def _mounted(folder: str) -> tuple[str, str]:
+def mounted(folder: str) -> tuple[str, str]:
     """The kind of a folder's file system, and where it begins."""
     best = ("unknown", "/")
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:

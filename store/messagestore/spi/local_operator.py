@@ -684,35 +684,44 @@ def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
 def lag_of(
     view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """One row for each queue, and what is wrong, in words.
+    """One row for each queue, and what is wrong with the store or with the reader's place, in words.
 
     `lag` counts messages as mqadmin does: it is below 0 if the queue ends before the reader's place. `lagBytes` adds
     the sizes of the records that are still there. `oldestUnread` is the store time of the first of them.
     """
+    rows, faults, remarks = _lag_of(view, committed, topics)
+    return rows, list(dict.fromkeys([*remarks, *faults]))
+
+
+def _lag_of(
+    view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
+) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """One row for each queue; what could not be read; and what is wrong with the reader's place, both in words."""
     rows: list[dict[str, Any]] = []
     faults: list[str] = []
+    remarks: list[str] = []
     view.refresh()
     names = {*topics, *(topic for topic, _ in committed)}
     for topic in sorted(names):
         try:
             ids = sorted({*view.queue_ids(topic), *(queue_id for name, queue_id in committed if name == topic)})
-            rows += [_lag_row(view, topic, queue_id, committed.get((topic, queue_id)), faults) for queue_id in ids]
+            rows += [_lag_row(view, topic, queue_id, committed.get((topic, queue_id)), remarks) for queue_id in ids]
         except (ConfigError, CorruptionError, MessageIllegalError) as error:
             faults.append(str(error))
-    return rows, list(dict.fromkeys(faults))
+    return rows, faults, remarks
 
 
-def _lag_row(view: StoreView, topic: str, queue_id: int, offset: int | None, faults: list[str]) -> dict[str, Any]:
+def _lag_row(view: StoreView, topic: str, queue_id: int, offset: int | None, remarks: list[str]) -> dict[str, Any]:
     low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
     place = 0 if offset is None else offset
     first = max(place, low)
     if place > high:
-        faults.append(
+        remarks.append(
             f"{topic}/{queue_id}: the reader is at {place}, but the queue ends at {high}: the topic was deleted, or "
             "the store was restored"
         )
     elif offset is not None and place < low:
-        faults.append(f"{topic}/{queue_id}: retention has deleted {low - place} messages that were not read")
+        remarks.append(f"{topic}/{queue_id}: retention has deleted {low - place} messages that were not read")
     return {
         "topic": topic,
         "queueId": queue_id,
@@ -789,7 +798,7 @@ def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict
     for group in table.groups:
         for topic in table.topics(group):
             committed = {(topic, queue_id): offset for queue_id, offset in table.get(topic, group).items()}
-            rows, wrong = lag_of(view, committed, [topic])
+            rows, wrong, _ = _lag_of(view, committed, [topic])  # a place that is gone is the group's fault
             faults += wrong
             oldest = min((row["oldestUnread"] for row in rows if row["oldestUnread"] is not None), default=None)
             found.append(
