@@ -537,20 +537,24 @@ def _unproven(view: StoreView) -> dict[str, Any] | None:
 def _behind(view: StoreView) -> dict[str, int | None]:
     """How many bytes at the end of the log no reader sees yet, and how many no sync has covered, by the files.
 
-    What another process has in memory cannot be seen: it may have synced a moment ago. None: a broker wrote the store
-    last, and its files do not say.
+    What another process has in memory cannot be seen: it may have synced a moment ago, or have puts that it has not
+    committed (`transientStorePoolEnable`), unless nothing is in flight. None: the files do not say, as after a broker.
     """
     files = view.files
     state = files.state_file.read() if view.store_id else None
     if state is None or view.known_end is None:
-        return {"dispatchBehind": None, "flushBehind": None}
+        return {"dispatchBehind": None, "flushBehind": None, "commitBehind": None}
     end = state.visible_end
     if not state.idle:
         files.commit_log.load()
         for run in Walk(files.commit_log, end):
             end = run.end
         state = files.state_file.read() or state  # what was dispatched during the walk is not behind
-    return {"dispatchBehind": max(0, end - state.visible_end), "flushBehind": max(0, end - state.flushed_end)}
+    return {
+        "dispatchBehind": max(0, end - state.visible_end),
+        "flushBehind": max(0, end - state.flushed_end),
+        "commitBehind": 0 if state.idle else None,
+    }
 
 
 def _disk_used(view: StoreView) -> dict[str, int]:

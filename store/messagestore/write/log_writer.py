@@ -240,9 +240,11 @@ class LogWriter(Standing):
                 self._begin_put(flush_disk_type)
                 size, now = len(data), self.now_ms()
                 pool = self.pool
-                if pool is not None and not self._is_buffered(pool, size, flush_disk_type):
+                if pool is None or not self._is_buffered(pool, size, flush_disk_type):
                     pool = None
-                physical_offset = self.open_space(size, blank=pool is None)
+                    physical_offset = self.open_space(size)
+                else:
+                    physical_offset = self.open_space(size, blank=False)
                 record_encode.stamp_one(data, queue_offset, physical_offset, now, property_crc)
                 if pool is None:
                     self.write_or_undo(physical_offset, data)
