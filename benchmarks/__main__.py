@@ -53,7 +53,7 @@ CURVES = tuple(curves.AXES)
 
 SUITES: dict[str, tuple[str, list[str]]] = {
     "store": ("the store alone, without Spark", list(STORE)),
-    "sink": ("Spark writes", ["sink"]),
+    "sink": ("Spark writes", ["sink", "small"]),
     "source": ("Spark reads", ["source"]),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
@@ -78,10 +78,11 @@ def group(suite: str, name: str) -> Callable[[Settings], None]:
         from benchmarks import stream_queues
 
         return stream_queues.run
-    from benchmarks import first_query, spark_memory, spark_profile, spark_streams
+    from benchmarks import first_query, spark_memory, spark_profile, spark_small, spark_streams
 
     return {
         "sink": spark_streams.run_sink,
+        "small": spark_small.run,
         "source": spark_streams.run_source,
         "profile": spark_profile.run,
         "first": first_query.run,

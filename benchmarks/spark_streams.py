@@ -82,17 +82,9 @@ def run_sink(settings: Settings) -> None:
             )
             rounds.add(name, rate(made, settings.rows, root))
             shutil.rmtree(root, ignore_errors=True)
-        small = {}
-        for kind in ("dropping", "messagestore"):
-            made, root = writer(kind, f"small-{kind}-{number}", 10), None
-            if kind == "messagestore":
-                made, root = made.option("topic", "flights"), str(folder / f"small-{number}")
-            small[kind] = 10_000 / rate(made, 10, root)
-        rounds.add("sink_small_commit", small["messagestore"] - small["dropping"])
     rounds.report("sink_floor", "rows/s")
     rounds.report("sink_index_on", "rows/s", floor="sink_floor", goal_ratio=0.40)
     rounds.report("sink_index_off", "rows/s", floor="sink_floor", goal_ratio=0.50)
-    rounds.report("sink_small_commit", "ms", lower_is_better=True)
     spark.stop()
 
 

@@ -45,6 +45,7 @@ from messagestore.spi import (
     LOCAL_STORES,
     SOURCE_SPARK,
     SOURCE_USER,
+    Description,
     Rows,
     StagedFile,
     Staging,
@@ -177,11 +178,11 @@ class Sink:
         query_id = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         partition_id = context.partitionId()
-        self._check_can_begin(query_id, batch_id)
-        staged = StagedFile("", 0, 0, 0)
-        writer: Staging | None = None
         store = self._store()
         topics = store.describe()
+        self._check_can_begin(topics, query_id, batch_id)
+        staged = StagedFile("", 0, 0, 0)
+        writer: Staging | None = None
         keys = self._unique_keys(query_id, batch_id, partition_id)
         mapper = self._mapper(topics.queue_counts, f"{batch_id}/{partition_id}", keys)
         host = store_host_of(self.config)
@@ -271,10 +272,10 @@ class Sink:
             partition_id=partition_id,
         )
 
-    def _check_can_begin(self, query_id: str | None, batch_id: str | None) -> None:
+    def _check_can_begin(self, found: Description, query_id: str | None, batch_id: str | None) -> None:
         """Refuse, in a task, a batch that no empty store accepts, before anything is created for it."""
         options = self.options
-        if self.store_id or self._store().describe().exists:
+        if self.store_id or found.exists:
             return
         stream_batch_id = None if batch_id is None else int(batch_id)
         version = stream_batch_id if options.txn_version is None else options.txn_version

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import subprocess
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from messagestore import (
     StoreFullError,
     VersionRegressionError,
 )
+from messagestore.files.mapped_file import Disk
 from messagestore.files.staging_files import process_token
 from messagestore.session import attached_store
 from messagestore.spi import local
@@ -114,6 +116,31 @@ def test_older_and_missing_batches(root, context) -> None:
     lenient.commit(staged(lenient.sink, context, 3, rows("b")), 3)
     lenient.commit(staged(lenient.sink, context, 8, rows("c")), 8)
     assert contents(root) == ["a", "c"]
+
+
+def test_a_task_and_a_commit_read_the_small_files_of_a_store_few_times(root, context, monkeypatch) -> None:
+    """A micro-batch of ten rows costs little else: the store is looked at once, and once more under the lock."""
+    make(root)
+    writer = StreamWriter(planned(root))
+    writer.commit(staged(writer.sink, context, 0, rows("a")), 0)
+    opens: Counter[str] = Counter()
+    opened = Disk.open
+
+    def counted(disk: Disk, path: Any, **given: Any) -> Any:
+        opens[os.path.basename(path)] += 1
+        return opened(disk, path, **given)
+
+    monkeypatch.setattr(Disk, "open", counted)
+    messages = staged(writer.sink, context, 1, rows("b"))
+    assert {name: opens[name] for name in ("store.json", "topics.json", "journal")} == {
+        "store.json": 2,
+        "topics.json": 1,
+        "journal": 1,
+    }
+    opens.clear()
+    writer.commit(messages, 1)
+    assert opens["store.json"] == 2
+    assert sum(opens.values()) <= 6, opens
 
 
 def test_an_empty_batch_is_remembered(root, context) -> None:

@@ -66,7 +66,7 @@ class Write:
 
     def path(self, folder: str) -> str:
         """Return a fresh path for a file that is being written."""
-        writer = process_token(os.getpid())
+        writer = _own_token()
         return os.path.join(folder, f"{self._prefix}{self.batch}-{writer}-{uuid.uuid4().hex[:8]}{WRITING}")
 
     @property
@@ -93,6 +93,14 @@ def process_token(pid: int) -> str:
     if start is None:
         return UNKNOWN
     return f"{pid}.{start}.{boot_hash():08x}.{_namespace():08x}"
+
+
+@lru_cache(1)
+def _own_token() -> str:
+    return process_token(os.getpid())
+
+
+os.register_at_fork(after_in_child=_own_token.cache_clear)
 
 
 @lru_cache(1)

@@ -575,7 +575,10 @@ class BatchJournal:
         try:
             if cls._from_header(disk.read_head(path, JOURNAL_HEADER.size), path)[0].one_digest:
                 return (DIGEST_NAME,)
-        except (FileNotFoundError, CorruptionError):
+        except FileNotFoundError:
+            if not disk.exists(old_path):
+                return DIGEST_NAME, EARLIER_DIGEST_NAME
+        except CorruptionError:
             pass  # `read` says what there is
         journal = cls.read(disk, path, old_path)
         entry = journal.find(app_id, version) or journal.last(app_id)

@@ -15,6 +15,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from messagestore.errors import CorruptionError, NotAStoreError
@@ -166,6 +167,12 @@ class Identity:
             text = disk.read(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return cls._parsed(text, path)
+
+    @classmethod
+    @lru_cache(16)
+    def _parsed(cls, text: bytes, path: str) -> Identity:
+        """Return what the file says; each task and commit asks for it several times."""
         damaged = ""
         try:
             identity = cls.from_fields(json.loads(text))

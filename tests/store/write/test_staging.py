@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import subprocess
 import time
@@ -234,6 +235,23 @@ def dead_process() -> str:
     token = process_token(process.pid)
     process.communicate()
     return token
+
+
+def test_files_of_a_forked_worker_have_its_own_name(tmp_path: Path) -> None:
+    """Spark forks its workers from a daemon that may have staged itself: a dead worker's file is not the daemon's."""
+    StagingWriter(str(tmp_path / "daemon")).finish()
+    pid = os.fork()
+    if not pid:
+        try:
+            StagingWriter(str(tmp_path / "worker")).finish()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    for folder, expected in (("daemon", os.getpid()), ("worker", pid)):
+        [name] = os.listdir(tmp_path / folder)
+        match = re.fullmatch(r"0-[0-9a-f]{16}\.0-(\d+)\..*", name)
+        assert match is not None
+        assert int(match[1]) == expected
 
 
 def test_a_file_whose_driver_is_dead_is_swept_at_once(tmp_path: Path) -> None:
