@@ -29,6 +29,7 @@ from messagestore.format.config import ROCKETMQS_LEVELS, delays_of
 from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
 
 READ_SIZE = 16 * 1024 * 1024
+_BLANK_SIZE = BLANK.size
 _PIECE_SIZE = 1024 * 1024
 """What is looked at once is read in pieces of this size: they stay in the CPU's cache, and all use the same memory.
 Getting new memory from the system for each piece would take longer than reading it."""
@@ -211,7 +212,7 @@ class CommitLog(MappedFileQueue):
 
     def blank_needed(self, physical_offset: int, size: int) -> bool:
         """Whether a record (or batch) of `size` bytes does not fit after `physical_offset` in its segment."""
-        return size + BLANK.size > self.left(physical_offset)
+        return size + _BLANK_SIZE > self.file_size - (physical_offset - self.min_offset) % self.file_size
 
     def check_room(self, end: int) -> None:
         """Refuse bytes up to `end` if their segment would end above the largest possible offset.

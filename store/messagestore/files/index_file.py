@@ -33,8 +33,8 @@ _NAME_DIGITS = 17
 _PUT_COUNT = 1 << 20
 """The number of keys put at once. More keys are put in turns, which bounds the memory."""
 _PUT_COUNT_WITHOUT_KERNEL = 10_000
-_FEW_COUNT = 200
-"""Up to this many keys are put in a loop, which touches their slots only; more of them touch pages of slots."""
+_FEW_COUNT = 24
+"""Up to this many keys are put in a loop, without arrays."""
 _MOST_BACK_MS = 3_600_000
 """Entries count seconds from the beginning of their file; a time further below the beginning goes into a new file."""
 
@@ -187,14 +187,15 @@ class IndexService:
     def put_few(self, records: Sequence[Row]) -> None:
         """Index a few records as `put` does.
 
-        This is a loop over records, for single puts. Below a few dozen keys it is faster than arrays.
+        This is a loop over records, for single puts. Up to `_FEW_COUNT` keys it is faster than arrays.
         """
         header, first = self._make_room(), records[0]
         keys = [
             (key_hash, row.physical_offset, row.store_timestamp_ms) for row in records for key_hash in row.key_hashes
         ]
         plain = (
-            len(keys) < self.max_entry_count - header.entry_count
+            len(keys) <= _FEW_COUNT
+            and len(keys) < self.max_entry_count - header.entry_count
             and first.physical_offset >= header.end_physical_offset
             and header.entry_count > 1
             and min(row.store_timestamp_ms for row in records) >= header.begin_timestamp_ms - _MOST_BACK_MS

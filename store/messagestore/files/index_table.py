@@ -190,8 +190,8 @@ class IndexTable:
     def put_few(self, file: File, header: IndexHeader, keys: list[tuple[int, int, int]]) -> IndexHeader:
         """Put a few keys, given as (hash, physical offset, store time in ms), as `put` does.
 
-        This is a loop over keys. Below a few hundred it is faster than `put`, and without the kernel it does all of
-        the work.
+        This is a loop over keys. Below some twenty it is faster than `put`, and without the kernel it does all of the
+        work.
         """
         first_number = header.entry_count
         slots: dict[int, int] = {}

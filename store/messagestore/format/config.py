@@ -54,12 +54,19 @@ def duration_s(key: str, value: object) -> float:
     ConfigError
         The value is none of these, or is negative.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", str(value))
-    if match is None:
+    seconds = _seconds_of(str(value))
+    if seconds is None:
         raise ConfigError(
             f"{key}: found {value!r}; allowed is a duration such as 500ms, 30s, 2m, 1h", key=key, value=value
         )
-    return float(match[1]) * _UNITS_S[match[2] or "s"]
+    return seconds
+
+
+@lru_cache(256)
+def _seconds_of(text: str) -> float | None:
+    """The seconds of a duration, or None if it is none. Each group of puts asks for one or two of them."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*", text)
+    return None if match is None else float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 BROKER_NAME_WORDS = "1 to 255 printable characters, without blanks at the beginning and the end"

@@ -249,7 +249,7 @@ def check_writable_topic(files: StoreFiles, topic: str) -> None:
         The topic, or the broker, may not be written, or the topic has no queue to write.
     """
     check_simple_topic(files, topic)
-    config = files.topics.get(topic)
+    config, broker_settings = files.topics.get(topic), files.config.broker_settings
     if config is not None and config.write_queue_nums < 1:
         raise MessageIllegalError(
             f"topic {topic!r}: found writeQueueNums {config.write_queue_nums} in config/topics.json; writing needs 1 "
@@ -263,7 +263,9 @@ def check_writable_topic(files: StoreFiles, topic: str) -> None:
             f"{PERM_READ_WRITE}`",
             field="topic",
         )
-    of_broker = dict(files.config.broker_settings).get("brokerPermission", "")
+    if not broker_settings:  # as where no broker was, for every single put
+        return
+    of_broker = dict(broker_settings).get("brokerPermission", "")
     if re.fullmatch("[0-9]+", of_broker) and not int(of_broker) & PERM_WRITE:  # RocketMQ ignores what is no number
         raise MessageIllegalError(
             f"topic {topic!r}: found brokerPermission={of_broker} in the broker's file; writing needs {PERM_WRITE}, so "
