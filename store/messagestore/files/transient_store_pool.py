@@ -162,7 +162,8 @@ def _locked_buffers(disk: Disk, count: int, size: int) -> list[mmap.mmap]:
     needed, what = count * size, f"{count} buffers of {size} bytes (mappedFileSizeCommitLog)"
     available = disk.available_memory()
     if available is not None and needed > available:
-        raise _no_memory(f"{what} take {needed} bytes of memory, and this machine has {available} left", count)
+        text = f"{what} take {needed} bytes of memory, and this machine has {available} left. Choose"
+        raise _no_memory(text, count)
     buffers: list[mmap.mmap] = []
     try:
         buffers.extend(disk.locked_memory(size) for _ in range(count))
@@ -171,7 +172,7 @@ def _locked_buffers(disk: Disk, count: int, size: int) -> list[mmap.mmap]:
         allowed = "any size" if limit == resource.RLIM_INFINITY else f"{limit} bytes"
         raise _no_memory(
             f"{what} must be locked in memory, and the system refused buffer {len(buffers) + 1} ({error.strerror}). A "
-            f"process of this user may lock {allowed} (ulimit -l, in systemd LimitMEMLOCK)",
+            f"process of this user may lock {allowed} (ulimit -l, in systemd LimitMEMLOCK). Raise this limit, choose",
             count,
         ) from error
     return buffers
@@ -179,8 +180,7 @@ def _locked_buffers(disk: Disk, count: int, size: int) -> list[mmap.mmap]:
 
 def _no_memory(fault: str, count: int) -> ConfigError:
     return ConfigError(
-        f"{_SIZE_KEY}: {fault}. Raise the limit, choose fewer buffers or smaller segments, or set "
-        f"transientStorePoolEnable=false",
+        f"{_SIZE_KEY}: {fault} fewer buffers or smaller segments, or set transientStorePoolEnable=false",
         key=_SIZE_KEY,
         value=count,
     )

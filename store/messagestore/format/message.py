@@ -240,7 +240,8 @@ class PutMessageResult(NamedTuple):
         pagecacheRT). The wait for the lock and the sync is not in it.
     committed : bool
         False: the message is only in the memory of this process (`transientStorePoolEnable`). Readers see it, and a
-        killed process leaves it, when it is committed to the log a moment later.
+        killed process leaves it, when it is committed to the log a moment later. If the process is killed before, the
+        next message gets the queue offset, and another one the message id.
 
     Examples
     --------
