@@ -137,15 +137,16 @@ def closed_without_commit(real: Any) -> Any:
     return make_durable
 
 
-def returns_all(real: Any) -> Any:
-    """Buffers return to the pool as soon as another one is needed."""
+def returned_when_full(real: Any) -> Any:
+    """A buffer returns to the pool as soon as its segment is full."""
 
-    def has_room(pool: TransientStorePool, log_end: int, physical_offset: int) -> bool:
-        pool._return_all(physical_offset)
-        there: bool = real(pool, log_end, physical_offset)
-        return there
+    def copy(pool: TransientStorePool, physical_offset: int, data: Any) -> None:
+        count = len(pool._used)
+        real(pool, physical_offset, data)
+        if count and len(pool._used) > count:
+            pool._free.append(pool._used[-2].memory)
 
-    return has_room
+    return copy
 
 
 def noted_before_written(real: Any) -> Any:
@@ -171,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("puts are dispatched before they are committed", lambda: mock.patch.object(LogWriter, "committed_end", property(lambda writer: writer.end.physical_offset)), "a reader beside", named(nothing_is_committed)),
     Mutant("a batch does not wait for the pool", patched(LogWriter, "finish", without_commit), "kills", kills("puts in a pool")),
     Mutant("a close forgets the pool", patched(AttachedStore, "_make_durable", closed_without_commit), "a close", named(a_close)),
-    Mutant("a buffer returns before its segment is committed", patched(TransientStorePool, "has_room", returns_all), "many segments", named(many_segments)),
+    Mutant("a buffer returns before its segment is committed", patched(TransientStorePool, "_copy", returned_when_full), "many segments", named(many_segments)),
     Mutant("what could not be committed counts as committed", patched(TransientStorePool, "commit", noted_before_written), "a full disk", named(a_full_disk)),
     Mutant("puts go on although nothing can be committed", patched(LogWriter, "_is_buffered", goes_on), "a full disk", named(a_full_disk)),
     Mutant("a put in memory says that it is committed", patched(MessageStore, "_result", says_committed), "a kill", named(a_kill)),
