@@ -13,7 +13,7 @@
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store and other databases, in one run
 #   make docs-site   the documentation as a site, in dist/site
-#   make wheels      the source archive, and a wheel for every Linux of this processor, in dist
+#   make wheels      the source archive, and wheels for every Linux on x86-64 and on AArch64, in dist
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
@@ -144,11 +144,18 @@ docs-site: setup
 	$(BIN)/mkdocs build --strict --quiet
 	@echo 'dist/site/index.html'
 
-# The wheel is built from the source archive. With the kernel it gets the tag of the oldest glibc that it runs on.
+# The wheels are built from the source archive, one by a compiler for the other processor. With the kernel, a wheel gets the tag
+# of the oldest glibc that it runs on.
+OTHER := $(if $(filter aarch64,$(shell uname -m)),x86-64,aarch64)
+CROSS := $(subst -,_,$(OTHER))-linux-gnu-gcc
 wheels: setup
+	@command -v $(CROSS) >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy gcc-$(OTHER)-linux-gnu; } \
+	  || { echo 'There is no $(CROSS). Debian: apt-get install gcc-$(OTHER)-linux-gnu' >&2; exit 1; }
 	rm -f dist/*.whl dist/*.tar.gz
 	$(BIN)/python -m hatchling build -d dist -t sdist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	CC=$(CROSS) $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	@set -e; for made in dist/*-linux_*.whl; do [ -e "$$made" ] || continue; \
 	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist "$$made"; rm "$$made"; done
 	@ls dist/*.tar.gz dist/*.whl

@@ -1,14 +1,14 @@
 """The build hook: compiles the kernel into the source tree and gives the wheel its tag.
 
 Without a C compiler or Python's headers, the package is built without the kernel and works without it, more slowly. A
-compiler that fails makes the build fail; `MESSAGESTORE_KERNEL=off` builds without the kernel then, too.
+compiler that fails makes the build fail; `MESSAGESTORE_KERNEL=off` builds without the kernel then, too. If `CC` is a
+compiler for another processor, the wheel is one for that processor.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,6 @@ class KernelBuildHook(BuildHookInterface[Any]):
             return
         compile_.compiled()
         build_data["pure_python"] = False
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        platform = compile_.platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"cp311-abi3-{platform}"
         build_data["artifacts"].append(str(compile_.TARGET.relative_to(self.root)))

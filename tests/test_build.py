@@ -104,19 +104,25 @@ def first_commands(python: Path, folder: Path) -> str:
     return subprocess.run([python, "-c", where], cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
+def repaired(made: Path, target: Path) -> Path:
+    """A wheel with the tag of the oldest glibc that it runs on, which must be old enough."""
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(target), str(made)]
+    done = subprocess.run(command, env={**os.environ, "PATH": programs}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [path] = target.iterdir()
+    tags = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)_", path.name)]
+    assert tags
+    assert min(tags) <= GLIBC, path.name
+    return path
+
+
 @needs_kernel
 def test_a_wheel_with_the_kernel_fits_every_linux_and_does_what_readme_says(checkout, tmp_path):
     """auditwheel finds no library but glibc, and no symbol that an old one lacks."""
     wheel(checkout, tmp_path / "wheel")
     [made] = (tmp_path / "wheel").iterdir()
-    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(tmp_path / "dist"), str(made)]
-    done = subprocess.run(command, env={**os.environ, "PATH": programs}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    [path] = (tmp_path / "dist").iterdir()
-    tags = [tuple(map(int, found)) for found in re.findall(r"manylinux_(\d+)_(\d+)_", path.name)]
-    assert tags
-    assert min(tags) <= GLIBC, path.name
+    path = repaired(made, tmp_path / "dist")
     where = first_commands(installed(path, tmp_path / "venv"), tmp_path / "empty")
     assert where.count(str(tmp_path / "venv")) == 2
 
@@ -129,9 +135,19 @@ def test_a_wheel_without_the_kernel_does_what_readme_says(checkout, tmp_path):
 
 
 ARM = "aarch64-linux-gnu-gcc"
+needs_arm = pytest.mark.skipif(
+    shutil.which(ARM) is None, reason=f"no {ARM} (Debian: apt-get install gcc-aarch64-linux-gnu)"
+)
 
 
-@pytest.mark.skipif(shutil.which(ARM) is None, reason=f"no {ARM} (Debian: apt-get install gcc-aarch64-linux-gnu)")
+def processor_of(path: Path) -> int:
+    """The number that an ELF file gives its processor: 62 is x86-64, 183 is AArch64."""
+    head = path.read_bytes()[:20]
+    assert head[:4] == b"\x7fELF"
+    return int.from_bytes(head[18:20], "little")
+
+
+@needs_arm
 def test_the_kernel_compiles_for_arm(tmp_path):
     """Without a warning. The headers are this Python's, which the limited API and equal sizes of types allow."""
     command = [sys.executable, str(ROOT / "store" / "kernel" / "compile.py"), "--target", str(tmp_path / "kernel.so")]
@@ -139,9 +155,19 @@ def test_the_kernel_compiles_for_arm(tmp_path):
         [*command, "--", "-Werror"], env={**os.environ, "CC": ARM}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    head = (tmp_path / "kernel.so").read_bytes()[:20]
-    assert head[:4] == b"\x7fELF"
-    assert int.from_bytes(head[18:20], "little") == 183, "an ELF file for AArch64"
+    assert processor_of(tmp_path / "kernel.so") == 183
+
+
+@needs_arm
+def test_a_compiler_for_another_processor_makes_a_wheel_for_it(checkout, tmp_path):
+    """It had the tag of this processor, and pip installed a kernel that could not be loaded."""
+    tag, files, _ = wheel(checkout, tmp_path / "wheel", CC=ARM)
+    assert tag == "cp311-abi3-linux_aarch64.whl" and BUILT in files
+    [made] = (tmp_path / "wheel").iterdir()
+    path = repaired(made, tmp_path / "dist")
+    assert path.name.endswith("_aarch64.whl")
+    with zipfile.ZipFile(path) as packed:
+        assert processor_of(Path(packed.extract(BUILT, tmp_path))) == 183
 
 
 def test_the_kernel_can_be_left_out_on_purpose(checkout, tmp_path):

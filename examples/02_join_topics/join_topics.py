@@ -60,4 +60,7 @@ def stream_of(spark: SparkSession, root: str, topic: str, field: str) -> DataFra
 
 if __name__ == "__main__":
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    run(SparkSession.builder.getOrCreate(), sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    builder = SparkSession.builder.config(
+        "spark.sql.shuffle.partitions", "4"
+    )  # each has a state of its own: 200 are slow
+    run(builder.getOrCreate(), sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())

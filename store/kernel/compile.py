@@ -2,7 +2,8 @@
 
 The result is one file for all CPython versions from 3.11 on (the limited API). The build hook of the package calls
 this, and so do `make setup` and the fault harness, which compiles it with sanitizers and with planted bugs. `CC`,
-`CFLAGS` and `LDFLAGS` of the environment are used.
+`CFLAGS` and `LDFLAGS` of the environment are used. With a `CC` for another processor, Python's headers are still those
+of this one: the limited API uses nothing in which they differ.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
 TARGET = SOURCES.parent / "messagestore" / "format" / "_kernel.abi3.so"
 """Where the package looks for it."""
+PLATFORMS = ("linux-x86_64", "linux-aarch64")
+"""The platforms for each of which the other one can compile."""
 FLAGS = ("-std=c11", "-O3", "-g0", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
 
 
@@ -30,6 +34,19 @@ def compiler() -> list[str]:
         if words and shutil.which(words[0]):
             return words
     return []
+
+
+def platform() -> str:
+    """The platform that the compiler makes code for: this one, or the other one of `PLATFORMS`."""
+    own = sysconfig.get_platform()
+    found = f"linux-{_machine().partition('-')[0]}"
+    return found if own in PLATFORMS and found in PLATFORMS else own
+
+
+def _machine() -> str:
+    """What the compiler says it makes code for, such as `aarch64-linux-gnu`."""
+    command = [*compiler(), "-dumpmachine"]
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout.strip()
 
 
 def why_not() -> str:
@@ -66,7 +83,24 @@ def compiled(target: Path = TARGET, *, sources: Path = SOURCES, flags: Sequence[
     new = target.with_name(f".{target.name}.{os.getpid()}")
     include = ["-I", str(sources), "-I", sysconfig.get_path("include")]
     own, linked = (shlex.split(os.environ.get(name, "")) for name in ("CFLAGS", "LDFLAGS"))
-    command = [*compiler(), *FLAGS, *own, *flags, *include, "-shared", "-o", str(new), *files, *linked]
+    with tempfile.TemporaryDirectory() as folder:
+        if platform() != sysconfig.get_platform():
+            include += ["-I", _with_pyconfig(Path(folder))]
+        command = [*compiler(), *FLAGS, *own, *flags, *include, "-shared", "-o", str(new), *files, *linked]
+        _compile(command, new, target)
+    return target
+
+
+def _with_pyconfig(folder: Path) -> str:
+    """A folder where Debian's `pyconfig.h` looks for that of the other processor, and finds this one's."""
+    include = Path(sysconfig.get_path("include"))
+    link = folder / _machine() / include.name
+    link.parent.mkdir()
+    link.symlink_to(include.parent / (sysconfig.get_config_var("MULTIARCH") or "") / include.name)
+    return str(folder)
+
+
+def _compile(command: Sequence[str], new: Path, target: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
@@ -76,7 +110,6 @@ def compiled(target: Path = TARGET, *, sources: Path = SOURCES, flags: Sequence[
         new.replace(target)
     finally:
         new.unlink(missing_ok=True)
-    return target
 
 
 def main() -> None:

@@ -41,6 +41,14 @@ def test_dead_letters(spark, tmp_path, capsys) -> None:
     assert "UA1" in capsys.readouterr().out
 
 
+def test_kafka_drop_in(spark, tmp_path, capsys) -> None:
+    run(spark, "09_kafka_drop_in/drop_in.py", tmp_path)
+    late = Counter({'{"flight":"UA 1545","delay":11}': 1, '{"flight":"AA 1141","delay":33}': 1})
+    late.update({'{"flight":"UA 1714","delay":20}': 1})
+    assert bodies(f"{tmp_path}/store", "late") == late
+    assert "|N619AA|{" in capsys.readouterr().out
+
+
 @pytest.mark.usefixtures("connect_port")
 def test_connect_client(tmp_path) -> None:
     """`local[2]` starts a server beside the client; the client speaks to it as to any other."""

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 import spark_runs
 
-NOTEBOOK = spark_runs.ROOT / "examples" / "09_notebook" / "flights.ipynb"
+NOTEBOOK = spark_runs.ROOT / "examples" / "10_notebook" / "flights.ipynb"
 
 
 def test_no_output_is_kept() -> None:
