@@ -7,6 +7,7 @@ import logging
 import time
 import zlib
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
 from crash.harness import APP, ROOMY
 from crash.imitate import Broker, Process, another_boot
@@ -23,6 +24,7 @@ from messagestore import ASYNC_FLUSH, ConfigError, CorruptionError, MessageStore
 from messagestore.files.consumer_offsets import publish_offsets
 from pyspark_messagestore import planning, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
+from pyspark_messagestore.schema import COLUMNS
 from pyspark_messagestore.source import BatchReader, StreamReader
 from stream_steps import SMALL, add, again, tables
 
@@ -37,8 +39,8 @@ def opened(kind: str, root: str, schema: str = "", **options: str) -> BatchReade
     data = MessageStoreDataSource(CaseInsensitiveDict(given))
     columns = data.schema()
     if schema:
-        known = {**{column.name: column for column in columns}, "commitLogOffset": StructField("", LongType())}
-        columns = StructType([StructField(name, known[name].dataType) for name in schema.split()])
+        known = {column.name: column.spark_type for column in COLUMNS}
+        columns = StructType([StructField(name, known[name]) for name in schema.split()])
     found = data.reader(columns) if kind == BATCH else data.streamReader(columns)
     assert isinstance(found, BatchReader | StreamReader)
     return found
@@ -106,6 +108,7 @@ POSITIONS: dict[str, tuple[Callable[[list[int]], dict[str, str]], list[list[int]
     "a time": (lambda ms: {"startingTimestamp": str(ms[2])}, LAST_FOUR),
     "a time as text": (lambda _: {"startingTimestamp": "2020-02-03T04:05:06Z"}, EVERY),
     "a time ago": (lambda _: {"startingTimestamp": "-1h"}, EVERY),
+    "this moment": (lambda _: {"startingTimestamp": "-0s"}, NOTHING),
     "times by queue": (
         lambda ms: {"startingOffsetsByTimestamp": by_queue(q0=ms[4], q1="-1h", rest=ms[2])},
         [[4, 5], EVERY[0], *LAST_FOUR[:2]],
@@ -134,6 +137,7 @@ POSITIONS: dict[str, tuple[Callable[[list[int]], dict[str, str]], list[list[int]
     "to offsets": (lambda _: {**EARLIEST, "endingOffsets": by_queue(q0=2, q1=0, rest=-1)}, [[0, 1], [], *EVERY[:2]]),
     "to a time": (lambda ms: {**EARLIEST, "endingTimestamp": str(ms[2])}, FIRST_TWO),
     "to a time ago": (lambda _: {**EARLIEST, "endingTimestamp": "-1h"}, NOTHING),
+    "to this moment": (lambda _: {**EARLIEST, "endingTimestamp": "-0s"}, EVERY),
     "to times by queue": (
         lambda ms: {**EARLIEST, "endingOffsetsByTimestamp": by_queue(q1=ms[4], q2="-1h", rest=ms[2])},
         [[0, 1], [0, 1, 2, 3], [], [0, 1]],
@@ -350,6 +354,117 @@ def test_a_reader_that_shall_fail_where_something_is_not_proven(
 
 
 # ---- columns
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=ms)
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Broker:
+    """Two messages of a broker in queue 1 of topic t that have nothing in common."""
+    root = tmp_path / "store"
+    add(str(root), 1)
+    broker = Broker(root, SMALL)
+    broker.put(
+        "t",
+        b"UA 1545",
+        1,
+        store_ms=broker.now_ms + 5000,
+        sys_flag=0x8,
+        flag=7,
+        born_host="10.0.0.1:1234",
+        store_host="10.0.0.2:10911",
+        reconsume_times=3,
+        prepared_offset=42,
+        properties=[("TAGS", "UA"), ("KEYS", "k1 k2"), ("UNIQ_KEY", "ABC"), ("own", "1"), ("more", "2")],
+    )
+    broker.put("t", b"AA 1", 1, store_ms=broker.now_ms + 9000)
+    broker.close()
+    return broker
+
+
+@BOTH
+def test_each_column_has_what_the_record_has(brokers: Broker, kind: str) -> None:
+    one, two = rows(kind, str(brokers.root), **EARLIEST, assign='{"t": [1]}')
+    late = moment(brokers.now_ms + 5000)
+    assert one == {
+        "topic": "t",
+        "queueId": 1,
+        "queueOffset": 0,
+        "body": b"UA 1545",
+        "tags": "UA",
+        "keys": ["k1", "k2"],
+        "properties": [("own", "1"), ("more", "2")],
+        "bornTimestamp": late,
+        "storeTimestamp": late,
+        "msgId": "ABC",
+    }
+    assert (two["queueOffset"], two["body"], two["tags"], two["keys"], two["properties"]) == (1, b"AA 1", None, [], [])
+    assert two["storeTimestamp"] == two["bornTimestamp"] == moment(brokers.now_ms + 9000)
+    named = "offsetMsgId commitLogOffset storeSize flag sysFlag bodyCrc reconsumeTimes bornHost storeHost"
+    names = f"{named} preparedTransactionOffset systemProperties brokerName msgId"
+    one, two = rows(kind, str(brokers.root), names, **EARLIEST, assign='{"t": [1]}', brokerName="b")
+    place = one["commitLogOffset"]
+    assert place > 0
+    assert one == {
+        "offsetMsgId": f"0A00000200002A9F{place:016X}",
+        "commitLogOffset": place,
+        "storeSize": two["commitLogOffset"] - place,
+        "flag": 7,
+        "sysFlag": 0x8,
+        "bodyCrc": zlib.crc32(b"UA 1545") & 0x7FFFFFFF,
+        "reconsumeTimes": 3,
+        "bornHost": "10.0.0.1:1234",
+        "storeHost": "10.0.0.2:10911",
+        "preparedTransactionOffset": 42,
+        "systemProperties": [("TAGS", "UA"), ("KEYS", "k1 k2"), ("UNIQ_KEY", "ABC")],
+        "brokerName": "b",
+        "msgId": "ABC",
+    }
+    assert two == {
+        "offsetMsgId": f"7F00000100002A9F{two['commitLogOffset']:016X}",
+        "commitLogOffset": two["commitLogOffset"],
+        "storeSize": 91 + len("t") + len(b"AA 1"),
+        "flag": 0,
+        "sysFlag": 0,
+        "bodyCrc": zlib.crc32(b"AA 1") & 0x7FFFFFFF,
+        "reconsumeTimes": 0,
+        "bornHost": "127.0.0.1:0",
+        "storeHost": "127.0.0.1:10911",
+        "preparedTransactionOffset": 0,
+        "systemProperties": [],
+        "brokerName": "b",
+        "msgId": two["offsetMsgId"],
+    }
+
+
+@BOTH
+def test_each_of_kafkas_columns_has_what_the_record_has(brokers: Broker, kind: str) -> None:
+    kafka = {"rowFormat": "kafka", "includeHeaders": "true", "badRecords": "keep"}
+    one, two = rows(kind, str(brokers.root), **EARLIEST, assign='{"t": [1]}', **kafka)
+    assert one == {
+        "key": b"k1",
+        "value": b"UA 1545",
+        "topic": "t",
+        "partition": 1,
+        "offset": 0,
+        "timestamp": moment(brokers.now_ms + 5000),
+        "timestampType": 1,
+        "headers": [{"key": "own", "value": b"1"}, {"key": "more", "value": b"2"}],
+        "_error": None,
+    }
+    assert (two["key"], two["value"], two["offset"], two["headers"]) == (None, b"AA 1", 1, None)
+    assert two["timestamp"] == moment(brokers.now_ms + 9000)
+
+
+@BOTH
+def test_the_time_of_a_message_is_not_the_time_of_its_record(tmp_path: Path, kind: str) -> None:
+    root = str(tmp_path / "store")
+    add(root, 2, born_timestamp_ms=[1_600_000_000_001, 1_600_000_000_002])
+    found = rows(kind, root, "bornTimestamp storeTimestamp", **EARLIEST)
+    assert [row["bornTimestamp"] for row in found] == [moment(1_600_000_000_001), moment(1_600_000_000_002)]
+    assert all(abs(row["storeTimestamp"].timestamp() - time.time()) < 600 for row in found)
 
 
 @BOTH
