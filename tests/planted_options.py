@@ -1,9 +1,11 @@
 """Takes the effect of each option and each column of the connector away, one at a time, and runs the test that must
 fail then. `tests/connector/test_planted_options.py` says which test that is.
 
-    python tests/planted_options.py FILE        runs what the JSON file asks for, and prints one object of JSON
+    python tests/planted_options.py FILE [WORD...]
 
-Each row runs in a fork of this process, which has collected the tests once.
+The file says, as JSON, which tests a row has. The last line that is printed is a JSON object: row -> the test that
+failed, or null. With words, only the rows whose names have all of them are taken away. Each row has a fork of this
+process, which has collected the tests once.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import pyarrow as pa
 import pytest
 from _pytest.runner import runtestprotocol
 
-from pyspark_messagestore import columns, datasource, options, schema, sink, source
+from pyspark_messagestore import columns, datasource, options, schema, source
 from pyspark_messagestore.kinds import SINK, SOURCE, Option
 from pyspark_messagestore.options import OPTIONS
-from pyspark_messagestore.schema import KAFKA_COLUMNS, Column
 from pyspark_messagestore.schema import COLUMNS as ROCKETMQ_COLUMNS
+from pyspark_messagestore.schema import KAFKA_COLUMNS, Column
 from pyspark_messagestore.source_options import KAFKA, ROCKETMQ
 
 BATCH, STREAM = "batch", "stream"
@@ -123,8 +125,9 @@ def _together(given: Any) -> Any:
     """Options that only go together with the one that was taken away go with it."""
     if getattr(given, "row_format", KAFKA) == ROCKETMQ and given.include_headers and hasattr(given, "contents"):
         given = replace(given, include_headers=False)
-    if hasattr(given, "dead_letter_topic") and given.invalid_rows == "fail":
-        given = replace(given, dead_letter_topic=None)
+    if hasattr(given, "dead_letter_topic"):
+        topic = None if given.invalid_rows == "fail" else given.dead_letter_topic or "dead"
+        given = replace(given, dead_letter_topic=topic)
     if hasattr(given, "assign") and (given.subscribe, given.subscribe_pattern, given.assign) == (None, None, None):
         given = replace(given, subscribe_pattern=".*")
     return given
@@ -132,11 +135,7 @@ def _together(given: Any) -> Any:
 
 def values_of(option: Option) -> list[Any]:
     """The values of an option that has a few of them; none of an option with others."""
-    words = option.kind.allowed.split(" or ")
-    try:
-        return [option.kind.parse(word) for word in words]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
+    return [option.kind.parse(word) for word in option.kind.values]
 
 
 def _of_option(option: Option, kind: str) -> Iterator[Row]:
@@ -148,7 +147,9 @@ def _of_option(option: Option, kind: str) -> Iterator[Row]:
         shown = f"{name}: {value} is {other}"
         yield Row(shown, about, _planted(option, kind, lambda v, a=value, b=other: b if v == a else v))
     if values and default is None:
-        yield Row(f"{name}: none is {values[-1]}", about, _planted(option, kind, lambda v: values[-1] if v is None else v))
+        yield Row(
+            f"{name}: none is {values[-1]}", about, _planted(option, kind, lambda v: values[-1] if v is None else v)
+        )
     if not values:
         yield Row(f"{name}: ignored", about, _planted(option, kind, lambda v: v if v == default else default))
     if isinstance(default, int | float) and not values:
@@ -225,10 +226,10 @@ def of_columns() -> Iterator[Row]:
     """Every column of the source, and every column of the sink with each of its types."""
     for row_format, found in ((ROCKETMQ, ROCKETMQ_COLUMNS), (KAFKA, KAFKA_COLUMNS)):
         for column in found:
-            about = f"{row_format} column {column.name}"
-            yield Row(f"{about}: null", about, _column(row_format, column, _nulls))
+            about, name = f"{row_format} column", f"{row_format} column {column.name}"
+            yield Row(f"{name}: null", about, _column(row_format, column, _nulls))
             if column.name not in ("topic", "queueId", "partition", "timestampType", "brokerName"):
-                yield Row(f"{about}: that of the first row", about, _column(row_format, column, _first))
+                yield Row(f"{name}: that of the first row", about, _column(row_format, column, _first))
     for name, (_, kinds, _) in columns.ACCEPTED.items():
         yield Row(f"sink column {name}: left out", "sink column", _left_out(name))
         for kind in kinds:
@@ -257,6 +258,7 @@ class Planting:
             named = tuple(self.tests[row.about])
             items = [item for item in session.items if item.nodeid.split("[")[0].endswith(named)]
             self.caught[row.name] = _in_a_fork(row, items)
+            sys.stderr.write(f"{row.name}: {self.caught[row.name]}\n")
         return True
 
 
@@ -286,15 +288,14 @@ def _first_failed(items: list[pytest.Item]) -> str | None:
 
 
 def main() -> None:
-    """Plant what a file asks for: `{"rows": [names], "tests": {about: [ids of tests]}}`."""
+    """Take every row away, and print the tests that failed."""
     with open(sys.argv[1], encoding="utf-8") as file:
-        asked = json.load(file)
-    names = set(asked["rows"])
-    planting = Planting([row for row in ROWS if row.name in names], asked["tests"])
-    files = sorted({test.split("::")[0] for tests in asked["tests"].values() for test in tests})
+        tests: dict[str, list[str]] = json.load(file)
+    planting = Planting([row for row in ROWS if all(word in row.name for word in sys.argv[2:])], tests)
+    files = sorted({test.split("::")[0] for named in tests.values() for test in named})
     code = pytest.main(["-q", "-n0", "-p", "no:cacheprovider", *files], plugins=[planting])
     sys.stdout.write(f"\n{json.dumps(planting.caught)}\n")
-    sys.exit(int(code))
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,20 @@ MOST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of value. `parse` raises ValueError, KeyError, TypeError or AttributeError for a text that is wrong."""
+    """A kind of value. `parse` raises ValueError, KeyError, TypeError or AttributeError for a text that is wrong.
+
+    Parameters
+    ----------
+    parse : callable
+    allowed : str
+        What is allowed, in words.
+    values : tuple of str
+        All values, if there are only a few.
+    """
 
     parse: Callable[[str], Any]
     allowed: str
+    values: tuple[str, ...] = ()
 
 
 def whole(least: int, most: int) -> Kind:
@@ -38,7 +48,7 @@ def whole(least: int, most: int) -> Kind:
 def choice(*values: str) -> Kind:
     """One of some words, in any case."""
     by_name = {value.lower(): value for value in values}
-    return Kind(lambda text: by_name[text.lower()], " or ".join(values))
+    return Kind(lambda text: by_name[text.lower()], " or ".join(values), values)
 
 
 def parsed_json(text: str) -> Any:
@@ -83,7 +93,7 @@ def _size(text: str) -> int:
     return size
 
 
-BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false")
+BOOLEAN = Kind(lambda text: {"true": True, "false": False}[text.strip().lower()], "true or false", ("true", "false"))
 SIZE = Kind(_size, "a number of bytes from 1, such as 1048576, 512k, 64m or 1g")
 DURATION = Kind(lambda text: duration_s("", text), "a duration such as 500ms, 30s, 2m, 24h")
 TEXT = Kind(_text, "a text that is not empty")

@@ -1,8 +1,8 @@
 """The options of the source and the sink: their names, their meaning, and how a user's values are parsed.
 
 To add an option, add a row to the table `OPTIONS`. Everything else follows from it: what is parsed, what is refused
-(with a did-you-mean), and the tables of connector/README.md (`make docs`). Names are case-insensitive, as everywhere in
-Spark.
+(with a did-you-mean), and the tables of connector/README.md (`make docs`). `tests/connector/test_planted_options.py`
+then asks for a test that fails without it. Names are case-insensitive, as everywhere in Spark.
 """
 
 from __future__ import annotations

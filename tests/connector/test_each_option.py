@@ -99,10 +99,10 @@ def by_queue(**positions: object) -> str:
 
 POSITIONS: dict[str, tuple[Callable[[list[int]], dict[str, str]], list[list[int]]]] = {
     "earliest": (lambda _: EARLIEST, EVERY),
-    "offsets": (lambda _: {"startingOffsets": by_queue(q0=4, q1=-2, q2=-1, rest=5)}, [[4, 5], EVERY[0], [], [5]]),
+    "offsets": (lambda _: {"startingOffsets": by_queue(q0=4, q1=-2, q2=6, rest=5)}, [[4, 5], EVERY[0], [], [5]]),
     "offsets of the rest": (lambda _: {"startingOffsets": by_queue(q3=6, rest=-2)}, [*EVERY[:3], []]),
     "offsets with a broker's name": (
-        lambda _: {"startingOffsets": '{"t": {"broker-a": {"0": 5, "*": -1}}}'},
+        lambda _: {"startingOffsets": '{"t": {"broker-a": {"0": 5, "*": 6}}}'},
         [[5], [], [], []],
     ),
     "a time": (lambda ms: {"startingTimestamp": str(ms[2])}, LAST_FOUR),
@@ -174,6 +174,8 @@ def test_where_a_read_begins_that_does_not_say_it(root: str) -> None:
     assert numbers(BATCH, root) == EVERY
     assert numbers(STREAM, root) == NOTHING
     assert numbers(BATCH, root, endingOffsets="latest") == EVERY
+    assert numbers(STREAM, root, startingOffsets="latest") == NOTHING
+    assert numbers(STREAM, root, startingOffsets=by_queue(q0=-1, rest=-2)) == [[], *EVERY[:3]]
 
 
 @BOTH

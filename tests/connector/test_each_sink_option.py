@@ -298,6 +298,15 @@ def test_the_host_in_the_records(root: str, context: Any) -> None:
     assert message.offset_message_id.startswith("0A000007" + "00002AA0")
 
 
+def test_the_names_of_broker_and_cluster(root: str, context: Any) -> None:
+    """The store keeps the broker's name, and the messages have the cluster's."""
+    written(root, context, frame(body=["x"]))
+    written(root, context, frame(body=["y"]), 1, brokerName="broker-a", brokerClusterName="cluster-b")
+    assert [message.system_properties.get("CLUSTER") for message in messages(root)] == [None, "cluster-b"]
+    with MessageStore.open_read_only(root) as store:
+        assert store.broker_name == "broker-a"
+
+
 @pytest.mark.parametrize(
     ("options", "stamped"), [({}, False), ({"uniqKey": "false"}, False), ({"uniqKey": "true"}, True)]
 )

@@ -173,6 +173,11 @@ LIBRARY: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         "found no message store (no commitlog folder). Give the store's root folder",
     ),
     "a file as store": (lambda _: MessageStore.open(__file__), NotAStoreError, "found a file; allowed is a folder"),
+    "a store below a file": (
+        lambda _: MessageStore.open(Path(__file__, "store")),
+        NotAStoreError,
+        f"{__file__} is a file; allowed is a folder",
+    ),
     "text as body": (lambda root: put(root, "flights", "text"), MessageIllegalError, "found str; allowed are bytes"),
     "a blank in a key": (
         lambda root: put(root, "flights", b"", keys=["a b"]),

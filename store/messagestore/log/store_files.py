@@ -533,8 +533,12 @@ def check_root(disk: Disk, paths: Paths) -> None:
     ------
     NotAStoreError
     """
-    if disk.exists(paths.root) and not disk.is_folder(paths.root):
-        raise NotAStoreError(f"{paths.root}: found a file; allowed is a folder", path=paths.root)
+    place = paths.root
+    while not disk.exists(place) and os.path.dirname(place) != place:
+        place = os.path.dirname(place)
+    if disk.exists(place) and not disk.is_folder(place):
+        found = "found a file" if place == paths.root else f"{place} is a file"
+        raise NotAStoreError(f"{paths.root}: {found}; allowed is a folder", path=paths.root)
     if not looks_like_store(disk, paths) and not is_free(disk, paths):
         found = ", ".join(disk.names(paths.root)[:5])
         raise NotAStoreError(

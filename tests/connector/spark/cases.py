@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -238,6 +239,38 @@ def not_a_store(spark, root):
     read(spark, os.path.dirname(root)).count()
 
 
+@case(r"ConfigError: option path: found 'dbfs:/x'; allowed is the path of a folder .* \(no ~, and no URI such as .*\)")
+def path_of_databricks(spark, root):
+    write(spark.range(1).selectExpr("'x' body"), "dbfs:/x")
+
+
+@case(r"NotAStoreError: \S+-file/store: \S+-file is a file; allowed is a folder")
+def path_below_a_file(spark, root):
+    Path(f"{root}-file").touch()
+    write(spark.range(1).selectExpr("'x' body"), f"{root}-file/store")
+
+
+@case(r"NotAStoreError: \S+-copy: found no message store .*\. Give the store's root folder")
+def store_removed_under_a_query(spark, root):
+    copy = f"{root}-copy"
+    shutil.copytree(root, copy)
+    writer = read_stream(spark, copy).writeStream.format("noop").option("checkpointLocation", f"{root}-checkpoint")
+    query = writer.start()
+    query.processAllAvailable()
+    shutil.rmtree(copy)
+    query.awaitTermination(60)
+
+
+@case(r"\[UNRESOLVED_COLUMN\.WITH_SUGGESTION\] .* `value` cannot be resolved. Did you mean .*`body`.*")
+def column_of_kafka(spark, root):
+    read(spark, root).select("value").collect()
+
+
+@case(r'\[UNSUPPORTED_DATA_SOURCE_SAVE_MODE\] .*"ErrorIfExists" mode.*"Append".*')
+def no_mode(spark, root):
+    spark.range(1).selectExpr("'x' body").write.format("messagestore").option("topic", "flights").save(root)
+
+
 @case(r"ConfigError: schema: column body: found type string; allowed is binary")
 def wrong_schema(spark, root):
     spark.read.format("messagestore").schema("body string").option("subscribe", "flights").load(root).count()
@@ -257,9 +290,9 @@ def told(spark, root: str, name: str) -> tuple[str, bool]:
 
 
 def last_line(text: str) -> str:
-    """What stands at the end of Python's trace, before Spark's own words."""
+    """What stands at the end of Python's trace, before Spark's own words; without a trace, Spark's own first line."""
     found = [line for line in text.splitlines() if re.match(r"\s*(\S+: )*(messagestore\.\S*\.)?\w*Error: ", line)]
-    return found[-1].strip() if found else text[-2000:]
+    return found[-1].strip() if found else text.splitlines()[0][:2000]
 
 
 def main() -> None:
