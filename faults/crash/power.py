@@ -2,7 +2,8 @@
 
 `FS_IOC_SHUTDOWN` with "no log flush" drops every page and every part of the journal that is not on disk; mounting again
 replays the journal, as after a power cut. The writers are those of `crash.kills`; they are killed just before or just
-after the cut, so that some see the errors of a dead disk. Each cut begins another boot.
+after the cut, so that some see the errors of a dead disk. Another writer deletes the oldest segments meanwhile
+(`crash.retentions`). Each cut begins another boot.
 
 The mode needs root, loop devices, and mkfs of the two file systems; if something is missing, the result says so.
 """
@@ -14,19 +15,23 @@ import fcntl
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from crash.children import in_child
 from crash.counts import Counts, again
 from crash.harness import Promise, scratch_folder
 from crash.imitate import another_boot
 from crash.kills import Child, judged, some_config, some_contents
+from crash.retentions import judge_cut, write_and_delete
 
 QUICK_COUNT = 500
-CUTS_OF_A_STORE = 25
+CUTS_OF_A_STORE, CUTS_OF_RETENTION = 25, 10
 FILE_SYSTEMS = {"ext4": ("64M", ["mkfs.ext4", "-q", "-F"]), "xfs": ("320M", ["mkfs.xfs", "-q", "-f"])}
 _SHUTDOWN = 0x8004587D
 _NO_LOG_FLUSH = 2
@@ -48,6 +53,8 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
             try:
                 with loop_mount(kind, folder) as disk:
                     for number in range(part[0], 1 << 30, part[1]):
+                        if case == f"{kind}/retention":
+                            break
                         if case and case != f"{kind}/{number}":
                             if number > int(case.rpartition("/")[2]):
                                 break
@@ -57,6 +64,13 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
                             break
                         key = f"{kind}/{number}"
                         one_store(disk, random.Random(f"{seed} {key}"), counts, again("power", seed, key))
+                    if part[0] == 0 and case in ("", f"{kind}/retention"):
+                        store_with_retention(
+                            disk,
+                            random.Random(f"{seed} {kind}/retention"),
+                            counts,
+                            again("power", seed, f"{kind}/retention"),
+                        )
             except CannotMountError as error:
                 counts.cases[f"power cuts ({kind})"] += 0
                 counts.notes.append(f"power cuts on {kind}: {error}")
@@ -150,6 +164,35 @@ def one_store(disk: LoopDisk, chance: random.Random, counts: Counts, command: st
         with another_boot(5000 + number):
             verdict = judged(root, promise, config, steps)
         counts.take(f"power cuts ({disk.kind})", verdict, f"cut {number} after {wait_s:.4f} s", command)
+        if not verdict.ok:
+            return
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def store_with_retention(disk: LoopDisk, chance: random.Random, counts: Counts, command: str) -> None:
+    """Cut the power of one store again and again while its oldest segments are deleted."""
+    root, acknowledged = disk.folder / "retention", -1
+    for number in range(CUTS_OF_RETENTION):
+        with another_boot(1000 + number):
+            read_end, write_end = os.pipe()
+            pid = in_child(partial(write_and_delete, root, write_end))
+            os.close(write_end)
+            said = os.read(read_end, 4096)  # the store is open
+            wait_s = chance.random() * 0.15
+            time.sleep(wait_s)
+            disk.cut()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            with os.fdopen(read_end, "rb") as pipe:
+                said += pipe.read()
+            disk.unmount()
+            disk.mount()
+        acknowledged = max([acknowledged, *map(int, said.split())])
+        with another_boot(5000 + number):
+            verdict = judge_cut(root, acknowledged, counts)
+            verdict.misread += ["the writer did not begin"] * (not said)
+        key = f"power cuts beside retention ({disk.kind})"
+        counts.take(key, verdict, f"cut {number} after {wait_s:.4f} s", command)
         if not verdict.ok:
             return
     shutil.rmtree(root, ignore_errors=True)

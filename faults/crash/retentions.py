@@ -7,6 +7,8 @@ a delayed message that was not delivered.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import random
 import signal
@@ -22,7 +24,16 @@ from crash.children import ended, in_child
 from crash.counts import Counts
 from crash.harness import SMALL, batch_columns, payload
 from crash.judge import Verdict
-from messagestore import BatchRequest, Message, MessageColumns, MessageStore, OffsetOutOfRangeError, deliver_delayed
+from messagestore import (
+    BatchRequest,
+    Message,
+    MessageColumns,
+    MessageStore,
+    OffsetOutOfRangeError,
+    ReadOnlyStore,
+    StoreError,
+    deliver_delayed,
+)
 from messagestore.files.consumer_offsets import publish_offsets
 from messagestore.verify.verify import verify
 
@@ -88,6 +99,65 @@ def retentions(root: Path, chance: random.Random, counts: Counts) -> Verdict:
 def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+# ---- the power is cut
+
+
+def write_and_delete(root: Path, pipe: int) -> None:
+    """Append, report and delete until the disk is dead."""
+    logging.disable()
+    with contextlib.suppress(StoreError, OSError), MessageStore.open(root, _CONFIG) as store:
+        while True:
+            last = store.last_batch("late")
+            version = 0 if last is None else last.version + 1
+            _append(store, version)
+            os.write(pipe, b"%d " % version)
+            if version % 3 == 2:
+                store.delete_expired_files(reserved_hours=0, ignored_groups=["SCHEDULE_TOPIC_XXXX"])
+
+
+def judge_cut(root: Path, acknowledged: int, counts: Counts) -> Verdict:
+    """What a reader shows before recovery, and what the next writer knows; `acknowledged` is a version, or -1."""
+    verdict, per_queue = Verdict(), _ROWS // _QUEUES
+    with MessageStore.open_read_only(root, _CONFIG) as reader:
+        _check_contents(reader, verdict)
+        seen = min(reader.max_offset(_MANY, queue_id) for queue_id in range(_QUEUES))
+        if seen < (acknowledged + 1) * per_queue:
+            verdict.lost.append(
+                f"a reader sees {seen} messages in a queue, {acknowledged + 1} batches were acknowledged"
+            )
+    with MessageStore.open(root, _CONFIG) as store:
+        _check_contents(store, verdict)
+        ends = {store.max_offset(_MANY, queue_id) for queue_id in range(_QUEUES)}
+        last = store.last_batch("many")
+        if ends != {0 if last is None else (last.version + 1) * per_queue}:
+            verdict.misread.append(f"the queues end at {ends}, and the last batch is {last}")
+        if acknowledged >= 0:
+            request = BatchRequest(app_id="many", version=acknowledged, version_source="user")
+            status = store.append_batch(batch_columns("many", acknowledged, _ROWS, _QUEUES), request).status
+            if status != "known":
+                verdict.duplicated.append(f"batch {acknowledged} was {status} again")
+        counts.cases["segments that went before a power cut"] += (
+            len(os.listdir(root / "commitlog"))
+            < store.writer.end.physical_offset // _CONFIG.mapped_file_size_commit_log
+        )
+    report = verify(root, _CONFIG)
+    verdict.misread += [str(each) for each in report.findings]
+    return verdict
+
+
+def _check_contents(store: ReadOnlyStore, verdict: Verdict) -> None:
+    """Every message that is left is the one that was put."""
+    for queue_id in range(_QUEUES) if _MANY in store.topics() else ():
+        start = store.min_offset(_MANY, queue_id)
+        for batch in store.read(_MANY, queue_id, start, columns=["body"]):
+            wanted = [_wanted(_MANY, queue_id, start + number) for number in range(batch.num_rows)]
+            if batch["body"].to_pylist() != wanted:
+                verdict.misread.append(f"{_MANY}/{queue_id}: other messages from {start} on")
+            start += batch.num_rows
+        if start != store.max_offset(_MANY, queue_id):
+            verdict.lost.append(f"{_MANY}/{queue_id} ends at {start} instead of {store.max_offset(_MANY, queue_id)}")
 
 
 # ---- who writes

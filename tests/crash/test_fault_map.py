@@ -20,7 +20,7 @@ ATTACK_COUNT = 46
 ALSO = {
     "images": ["workloads", "judge"],
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
-    "power": ["kills"],
+    "power": ["kills", "retentions"],
     "fuzz": ["flips", "strangers", "clocks", "renumbered", "broker_logs", "group_settings"],
     "concurrency": ["brokers", "retentions"],
     "mutants": [path.stem for path in (FAULTS / "crash").glob("mutants_*.py")],

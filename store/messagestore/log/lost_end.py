@@ -140,10 +140,9 @@ def end_of_queues(files: StoreFiles) -> LastRecord:
     log, last_position, last_size = files.commit_log, 0, 0
     for key in files.queue_keys():
         end = proven_queue_end(files, *key, log.max_offset, crc=False)
-        if end:
-            unit = files.queue(*key).read(end - 1, 1)[0]
-            if int(unit["physical_offset"]) >= max(last_position, log.min_offset):
-                last_position, last_size = int(unit["physical_offset"]), int(unit["size"])
+        units = files.queue(*key).read(end - 1, 1)
+        if len(units) and int(units["physical_offset"][0]) >= max(last_position, log.min_offset):
+            last_position, last_size = int(units["physical_offset"][0]), int(units["size"][0])
     head = log.head(last_position) if last_size else None
     if head is None:
         return LastRecord(log.min_offset, 0, 0, 0)

@@ -551,9 +551,10 @@ class _Recovery:
         """Refuse a unit for a record after the end: with SYNC_FLUSH, a unit is written after its record was synced."""
         queue, end = self.files.queue(topic, queue_id), survey.end.physical_offset
         count = queue.end()
-        if not count:
-            return
-        unit = queue.read(count - 1, 1)[0]
+        units = queue.read(count - 1, 1)
+        if not len(units):
+            return  # the queue is empty, or retention has deleted all files but the last, which was just created
+        unit = units[0]
         if (
             int(unit["physical_offset"]) + int(unit["size"]) > end
             and int(unit["physical_offset"]) >= self.log.min_offset

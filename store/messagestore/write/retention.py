@@ -30,7 +30,7 @@ from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_di
 from messagestore.files.mapped_file import FilePool
 from messagestore.files.mapped_file_queue import FILE_NAME
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import LEAST_TAGS_CODE
+from messagestore.format.layout import LEAST_TAGS_CODE, UNIT
 from messagestore.log.expired import (
     ExpiredFiles,
     ExpiredSegments,
@@ -291,7 +291,8 @@ class Retention:
     def _delete_queue_files(self, clock: _Clock) -> int:
         """Delete the first files of queues that lead only to deleted messages; the last file of a queue stays.
 
-        The last file says which number the queue's next message gets, also if no message is left.
+        The last file with a unit that is on the disk says which number the queue's next message gets, also if no
+        message is left.
         """
         writer, files = self.writer, self.writer.files
         begin, count = writer.log.min_offset, 0
@@ -308,7 +309,7 @@ class Retention:
                         directory, files.config.mapped_file_size_consume_queue, pool, files.paths.spark
                     )
                     queue.load()
-                    gone = queue.offsets[: queue.count_below(begin)]
+                    gone = self._without_next_number(queue, queue.offsets[: queue.count_below(begin)])
                     for start in gone:
                         with self._unbroken:
                             with writer.mutex:
@@ -322,6 +323,17 @@ class Retention:
         finally:
             pool.clear()
         return count
+
+    def _without_next_number(self, queue: ConsumeQueue, gone: list[int]) -> list[int]:
+        """The first files of a queue without the last of them if a power cut might take every unit of the next file.
+
+        Recovery removes a file without units, and the queue would then have lost its next number.
+        """
+        if not gone:
+            return gone
+        units = queue.read((gone[-1] + queue.file_size) // UNIT.size, 1)
+        end = int(units["physical_offset"][0]) + int(units["size"][0]) if len(units) else 0
+        return gone if 0 < end <= self.writer.state.clean_end else gone[:-1]
 
     def _delete_extensions(self, clock: _Clock) -> None:
         """Delete the first files in a broker's `consumequeue_ext`, below the place that a queue's first unit names.

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from crash.harness import die
+from crash.imitate import another_boot
 from crash.simdisk import KillDisk, Killed
 from messagestore import (
     BatchConflictError,
@@ -23,6 +24,7 @@ from messagestore import (
     Message,
     MessageStore,
     OffsetOutOfRangeError,
+    PutMessageResult,
     QueryConflictError,
     StoreError,
     StoreFullError,
@@ -471,6 +473,60 @@ def killed_runs(root: Path, tmp_path: Path, step: int) -> Iterator[tuple[Path, s
             continue
         die(copy)
         return
+
+
+def edge(root: Path, config: StoreConfig) -> PutMessageResult:
+    """A killed store with a queue of one whole file and one unit, which is not synced; the first segments are gone."""
+    store = MessageStore.open(root, config)
+    for number in range(config.mapped_file_size_consume_queue // 20):
+        store.put_message(Message("edge", b"%d" % number, queue_id=0))
+    put(store, 60)
+    store.flush()
+    with store.writer.mutex:
+        store.writer.finish()
+        store.writer.clean_end.move()
+    last = store.put_message(Message("edge", b"last", queue_id=0))
+    assert store.delete_expired_files(reserved_hours=0).segments
+    assert store.min_offset("edge", 0) == last.queue_offset > 0
+    die(root)
+    return last
+
+
+def lose_spark_and_abort(root: Path) -> None:
+    lose_spark(root)
+    (root / "abort").unlink()
+
+
+@pytest.mark.parametrize("lose", [lose_nothing, lose_spark, lose_spark_and_abort])
+def test_a_queue_whose_only_file_lost_its_units_in_a_power_cut(tmp_path: Path, lose: Callable[[Path], None]) -> None:
+    """Retention had deleted the file before it. Recovery ended with an IndexError, and the store did not open again."""
+    root = tmp_path / "store"
+    last = edge(root, CONFIG.replace(clean_interval="1h"))
+    first, second = sorted((root / "consumequeue" / "edge" / "0").iterdir())
+    first.unlink()  # as earlier releases did
+    second.write_bytes(bytes(second.stat().st_size))
+    lose(root)
+    with another_boot(), MessageStore.open(root, CONFIG) as store:
+        assert [message.body for message in store.get_message("edge", 0, last.queue_offset).messages] == [b"last"]
+        assert store.put_message(Message("edge", b"next", queue_id=0)).queue_offset == last.queue_offset + 1
+    assert verify(root, CONFIG).findings == []
+
+
+def test_a_power_cut_takes_no_number_of_a_queue_without_messages(tmp_path: Path) -> None:
+    """Its only unit was not synced, like its record. Retention had deleted the file before; the queue began at 0 again."""
+    root, config = tmp_path / "store", CONFIG.replace(clean_interval="1h", flush_disk_type=ASYNC_FLUSH)
+    last = edge(root, config)
+    newest = max((root / "consumequeue" / "edge" / "0").iterdir())
+    newest.write_bytes(bytes(newest.stat().st_size))
+    with (root / "commitlog" / f"{last.physical_offset // SEGMENT * SEGMENT:020d}").open("r+b") as segment:
+        segment.seek(last.physical_offset % SEGMENT)
+        segment.write(bytes(last.size))
+    with another_boot(), MessageStore.open(root, config) as store:
+        assert (store.min_offset("edge", 0), store.max_offset("edge", 0)) == (last.queue_offset,) * 2
+    shutil.rmtree(root / "spark")
+    with another_boot(), MessageStore.open(root, config) as store:
+        assert store.put_message(Message("edge", b"next", queue_id=0)).queue_offset == last.queue_offset
+    assert verify(root, config).findings == []
 
 
 @pytest.mark.parametrize(("lose", "step"), [(lose_nothing, 3), (lose_spark, 7)])
