@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from messagestore import (
+    AppendMessageStatus,
     BatchRequest,
     ConfigError,
     GetMessageStatus,
@@ -32,6 +34,69 @@ from messagestore import (
 from messagestore.files.mapped_file import Disk, File
 from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
+
+
+def test_each_field_of_what_is_put_and_got(tmp_path: Path) -> None:
+    """The second message of its queue, and the third of the log."""
+    message = Message(
+        "t",
+        b"UA 1545",
+        queue_id=1,
+        keys=["k1", "k2"],
+        tags="UA",
+        properties={"gate": "C3"},
+        flag=7,
+        born_timestamp_ms=1_600_000_000_123,
+        born_host="10.0.0.1:1234",
+        reconsume_times=3,
+    )
+    now_ms = 1_700_000_000_456
+    with MessageStore.open(tmp_path, SMALL, disk=ClockDisk(now_ms)) as store:
+        before = [store.put_message(Message("t", b"x", queue_id=queue)) for queue in (0, 1)]
+        put = store.put_message(message)
+        got = store.get_message("t", 1, 1)
+    place = put.physical_offset
+    assert place == sum(each.size for each in before) > 0
+    assert {name: getattr(put, name) for name in put._fields if name != "page_cache_ms"} == {
+        "status": PutMessageStatus.PUT_OK,
+        "append_status": AppendMessageStatus.PUT_OK,
+        "physical_offset": place,
+        "size": 91 + len("t") + len(b"UA 1545") + len("KEYS_k1 k2_TAGS_UA_gate_C3_"),
+        "queue_offset": 1,
+        "message_id": f"7F00000100002A9F{place:016X}",
+        "message_count": 1,
+        "store_timestamp_ms": now_ms,
+        "queue_id": 1,
+        "committed": True,
+    }
+    assert 0 < put.page_cache_ms < 60_000
+    assert put.is_ok
+    assert (got.status, got.next_begin_offset, got.min_offset, got.max_offset) == (GetMessageStatus.FOUND, 2, 0, 2)
+    (found,) = got.messages
+    assert dataclasses.asdict(found) == {
+        "topic": "t",
+        "queue_id": 1,
+        "queue_offset": 1,
+        "physical_offset": place,
+        "size": put.size,
+        "body": b"UA 1545",
+        "keys": ("k1", "k2"),
+        "tags": "UA",
+        "properties": {"gate": "C3"},
+        "system_properties": {"KEYS": "k1 k2", "TAGS": "UA"},
+        "flag": 7,
+        "sys_flag": 0,
+        "born_timestamp_ms": 1_600_000_000_123,
+        "store_timestamp_ms": now_ms,
+        "born_host": "10.0.0.1:1234",
+        "store_host": "127.0.0.1:10911",
+        "reconsume_times": 3,
+        "prepared_transaction_offset": 0,
+        "body_crc": zlib.crc32(b"UA 1545") & 0x7FFFFFFF,
+        "unique_key": None,
+        "offset_message_id": put.message_id,
+    }
+    assert found.message_id == put.message_id
 
 
 def test_put_and_get(tmp_path: Path) -> None:
