@@ -54,7 +54,7 @@ CURVES = tuple(curves.AXES)
 SUITES: dict[str, tuple[str, list[str]]] = {
     "store": ("the store alone, without Spark", list(STORE)),
     "sink": ("Spark writes", ["sink", "small"]),
-    "source": ("Spark reads", ["source"]),
+    "source": ("Spark reads", ["source", "steps"]),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
     "curves": ("how the store scales, one axis at a time, as pictures", list(CURVES)),
@@ -78,12 +78,13 @@ def group(suite: str, name: str) -> Callable[[Settings], None]:
         from benchmarks import stream_queues
 
         return stream_queues.run
-    from benchmarks import first_query, spark_memory, spark_profile, spark_small, spark_streams
+    from benchmarks import first_query, source_steps, spark_memory, spark_profile, spark_small, spark_streams
 
     return {
         "sink": spark_streams.run_sink,
         "small": spark_small.run,
         "source": spark_streams.run_source,
+        "steps": source_steps.run,
         "profile": spark_profile.run,
         "first": first_query.run,
         "memory": spark_memory.run,
