@@ -1156,3 +1156,13 @@ def test_deliver_brings_delayed_messages_when_they_are_due(tmp_path: Path, confi
     assert not (root / "abort").exists()
     assert '"offsetTable":{1:2,2:1' in (root / "config" / "delayOffset.json").read_text()
     assert lines(run("deliver", root, "--once", "--store-config", config)) == ["0 messages delivered"]
+
+
+def test_commands_that_change_a_store_say_in_json_what_is_there_then(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (topic,) = objects(run("topic", "create", root, "flights", "--queues", 3, "--json"))
+    assert (topic["topicName"], topic["writeQueueNums"], topic["readQueueNums"]) == ("flights", 3, 3)
+    (group,) = objects(run("group", "create", root, "g", "--json"))
+    assert (group["groupName"], group["retryMaxTimes"]) == ("g", 16)
+    (recovered,) = objects(run("recover", root, "--json"))
+    assert (recovered["reason"], recovered["cut"], recovered["closed"]) == ("clean", None, True)

@@ -38,6 +38,9 @@ def test_half_messages_are_listed_and_ended(root: Path) -> None:
         assert lines(run("half", "rollback", root, second["messageId"])) == ["rolled back: it was for orders/1"]
     (committed,) = objects(run("half", "commit", root, first["messageId"], "--json"))
     assert (committed["topic"], committed["queueId"], committed["queueOffset"]) == ("orders", 0, 0)
+    assert objects(run("half", "rollback", root, second["messageId"], "--json")) == [
+        {"rolledBack": second["messageId"]}
+    ]
     with MessageStore.open_read_only(root, SMALL) as store:
         assert [store.max_offset("orders", queue_id) for queue_id in (0, 1)] == [1, 0]
         assert store.open_halves() == []
