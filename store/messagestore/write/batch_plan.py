@@ -72,7 +72,7 @@ class BatchRequest:
         The application that the batch belongs to. Together with `version` it makes the batch exactly-once. None: the
         batch gets a random id and is not recognised if it is appended again.
     version : int
-        The number of the batch within its app, from 0 to 2^63 - 1.
+        The number of the batch within its app, from 0 to 2^63 - 1. Without an `app_id`, leave it out.
     version_source : str
         "user": versions only have to grow. "spark": they are Spark's batch ids, so that a gap is an error.
     query_id : str | None
@@ -144,6 +144,12 @@ class BatchRequest:
             check_origin(self.origin)
             if self.app_id is None:
                 raise ConfigError("origin: found without app_id. Give the app that the batch belongs to", key="origin")
+        if self.app_id is None and self.version != 0:
+            raise ConfigError(
+                f"version: found {self.version!r} without app_id, so the batch would not be recognised if it came "
+                "again. Give the app that counts these versions, or leave both out",
+                key="version",
+            )
         if self.app_id is not None:
             check_app_id(self.app_id)
             if self.app_id.startswith(OWN_APP_PREFIX) and not isinstance(self, OwnRequest):

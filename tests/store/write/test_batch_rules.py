@@ -331,3 +331,10 @@ def test_a_takeover_leaves_other_apps_alone(root: Path) -> None:
         for app in ("other", "app2"):
             assert store.append_batch(columns(bodies(4)), BatchRequest(app, 0, "spark", "q1")).status == "known"
             assert store.append_batch(columns(bodies(4)), BatchRequest(app, 1, "spark", "q1")).status == "appended"
+
+
+def test_a_version_without_an_app_is_refused() -> None:
+    """It looks like exactly-once, and a batch that came again would be appended again."""
+    with pytest.raises(ConfigError, match=r"version: found 1 without app_id.*Give the app"):
+        BatchRequest(version=1)
+    assert BatchRequest().version == 0
