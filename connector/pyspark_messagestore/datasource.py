@@ -20,6 +20,7 @@ from messagestore import ConfigError, StoreError
 from messagestore.spi import LOCAL_STORES, Stores
 from pyspark_messagestore.columns import prepare
 from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
+from pyspark_messagestore.plain_errors import plain_errors
 from pyspark_messagestore.schema import ERROR, Projection, core_schema
 from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
 from pyspark_messagestore.source import BatchReader, FilteringReader, RefusedStream, StreamReader
@@ -27,6 +28,7 @@ from pyspark_messagestore.source_options import MESSAGES
 from pyspark_messagestore.views import VIEWS, ViewReader
 
 
+@plain_errors("__init__", "schema", "reader", "writer", "streamWriter")
 class MessageStoreDataSource(DataSource):
     """A message store in RocketMQ's file format, as a source and a sink of Spark.
 

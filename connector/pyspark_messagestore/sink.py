@@ -60,6 +60,7 @@ from messagestore.spi import (
 from pyspark_messagestore.columns import Mapper, Mapping
 from pyspark_messagestore.dead_letters import DeadLetters
 from pyspark_messagestore.options import SinkOptions, sink_options
+from pyspark_messagestore.plain_errors import plain_errors
 from pyspark_messagestore.unique_keys import UniqueKeys
 
 if TYPE_CHECKING:
@@ -455,6 +456,7 @@ def _named(error: MessageIllegalError, partition_id: int) -> MessageIllegalError
     return named
 
 
+@plain_errors("write", "commit")
 class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of `writeStream.format("messagestore")`."""
 
@@ -477,6 +479,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.sink.abort(messages)
 
 
+@plain_errors("write", "commit")
 class BatchWriter(DataSourceArrowWriter):
     """The sink of `df.write.format("messagestore")`."""
 

@@ -35,6 +35,7 @@ from pyspark_messagestore.follower import Follower
 from pyspark_messagestore.kinds import MOST
 from pyspark_messagestore.limits import limited, limited_by_size
 from pyspark_messagestore.offsets import StreamOffset, Until
+from pyspark_messagestore.plain_errors import plain_errors
 from pyspark_messagestore.planning import only, plan, ranges_of
 from pyspark_messagestore.positions import EARLIEST, LATEST
 from pyspark_messagestore.progress import GroupProgress
@@ -49,6 +50,7 @@ _LOOK_INTERVAL_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+@plain_errors("partitions")
 class BatchReader(DataSourceReader):
     """The reader of `spark.read`: it reads what is visible when the query is planned, or less if the options say so."""
 
@@ -112,6 +114,7 @@ class FilteringReader(BatchReader):
         return filters
 
 
+@plain_errors("initialOffset", "latestOffset", "partitions")
 class RefusedStream(DataSourceStreamReader):
     """The reader of a stream that cannot be. Each call raises why.
 
@@ -128,6 +131,9 @@ class RefusedStream(DataSourceStreamReader):
     initialOffset = latestOffset = partitions = read = cast("Any", _refuse)  # noqa: N815 # Spark's names
 
 
+@plain_errors(
+    "initialOffset", "prepareForTriggerAvailableNow", "reportLatestOffset", "latestOffset", "partitions", "commit"
+)
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader of `readStream`. The driver keeps one as long as the query runs; copies of it read in tasks."""
 

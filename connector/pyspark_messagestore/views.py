@@ -24,6 +24,7 @@ from pyspark.sql.types import (
 
 from messagestore import ConfigError
 from messagestore.spi import LOCAL_STORES, Stores
+from pyspark_messagestore.plain_errors import plain_errors
 from pyspark_messagestore.source_options import SourceOptions
 
 _TEXT, _INT, _LONG, _TIME, _YES = StringType(), IntegerType(), LongType(), TimestampType(), BooleanType()
@@ -73,6 +74,7 @@ VIEWS = {
 _log = logging.getLogger(__name__)
 
 
+@plain_errors("partitions")
 class ViewReader(DataSourceReader):
     """Reads one view, in one task.
 

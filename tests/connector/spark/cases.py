@@ -64,12 +64,6 @@ def keys_in_a_stream(spark, root):
     stream_in(read_stream(spark, root, keys="N14228"), root)
 
 
-@case(r"NotAStoreError: \S+: found a file where a folder above it must be\. Give a path below folders")
-def a_path_below_a_file(spark, root):
-    (file := Path(root + "-file")).write_text("")
-    write(spark.range(1).selectExpr("'x' AS body"), f"{file}/store")
-
-
 @case(
     r"ConfigError: option startingOffsets: found -1 \(latest\), but a batch read that begins at the latest message reads nothing\..*"
 )
@@ -276,8 +270,8 @@ def wrong_schema(spark, root):
     spark.read.format("messagestore").schema("body string").option("subscribe", "flights").load(root).count()
 
 
-def told(spark, root: str, name: str) -> tuple[str, bool]:
-    """The last line of Python's trace in the error a case ends with, and whether the store is as it was."""
+def told(spark, root: str, name: str) -> tuple[str, bool, bool]:
+    """What the error of a case says, whether its first three lines say it, and whether the store is as it was."""
     fill(root, 100)
     before = bodies(root, "flights")
     function, _ = CASES[name]
@@ -286,13 +280,14 @@ def told(spark, root: str, name: str) -> tuple[str, bool]:
         function(spark, root)
     except Exception as error:  # noqa: BLE001 # whatever Spark makes of it is what the user sees
         text = str(error)
-    return last_line(text), bodies(root, "flights") == before
+    line = last_line(text)
+    return line, any(line in each for each in text.splitlines()[:3]), bodies(root, "flights") == before
 
 
 def last_line(text: str) -> str:
-    """What stands at the end of Python's trace, before Spark's own words; without a trace, Spark's own first line."""
-    found = [line for line in text.splitlines() if re.match(r"\s*(\S+: )*(messagestore\.\S*\.)?\w*Error: ", line)]
-    return found[-1].strip() if found else text.splitlines()[0][:2000]
+    """What Python's error says, before Spark's own words; without such an error, Spark's own first line."""
+    found = re.findall(r"messagestore\.errors\.(\w+Error: .*)|^\s*((?:\S+: )*\w*Error: .*)", text, re.MULTILINE)
+    return "".join(found[-1]).strip() if found else text.splitlines()[0][:2000]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Each error's last line stands alone, on classic Spark and on Connect; nothing of the batch is in the log."""
+"""The first three lines of each error say what is wrong, on classic Spark and on Connect; nothing of the batch is in the log."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ cases = pytest.importorskip("cases")
 connect_checks = pytest.importorskip("connect_checks")
 
 
-def check(name: str, line: str, untouched: bool) -> None:
+def check(name: str, line: str, early: bool, untouched: bool) -> None:
     if cases.CANNOT_MOUNT in line:
         pytest.skip(cases.CANNOT_MOUNT)
     assert re.search(cases.CASES[name][1] + "$", line), line
+    assert early
     assert untouched
 
 
@@ -43,7 +44,7 @@ def on_connect(tmp_path_factory, connect_port) -> str:
 @pytest.mark.parametrize("name", list(cases.CASES))
 def test_connect(on_connect: str, name: str) -> None:
     found = [json.loads(line[5:]) for line in on_connect.splitlines() if line.startswith("CASE ")]
-    told = {case: (line, untouched) for case, line, untouched in found}
+    told = {case: rest for case, *rest in found}
     assert name in told, on_connect[-3000:]
     check(name, *told[name])
 
