@@ -3,14 +3,17 @@
     python kafka_job.py PLAN    one line of JSON: what each step found
 
 PLAN is a file with JSON. Its `targets` say how the same job is connected: the format, the options of the connection,
-and what a write in `foreachBatch` needs in addition. Everything else is the same code for every format.
+and what a write in `foreachBatch` needs in addition. Everything else is the same code for every format. The targets in
+`on_connect` are done by another process, through Spark Connect; the session of this one is the server.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -61,7 +64,7 @@ class Job:
 
     def write(self, rows: DataFrame, topic: str | None, **options: str) -> None:
         given = {} if topic is None else {"topic": self.topic(topic)}
-        rows.write.format(self.format).options(**self.options, **given, **options).mode("append").save()
+        _append(rows, self.format, {**self.options, **given, **options})
 
     def read(self, **options: str) -> DataFrame:
         return self.spark.read.format(self.format).options(**self.options, **options).load()
@@ -150,7 +153,7 @@ class Job:
         limited = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "4", "includeHeaders": "true"}
         query = self.start(self.stream("batch", **limited), "copied")
         query.awaitTermination()
-        batches = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+        batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
         return len(batches) > 1, sum(batches), self.found("copied")
 
     def restarted(self) -> Any:
@@ -162,18 +165,19 @@ class Job:
         return self.found("copied")
 
     def foreach(self) -> Any:
-        """foreachBatch that looks at the rows, and writes some of them."""
-        seen: list[tuple[int, int]] = []
+        """foreachBatch that looks at the rows, and writes some of them. On Connect, the server runs the function."""
+        seen, format_, in_foreach = f"{self.folder}/seen", self.format, self.in_foreach
+        options = {**self.options, "topic": self.topic("foreach")}
 
         def each(rows: DataFrame, batch_id: int) -> None:
-            seen.append((batch_id, rows.count()))
-            extra = {name: value.format(batch_id=batch_id) for name, value in self.in_foreach.items()}
-            self.write(rows.where("key = 'N14228'").select("key", "value", "partition"), "foreach", **extra)
+            _note(seen, [batch_id, rows.count()])
+            extra = {name: value.format(batch_id=batch_id) for name, value in in_foreach.items()}
+            _append(rows.where("key = 'N14228'").select("key", "value", "partition"), format_, {**options, **extra})
 
         writer = self.stream("batch", startingOffsets=json.dumps({self.topic("batch"): {"0": 0, "1": -2, "2": -1}}))
         writer = writer.writeStream.foreachBatch(each).option("checkpointLocation", f"{self.folder}/foreach")
         writer.trigger(availableNow=True).start().awaitTermination()
-        return seen, self.found("foreach")
+        return _noted(seen), self.found("foreach")
 
     def deduplicated(self) -> Any:
         """Stateful: each value once, within a watermark on Kafka's timestamp, also across a restart."""
@@ -186,17 +190,16 @@ class Job:
 
     def counted(self) -> Any:
         """An aggregation in complete mode."""
-        last: list[Any] = []
+        seen = f"{self.folder}/counts"
 
         def each(rows: DataFrame, _batch_id: int) -> None:
-            last[:] = sorted([row["value"].decode(), row["count"]] for row in rows.collect())
+            _note(seen, sorted([row["value"].decode(), row["count"]] for row in rows.collect()))
 
         counts = self.stream("twice", startingOffsets="earliest").groupBy("value").count()
         writer = counts.writeStream.outputMode("complete").foreachBatch(each)
-        writer.option("checkpointLocation", f"{self.folder}/counted").trigger(availableNow=True).start()
-        for query in self.spark.streams.active:
-            query.awaitTermination()
-        return last
+        writer = writer.option("checkpointLocation", f"{self.folder}/counted").trigger(availableNow=True)
+        writer.start().awaitTermination()
+        return _noted(seen)[-1]
 
     def by_key(self) -> Any:
         """Without a column `partition`, the rows of a key are in one partition, in their order."""
@@ -221,10 +224,11 @@ class Job:
 
     def progress(self) -> Any:
         """A query that runs, and gets what is written meanwhile; it began at the latest messages."""
-        got: list[str] = []
+        seen = f"{self.folder}/got"
 
         def each(rows: DataFrame, _batch_id: int) -> None:
-            got.extend(row["value"].decode() for row in rows.select("value").collect())
+            for row in rows.select("value").collect():
+                _note(seen, row["value"].decode())
 
         writer = self.stream("live").writeStream.foreachBatch(each)
         query = writer.option("checkpointLocation", f"{self.folder}/live").start()
@@ -232,9 +236,27 @@ class Job:
         for number in range(3):
             self.write(self.rows([(None, b"%d" % number, None, 0)]), "live")
             query.processAllAvailable()
-        progress = [each for each in query.recentProgress if each["numInputRows"]]
+        progress = [each for each in query.recentProgress if each.numInputRows]
         query.stop()
-        return got, sum(each["numInputRows"] for each in progress), [len(each["sources"]) for each in progress[:1]]
+        return (
+            _noted(seen),
+            sum(each.numInputRows for each in progress),
+            [len(each["sources"]) for each in progress[:1]],
+        )
+
+
+def _append(rows: DataFrame, format_: str, options: dict[str, str]) -> None:
+    rows.write.format(format_).options(**options).mode("append").save()
+
+
+def _note(path: str, found: Any) -> None:
+    """Keep what a function of foreachBatch found, for the program that started the query."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(found) + "\n")
+
+
+def _noted(path: str) -> list[Any]:
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def hostile(job: Job, rows: dict[str, Any]) -> dict[str, Any]:
@@ -272,8 +294,9 @@ def differences(job: Job) -> dict[str, Any]:
         writer.trigger(availableNow=True).start().awaitTermination()
 
     def in_foreach() -> None:
+        format_, given = job.format, {**job.options, "topic": job.topic("other")}
         writer = job.stream("batch", startingOffsets="earliest").select("value").writeStream
-        writer = writer.foreachBatch(lambda each, _: job.write(each, "other"))
+        writer = writer.foreachBatch(lambda each, _: _append(each, format_, given))
         writer = writer.option("checkpointLocation", f"{job.folder}/plain")
         writer.trigger(availableNow=True).start().awaitTermination()
 
@@ -283,7 +306,25 @@ def differences(job: Job) -> dict[str, Any]:
         names = json.loads(query.recentProgress[0]["sources"][0]["endOffset"])
         return [name for name in ("queues", job.topic("batch2")) if name in names]
 
+    def continuous() -> None:
+        rows = job.stream("batch2").select("key", "value").writeStream.format(job.format).options(**job.options)
+        rows = rows.option("topic", job.topic("other")).option("checkpointLocation", f"{job.folder}/continuous")
+        query = rows.trigger(continuous="1 second").start()
+        query.stop()
+
+    def matched() -> list[str]:
+        rows = job.read(subscribePattern=f"{job.prefix}-\\p{{Alpha}}+2").select("topic").distinct().collect()
+        return [row["topic"] for row in rows]
+
+    def partitions_of_keys() -> list[int]:
+        rows = job.read(subscribe=job.topic("by_key")).select("key", "partition").distinct().collect()
+        return [partition for _, partition in sorted(tuple(row) for row in rows)]
+
     return {
+        "continuous": _tried(continuous),
+        "a pattern of Java": _tried(matched),
+        "a topic that does not exist": _tried(partial(job.write, rows, "unknown")),
+        "partitions of keys": _tried(partitions_of_keys),
         "no mode": _tried(without_mode),
         "update": _tried(updates),
         "foreachBatch": _tried(in_foreach),
@@ -303,7 +344,8 @@ def _tried(action: Callable[[], Any]) -> Any:
     except Exception as error:  # noqa: BLE001 # what a user would see is the result
         lines = [line.strip() for line in str(error).splitlines()] or [""]
         said = [line for line in lines if "Error: " in line or "Exception: " in line]
-        return {"error": (said or lines[:1])[-1][:600]}
+        line = (said or lines[:1])[-1]
+        return {"error": line[max(line.find("messagestore.errors."), 0) :][:600]}
 
 
 def _json(value: Any) -> Any:
@@ -321,22 +363,51 @@ def _bytes(text: str | None) -> bytes | None:
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in plan["settings"].items():
-        builder = builder.config(name, value)
+    builder = SparkSession.builder
+    if "remote" in plan:
+        builder = builder.remote(plan["remote"])
+    else:
+        builder = builder.master("local[2]")
+        for name, value in {**plan["settings"], **(SERVER if plan["on_connect"] else {})}.items():
+            builder = builder.config(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spark = builder.getOrCreate()
-        results = {}
-        for name, target in plan["targets"].items():
-            job = Job(spark, target)
-            results[name] = {step: run() for step, run in job.steps()}
-            results[name]["hostile"] = hostile(job, plan["hostile"])
-            results[name]["options"] = options(job, plan["options"])
-            job.write(job.rows([(b"k", b"v", None, 0)]), "created")
-            results[name]["differences"] = differences(job)
+        with on_connect(spark, plan) if plan["on_connect"] else contextlib.nullcontext({}) as results:
+            for name, target in plan["targets"].items():
+                Path(target["folder"]).mkdir(exist_ok=True)
+                job = Job(spark, target)
+                results[name] = {step: run() for step, run in job.steps()}
+                results[name]["hostile"] = hostile(job, plan["hostile"])
+                results[name]["options"] = options(job, plan["options"])
+                job.write(job.rows([(b"k", b"v", None, 0)]), "created")
+                results[name]["differences"] = differences(job)
         spark.stop()
     Path(plan["result"]).write_text(json.dumps(results))
+
+
+SERVER = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "spark.connect.grpc.binding.port": "0"}
+"""Settings of a classic session that is a server of Spark Connect, too, at a free port."""
+
+
+@contextlib.contextmanager
+def on_connect(spark: SparkSession, plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run the job in another process meanwhile, through this session as its server. At the end, its results are there."""
+    services = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
+    server = getattr(getattr(services, "SparkConnectService$"), "MODULE$")  # a Scala object
+    path, result = Path(sys.argv[1] + ".connect"), Path(plan["result"] + ".connect")
+    nothing: dict[str, Any] = {"on_connect": {}, "hostile": {}, "options": {}}  # these errors are the same there
+    theirs = {**nothing, "targets": plan["on_connect"], "remote": f"sc://127.0.0.1:{server.localPort()}"}
+    path.write_text(json.dumps({**plan, **theirs, "result": str(result)}))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    results: dict[str, Any] = {}
+    with subprocess.Popen([sys.executable, __file__, str(path)], env=environment) as client:
+        try:
+            yield results
+            assert client.wait() == 0
+        finally:
+            client.kill()
+    results |= json.loads(result.read_text())
 
 
 if __name__ == "__main__":
