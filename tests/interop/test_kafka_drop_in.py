@@ -74,7 +74,7 @@ DIFFERENCES: dict[str, tuple[Any, Any]] = {
     "timestampType": (0, 1),
     "continuous": (None, "continuous"),
     "a pattern of Java": ([f"{PREFIX}-batch2"], "subscribePattern"),
-    "a topic that does not exist": ("unknown not present in metadata", None),
+    "a topic that does not exist": ("UnknownTopicOrPartitionException", None),
     "partitions of keys": ([1, 0, 2, 2, 0, 2, 2], [2, 0, 1, 2, 0, 1, 2]),
 }
 """What differs otherwise: what Kafka's connector does, and what this one does. Texts are parts of errors.
