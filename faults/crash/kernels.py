@@ -89,16 +89,16 @@ def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path =
 
 def planted(file: str, old: str, new: str) -> Planted:
     """Compile the kernel with one text replaced by another, and use it in this process."""
+    count = (SOURCES / file).read_text().count(old)
+    if count != 1:
+        raise AssertionError(f"{file} has {count} times: {old}")
 
     @contextlib.contextmanager
     def use() -> Iterator[None]:
         with tempfile.TemporaryDirectory() as folder:
             sources = Path(folder, "kernel")
             shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
-            text = (sources / file).read_text()
-            if text.count(old) != 1:
-                raise AssertionError(f"{file} has {text.count(old)} times: {old}")
-            (sources / file).write_text(text.replace(old, new))
+            (sources / file).write_text((sources / file).read_text().replace(old, new))
             lib = kernel.load(compiling.compiled(Path(folder, "_kernel.planted.so"), sources=sources))
             with mock.patch.object(kernel, "lib", lib), mock.patch(f"{__name__}.SOURCES", sources):
                 yield
