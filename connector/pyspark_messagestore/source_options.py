@@ -45,6 +45,7 @@ _GROUP = Kind(_group, "a consumer group: letters, digits, and %|-_ , at most 255
 ROCKETMQ, KAFKA = "rocketmq", "kafka"
 """The row formats."""
 MESSAGES = "messages"
+DEFAULT_TRIGGER_DELAY_S = 15 * 60
 """The view that most reads have."""
 
 
@@ -182,8 +183,9 @@ SOURCE_OPTIONS: tuple[Option, ...] = (
         SOURCE,
         "maxTriggerDelay",
         DURATION,
-        "15m",
-        "The longest time that messages wait for `minOffsetsPerTrigger`. After a restart the time counts anew.",
+        f"{DEFAULT_TRIGGER_DELAY_S // 60}m",
+        "The longest time that messages wait for `minOffsetsPerTrigger`. After a restart the time counts anew. Streams "
+        "only.",
     ),
     Option(
         SOURCE,
@@ -507,6 +509,7 @@ class SourceOptions:
             ("maxOffsetsPerTrigger", self.max_offsets_per_trigger),
             ("maxBytesPerTrigger", self.max_bytes_per_trigger),
             ("minOffsetsPerTrigger", self.min_offsets_per_trigger),
+            ("maxTriggerDelay", None if self.max_trigger_delay == DEFAULT_TRIGGER_DELAY_S else self.max_trigger_delay),
             ("onMissingTopic", None if self.on_missing_topic == "fail" else self.on_missing_topic),
             ("consumerGroup", self.consumer_group),
         ):

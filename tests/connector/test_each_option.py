@@ -22,6 +22,7 @@ from crash.harness import APP, ROOMY
 from crash.imitate import Broker, Process, another_boot
 from messagestore import ASYNC_FLUSH, ConfigError, CorruptionError, MessageStore, NotRecoveredError
 from messagestore.files.consumer_offsets import publish_offsets
+from planted_options import STREAM_ONLY
 from pyspark_messagestore import planning, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
 from pyspark_messagestore.schema import COLUMNS
@@ -266,6 +267,14 @@ def test_messages_wait_for_others_as_long_as_it_says(
     for later_s, goes_on in ((0, False), (wait_s - 1, False), (wait_s + 1, True)):
         monkeypatch.setattr(source.time, "monotonic", lambda later_s=later_s: begun_s + later_s)
         assert (reader.latestOffset(start, reader.getDefaultReadLimit()) != start) is goes_on
+
+
+@pytest.mark.parametrize("option", sorted(STREAM_ONLY))
+def test_an_option_of_streams_is_refused_in_a_batch_read(root: str, option: str) -> None:
+    """Kafka's connector ignores some of them: the user would wait for an effect that never comes."""
+    value = {"maxTriggerDelay": "2m", "onMissingTopic": "wait", "consumerGroup": "g"}.get(option, "5")
+    with pytest.raises(ConfigError, match=f"option {option}: is for streams, but this is a batch read"):
+        opened(BATCH, root, **{option: value})
 
 
 # ---- records
