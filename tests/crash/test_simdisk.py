@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -479,8 +480,18 @@ def test_the_dead_do_nothing(root: Path):
 def test_every_operation_of_the_seam_is_covered():
     """A method that Disk gets later must be put among the mutating or the reading ones."""
     public = {name for name, value in vars(Disk).items() if not name.startswith("_") and callable(value)}
-    of_the_machine = {"time_ns", "lease_break_time_s"}
-    assert public - set(vars(KillDisk)) - of_the_machine == {"read", "read_head", "make_folders"}  # made of the others
+    of_the_machine = {"time_ns", "lease_break_time_s", "available_memory", "locked_memory"}
+    made_of_the_others = {"read", "read_head", "make_folders", "pread_parts", "pwrite_parts"}
+    assert public - set(vars(KillDisk)) - of_the_machine == made_of_the_others
+
+
+def test_parts_that_are_written_together_are_killed_one_by_one(root: Path):
+    """Only the kernel of a plain disk writes them in one call: a crash may come between two of them."""
+    disk = KillDisk(1)
+    with pytest.raises(Killed):
+        positions, starts, ends = (np.array(each) for each in ([0, 8], [0, 2], [2, 4]))
+        disk.pwrite_parts(disk.open(root / "old", writable=True), memoryview(b"1234"), positions, starts, ends)
+    assert (root / "old").read_bytes()[:10] == b"12oooooooo"
 
 
 def test_half_a_write(root: Path):
