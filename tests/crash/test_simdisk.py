@@ -488,8 +488,8 @@ def test_every_operation_of_the_seam_is_covered():
 def test_parts_that_are_written_together_are_killed_one_by_one(root: Path):
     """Only the kernel of a plain disk writes them in one call: a crash may come between two of them."""
     disk = KillDisk(1)
+    positions, starts, ends = (np.array(each) for each in ([0, 8], [0, 2], [2, 4]))
     with pytest.raises(Killed):
-        positions, starts, ends = (np.array(each) for each in ([0, 8], [0, 2], [2, 4]))
         disk.pwrite_parts(disk.open(root / "old", writable=True), memoryview(b"1234"), positions, starts, ends)
     assert (root / "old").read_bytes()[:10] == b"12oooooooo"
 
