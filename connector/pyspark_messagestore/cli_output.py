@@ -158,12 +158,10 @@ def line(text: str = "") -> None:
 
 
 def block(text: str) -> None:
-    """Print the lines of a form that a program reads. On a terminal, they are escaped."""
+    """Print lines that a program reads. They are escaped on a terminal; a pipe or a file gets every byte."""
     if sys.stdout.isatty():
         text = "\n".join(map(shown, text.split("\n")))
-    typer.echo(
-        text, color=True
-    )  # a pipe or a file gets all bytes; without `color`, what looks like a colour is left out
+    typer.echo(text, color=True)  # otherwise, typer leaves out what looks like a colour
 
 
 def note(text: str) -> None:

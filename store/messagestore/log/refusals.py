@@ -263,7 +263,7 @@ def check_writable_topic(files: StoreFiles, topic: str) -> None:
             f"{PERM_READ_WRITE}`",
             field="topic",
         )
-    if not broker_settings:  # as where no broker was, for every single put
+    if not broker_settings:  # the usual case, and this is done for every single put
         return
     of_broker = dict(broker_settings).get("brokerPermission", "")
     if re.fullmatch("[0-9]+", of_broker) and not int(of_broker) & PERM_WRITE:  # RocketMQ ignores what is no number

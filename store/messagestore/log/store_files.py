@@ -538,7 +538,7 @@ def check_root(disk: Disk, paths: Paths) -> None:
         place = os.path.dirname(place)
     if disk.exists(place) and not disk.is_folder(place):
         found = "found a file" if place == paths.root else f"{place} is a file"
-        raise NotAStoreError(f"{paths.root}: {found}; allowed is a folder", path=paths.root)
+        raise NotAStoreError(f"{paths.root}: {found}; allowed is a folder. Give another path", path=paths.root)
     if not looks_like_store(disk, paths) and not is_free(disk, paths):
         found = ", ".join(disk.names(paths.root)[:5])
         raise NotAStoreError(
@@ -556,13 +556,7 @@ def make_root(disk: Disk, paths: Paths) -> None:
         The folder holds something else, or cannot be, because a folder above it is a file.
     """
     check_root(disk, paths)
-    try:
-        made = disk.make_folders(paths.root)
-    except NotADirectoryError:
-        raise NotAStoreError(
-            f"{paths.root}: found a file where a folder above it must be. Give a path below folders",
-            path=paths.root,
-        ) from None
+    made = disk.make_folders(paths.root)
     if made:
         disk.fsync_dir(os.path.dirname(made[0]))
 

@@ -238,7 +238,7 @@ def path_of_databricks(spark, root):
     write(spark.range(1).selectExpr("'x' body"), "dbfs:/x")
 
 
-@case(r"NotAStoreError: \S+-file/store: \S+-file is a file; allowed is a folder")
+@case(r"NotAStoreError: \S+-file/store: \S+-file is a file; allowed is a folder. Give another path")
 def path_below_a_file(spark, root):
     Path(f"{root}-file").touch()
     write(spark.range(1).selectExpr("'x' body"), f"{root}-file/store")
