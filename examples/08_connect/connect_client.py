@@ -8,7 +8,7 @@ run; the client needs it only for `MessageStoreSink`.
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from pyspark.sql import SparkSession
 
@@ -26,4 +26,9 @@ def run(spark: SparkSession, root: str, checkpoint: str) -> None:
 
 
 if __name__ == "__main__":
-    run(SparkSession.builder.remote(sys.argv[1]).getOrCreate(), sys.argv[2], sys.argv[3])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("server", help="the address of the server, such as sc://localhost:15002")
+    parser.add_argument("root", help="the root folder of the store, on the server")
+    parser.add_argument("checkpoint", help="a folder for the checkpoint of the stream, on the server")
+    given = parser.parse_args()
+    run(SparkSession.builder.remote(given.server).getOrCreate(), given.root, given.checkpoint)
