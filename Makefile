@@ -3,17 +3,19 @@
 #   make demo        flights through Spark and a store and back; make demo ARGS=--fresh starts afresh
 #   make setup       .venv with everything, pinned by constraints.txt
 #   make test        all tests but the slow ones   make test ARGS="-k layout"
+#   make test-without-kernel  as on a machine without a C compiler: what the kernel's work is done by instead
 #   make test-deep   the slow ones: the same stories, longer and at random
 #   make crash       every fault injected and counted, in 8 minutes   make crash ARGS="--only images --seed 7"
 #   make crash-deep  the same by chance, for as long as it is told    make crash-deep SECONDS=3600 SEED=7
 #   make interop     the files against RocketMQ's own Java store   make interop ARGS="-k hand_over"
-#   make interop-deep  random stores of a broker, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
+#   make interop-deep  random stores and histories, as many as it is told, and the replay-torture table    make interop-deep STORES=2000 SEED=1000
 #   make lint        ruff and the import tower
 #   make typecheck   mypy, strict
 #   make bench       store, sink and source against their floors   make bench ARGS=--quick
 #   make bench-peers  beside Kafka, Delta Lake, Parquet, RocketMQ's own store and other databases, in one run
 #   make docs-site   the documentation as a site, in dist/site
 #   make wheels      the source archive, and wheels for every Linux on x86-64 and on AArch64, in dist
+#   make pins        the hashes of constraints.txt, after a version in it was changed
 #   make docs        regenerate the tables of store/FORMAT.md and connector/README.md
 
 PYTHON ?= python3
@@ -21,6 +23,7 @@ ARGS   ?=
 SECONDS ?= 3600
 SEED    ?= 1
 STORES  ?= 2000
+HISTORIES ?= 500
 BIN    := .venv/bin
 STAMP  := .venv/.installed
 KERNEL := store/messagestore/format/_kernel.abi3.so
@@ -30,7 +33,7 @@ KERNEL := store/messagestore/format/_kernel.abi3.so
 unexport PYTHONDONTWRITEBYTECODE
 # Nothing here multiplies matrices: numpy's threads for that only make each start dearer (0.4 -> 0.3 s of a processor).
 export OPENBLAS_NUM_THREADS := 1
-.PHONY: setup java xfs maven demo test test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels clean
+.PHONY: setup java xfs maven demo cluster-demo test test-without-kernel test-deep crash crash-deep interop interop-deep lint typecheck bench bench-peers docs docs-site wheels pins clean
 
 setup: $(STAMP) $(KERNEL)
 
@@ -42,11 +45,18 @@ $(BIN)/python:
 	  || { echo 'python3 -m venv does not work here. Install it (Debian: apt-get install python3-venv), then run make again.' >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# The constraints are given through the environment so that they also hold where pip builds a package.
+# pip compares each file with its hash (constraints.txt), those too that build others: these come first.
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-input --no-deps --no-build-isolation --use-pep517
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-	  $(BIN)/python -m pip install --quiet --no-input --editable '.[dev,compression,examples]'
+	@sed -n '/^# to build/,$$p' constraints.txt >.venv/to-build.txt
+	$(PIP) --require-hashes --requirement .venv/to-build.txt
+	$(PIP) --require-hashes --requirement constraints.txt
+	$(PIP) --editable .
 	@touch $@
+
+# Asks the index of this machine, once for each Python and processor: some minutes.
+pins: | $(BIN)/python
+	$(BIN)/python .ci/pins.py
 
 # The C code is compiled where there is a compiler, Debian's if need be. The store works without it, which is then said.
 $(KERNEL): $(wildcard store/kernel/*) $(STAMP)
@@ -76,6 +86,13 @@ xfs:
 demo: setup java
 	cd examples/01_flights && ../../$(BIN)/python flights.py $(ARGS)
 
+# A store on another host: Spark's processes get a network of their own, which needs root and `ip`.
+cluster-demo: setup java
+	@{ command -v ip && command -v openssl; } >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy iproute2 openssl; } \
+	  || true
+	$(BIN)/python examples/11_cluster/cluster_demo.py $(ARGS)
+
 # Stores are made in memory where there is room: syncs cost nothing there (`make crash` cuts the power of real disks).
 # One process more than there are cores: some tests wait for processes of their own.
 # Without Java the store's tests still run; the Spark tests say that they are skipped, and why.
@@ -83,6 +100,11 @@ test: export PYTEST_DEBUG_TEMPROOT ?= $(shell df --output=avail /dev/shm 2>/dev/
 test: setup
 	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the Spark tests are skipped' >&2
 	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist loadfile --ignore tests/interop -m 'not slow and not java' $(ARGS)
+
+# The packages whose modules call the kernel (tests/test_house.py finds them), and what puts and reads whole stores by them.
+WITHOUT_KERNEL := tests/store/format tests/store/files tests/store/batches tests/property
+test-without-kernel:
+	MESSAGESTORE_KERNEL=off $(MAKE) --no-print-directory test ARGS='$(WITHOUT_KERNEL) $(ARGS)'
 
 test-deep: setup
 	$(BIN)/python -m pytest -m 'slow and not java' $(ARGS)
@@ -94,9 +116,9 @@ interop: setup
 
 interop-deep: setup
 	@$(MAKE) --no-print-directory maven || echo '==> no Maven: the interop tests are skipped' >&2
-	INTEROP_STORES=$(STORES) INTEROP_SEED=$(SEED) \
+	INTEROP_STORES=$(STORES) INTEROP_HISTORIES=$(HISTORIES) INTEROP_SEED=$(SEED) \
 	  $(BIN)/python -m pytest -n 2 --dist worksteal -m java tests/interop/test_broker_stores.py \
-	  tests/interop/test_replay_torture.py $(ARGS)
+	  tests/interop/test_model_histories.py tests/interop/test_replay_torture.py $(ARGS)
 
 # The Java driver of the interop tests is built with Maven and a JDK.
 maven: java
@@ -104,8 +126,10 @@ maven: java
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy maven default-jdk-headless; } \
 	  || { echo 'The interop tests need Maven and a JDK 17 or newer. Debian: apt-get install maven default-jdk-headless' >&2; exit 1; }
 
+# Only the mode `spark`, which is part of a run of all modes, starts a Spark.
+CRASH_SPARK = $(if $(filter --only --only=%,$(ARGS)),$(findstring spark,$(ARGS)),all)
 crash: setup xfs
-	@$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2
+	@$(if $(CRASH_SPARK),$(MAKE) --no-print-directory .venv/spark/classes.jsa || echo '==> no Java: the cells of a real Spark are left out' >&2,:)
 	PYTHONHASHSEED=0 PYTHONPATH=faults:tests $(BIN)/python -m crash $(ARGS)
 
 crash-deep: setup xfs
@@ -137,10 +161,9 @@ bench-peers: setup
 # runpy warns that the package has imported the module before it runs it; here that does no harm.
 docs: setup
 	$(BIN)/python -W ignore::RuntimeWarning:runpy -m messagestore.format.layout store/FORMAT.md
-	$(BIN)/python -m pyspark_messagestore.options connector/README.md
+	$(BIN)/python -m pyspark_messagestore.options.table connector/README.md
 
 docs-site: setup
-	PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --no-input --editable '.[docs]'
 	$(BIN)/mkdocs build --strict --quiet
 	@echo 'dist/site/index.html'
 

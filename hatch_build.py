@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+OLDEST_PYTHON = (3, 11)
+"""As `requires-python` says."""
 
 
 class KernelBuildHook(BuildHookInterface[Any]):
@@ -24,6 +28,13 @@ class KernelBuildHook(BuildHookInterface[Any]):
         """Compile the kernel and add it to what is built."""
         if self.target_name != "wheel":
             return
+        if sys.version_info < OLDEST_PYTHON:  # pip looks at requires-python only when the wheel is built
+            found = ".".join(map(str, sys.version_info[:3]))
+            wanted = ".".join(map(str, OLDEST_PYTHON))
+            self.app.abort(
+                f"pyspark-messagestore needs Python {wanted} or newer, and {sys.executable} is Python {found}. Run pip "
+                "with a newer one."
+            )
         path = Path(self.root, "store", "kernel", "compile.py")
         spec = importlib.util.spec_from_file_location("messagestore_compile", path)
         assert spec is not None and spec.loader is not None  # noqa: PT018

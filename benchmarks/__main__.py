@@ -17,6 +17,7 @@ import pyarrow as pa
 from benchmarks import (
     curves,
     store_append,
+    store_backup,
     store_delivery,
     store_halves,
     store_history,
@@ -27,6 +28,7 @@ from benchmarks import (
     store_read,
     store_recovery,
     store_retention,
+    store_scan,
     store_syncs,
     store_wait,
 )
@@ -35,6 +37,7 @@ from benchmarks.measure import Settings
 STORE: dict[str, Callable[[Settings], None]] = {
     "append": store_append.run,
     "read": store_read.run,
+    "scan": store_scan.run,
     "put": store_put.run,
     "delivery": store_delivery.run,
     "halves": store_halves.run,
@@ -46,6 +49,7 @@ STORE: dict[str, Callable[[Settings], None]] = {
     "history": store_history.run,
     "retention": store_retention.run,
     "pool": store_pool.run,
+    "backup": store_backup.run,
 }
 
 
@@ -55,6 +59,7 @@ SUITES: dict[str, tuple[str, list[str]]] = {
     "store": ("the store alone, without Spark", list(STORE)),
     "sink": ("Spark writes", ["sink", "small"]),
     "source": ("Spark reads", ["source", "steps"]),
+    "afar": ("what a store on another host costs, beside a local one", ["afar", "calls"]),
     "queues": ("what one step of a stream costs the driver, without Spark", ["queues"]),
     "profile": ("where the time of a micro-batch goes, by process and by step", ["profile"]),
     "curves": ("how the store scales, one axis at a time, as pictures", list(CURVES)),
@@ -78,9 +83,20 @@ def group(suite: str, name: str) -> Callable[[Settings], None]:
         from benchmarks import stream_queues
 
         return stream_queues.run
-    from benchmarks import first_query, source_steps, spark_memory, spark_profile, spark_small, spark_streams
+    from benchmarks import (
+        afar_calls,
+        first_query,
+        source_steps,
+        spark_afar,
+        spark_memory,
+        spark_profile,
+        spark_small,
+        spark_streams,
+    )
 
     return {
+        "afar": spark_afar.run,
+        "calls": afar_calls.run,
         "sink": spark_streams.run_sink,
         "small": spark_small.run,
         "source": spark_streams.run_source,
@@ -103,12 +119,15 @@ def main() -> None:
         if suite in PUBLISHED:
             store.add_argument("--publish", help=PUBLISHED[suite])
         store.add_argument("--folder", type=Path, help="where data roots are made, and removed; default: the system's")
+
     arguments = parser.parse_args()
+
     print(
         f"Python {platform.python_version()}, numpy {np.__version__}, pyarrow {pa.__version__}, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; medians over rounds, best beside them",
         file=sys.stderr,
     )
+
     for name in arguments.only:
         with tempfile.TemporaryDirectory(prefix="messagestore-bench-", dir=arguments.folder) as folder:
             group(arguments.suite, name)(

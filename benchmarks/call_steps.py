@@ -20,25 +20,23 @@ Function = tuple[str, int, str]
 RECEIVE = "receive Arrow"
 TASK = (
     (r"profiled_sink:received$", RECEIVE),
-    (r"pyspark_messagestore/sink:", "gather"),
-    (r"pyspark_messagestore/columns:", "map columns"),
-    (r"messagestore/(write/staging|files/staging_files):", "stage"),
+    (r"pyspark_messagestore/sink/writers:", "gather"),
+    (r"pyspark_messagestore/sink/columns:", "map columns"),
+    (r"messagestore/(batches/staging|files/staging_files):", "stage"),
     (r"messagestore/(format|_kernel|kernel)\b.*:", "encode"),
 )
 COMMIT = (
-    (r"mapped_file:(fdatasync|fsync_dir|syncfs|start_writeback)$", "sync"),
-    (r"messagestore/(write/staging|files/staging_files):", "read back"),
-    (r"messagestore/(write/batch_plan|write/queue_numbers|format/batch_record):", "place"),
+    (r"files/disk:(fdatasync|fsync_dir|syncfs|start_writeback)$", "sync"),
+    (r"messagestore/(batches/staging|files/staging_files):", "read back"),
+    (r"messagestore/(batches/plan|writer/queue_numbers|format/batch_record):", "place"),
     (r"messagestore/(files/index_\w+):", "index"),
-    (r"messagestore/(files/consume_queue|log/dispatch|log/queue_\w+|files/mapped_file_queue):", "queue units"),
-    (r"messagestore/(write/transaction):add\w*$", "CRC of the batch"),
-    (r"messagestore/(write/transaction|files/commit_log|write/log_writer):", "write the log"),
+    (r"messagestore/(files/consume_queue|log/dispatch|log/queue_\w+|files/numbered_files):", "queue units"),
+    (r"messagestore/(batches/append):add\w*$", "CRC of the batch"),
+    (r"messagestore/(batches/append|files/commit_log|writer/log_writer):", "write the log"),
     (r"messagestore/(format|_kernel|kernel)\b.*:", "stamp"),
-    (r"messagestore/files/(state|checkpoint|written|topics)|messagestore/log/batch_journal", "small files"),
+    (r"messagestore/files/(state|checkpoint|unsynced|topics)|messagestore/log/batch_journal", "small files"),
 )
-_PASSED_ON = re.compile(
-    r"messagestore/(files/mapped_file|format/record):(?!fdatasync|fsync_dir|syncfs|start_writeback)"
-)
+_PASSED_ON = re.compile(r"messagestore/(files/disk|format/record):(?!fdatasync|fsync_dir|syncfs|start_writeback)")
 """Functions that many steps call: files, and the CRC of one value. Their time goes to the callers."""
 _OURS = re.compile(r"(pyspark_messagestore|messagestore|benchmarks)/(.*)\.py$")
 

@@ -183,10 +183,12 @@ def journal(settings: Settings) -> Curve:
         notes="All entries are kept (`journalRetention` above their number); the default limits what they cost.",
     )
     config = store_journal.SIZES.replace(journal_retention=store_journal.ALL)
+
     for count in (1, 10, 100, 1_000) if settings.quick else (1, 10, 100, 1_000, 10_000, 100_000):
         root, found = settings.folder / f"journal-{count}", Rounds()
         store_journal.make_journal(root, count)
         store_journal.rounds_of(root, "x", config, settings, found)
+
         curve.add(
             count,
             open=statistics.median(found.values["x.open"]),
@@ -276,7 +278,9 @@ def _read_at_once(root: Path, count: int, expected: int) -> float:
         subprocess.Popen(command, cwd=machine.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(count)
     ]
+
     try:
+        # Whoever is ready says so, and then all begin together.
         for process in processes:
             assert process.stdout is not None
             process.stdout.readline()
@@ -289,6 +293,7 @@ def _read_at_once(root: Path, count: int, expected: int) -> float:
         for process in processes:
             process.kill()
             process.wait()
+
     if any(int(answer[0]) != expected for answer in answers):
         raise AssertionError(f"readers found {answers}, {expected} messages are there")
     return max(float(answer[1]) for answer in answers)
@@ -361,6 +366,7 @@ def page(found: dict[str, Any]) -> str:
         "one key, 8 queues, without Spark. Made by `python -m benchmarks curves --publish docs/curves`; the numbers",
         "are in [curves.json](curves.json).",
     ]
+
     for name, curve in found.items():
         lines += ["", f"## {curve['title']}", "", f"![{curve['title']}]({name}.svg)", ""]
         series, unit = curve["series"], curve["y"]
@@ -368,9 +374,11 @@ def page(found: dict[str, Any]) -> str:
         for at, x in enumerate(curve["x_values"]):
             table_.append([f"{x:,g}", *(f"{values[at]:,.4g}" for values in series.values())])
         lines += [f"| {' | '.join(cells)} |" for cells in table_]
+
         facts = curve["machine"]
         words = (
             f"{facts['processor']}, {facts['file system']}, commit {facts['commit']}, load {facts['load at the start']}"
         )
         lines += ["", f"{curve['notes']} Medians of {curve['rounds']} rounds. {words}."]
+
     return "\n".join(lines) + "\n"

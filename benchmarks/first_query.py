@@ -25,8 +25,8 @@ IMPORTS = {
     "pyarrow": "import pyspark.sql.datasource, numpy, pyarrow.compute",
     "discovery": "from pyspark_messagestore import DefaultSource",
     "data_source": "from pyspark_messagestore import MessageStoreDataSource",
-    "sink": "from pyspark_messagestore import sink",
-    "source": "from pyspark_messagestore import source",
+    "sink": "import pyspark_messagestore.sink.writers",
+    "source": "import pyspark_messagestore.source.readers",
 }
 """What a process of Spark's imports: nothing of ours, with Arrow, then what each of its steps needs of ours."""
 _WATCH_S = 0.03
@@ -47,8 +47,10 @@ def run(settings: Settings) -> None:
             rounds.add(f"first.{kind}.python_cpu", sum(each["cpu_s"] for each in found["processes"]))
             rounds.add(f"first.{kind}.python_processes", len(found["processes"]))
             processes[kind] = found["processes"]
+
         for name, words in IMPORTS.items():
             rounds.add(f"first.import.{name}", _import_s(words))
+
     for kind in KINDS:
         floor = None if kind.endswith("_floor") else f"{kind}_floor"
         for suffix, unit in (("", "s"), (".python_cpu", "s"), (".python_processes", "processes")):
@@ -57,6 +59,7 @@ def run(settings: Settings) -> None:
     for name in IMPORTS:
         floor = None if name == "pyspark" else "first.import.pyspark"
         rounds.report(f"first.import.{name}", "s of CPU", floor=floor, lower_is_better=True)
+
     for kind in KINDS:
         print(f"\n  {kind}: the Python processes of the last round, in the order of their start", file=sys.stderr)
         for each in processes[kind]:

@@ -108,11 +108,13 @@ class Rounds:
         """
         values = self.values[name]
         value, best = statistics.median(values), (min if lower_is_better else max)(values)
+
         floor_value = ratio = None
         if floor is not None:
             floors = self.values[floor]
             floor_value = statistics.median(floors)
             ratio = statistics.median(v / f for v, f in zip(values, floors, strict=True))
+
         line = {
             "name": name,
             "value": _short(value),
@@ -121,6 +123,7 @@ class Rounds:
             "ratio": _short(ratio),
         }
         print(json.dumps(line), flush=True)
+
         text = f"  {name:<44} {_plain(value):>12} {unit:<12} best {_plain(best):>12}"
         if name in self.cpu_s:
             text += f"  CPU {1e9 * min(self.cpu_s[name]):7,.0f} ns"
@@ -131,6 +134,7 @@ class Rounds:
             text += f"  (goal {_plain(goal)}: best is {'there' if met else f'at {best / goal:.2f}'})"
         if goal_ratio is not None and ratio is not None:
             text += f"  (goal {goal_ratio}: {'there' if ratio >= goal_ratio else f'at {ratio / goal_ratio:.2f}'})"
+
         print(text, file=sys.stderr, flush=True)
 
 

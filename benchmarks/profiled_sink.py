@@ -33,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from benchmarks import call_steps, process_tree
 from benchmarks.spark_floors import DroppingSink
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from pyspark_messagestore.datasource import MessageStoreDataSource
 
 PLAIN, WALL, CPU = "plain", "wall", "cpu"
@@ -66,14 +66,18 @@ class Call:
             if self.mode == PLAIN:
                 stack.enter_context(_counted(self.bytes))
             profile = cProfile.Profile(time.thread_time if self.mode == CPU else time.perf_counter)
+
             wall_s, thread_s, process_s = time.perf_counter(), time.thread_time(), time.process_time()
             before = resource.getrusage(resource.RUSAGE_THREAD)
             if self.mode != PLAIN:
                 profile.enable()
+
             yield
             profile.disable()
+
         after = resource.getrusage(resource.RUSAGE_THREAD)
         thread_s = time.thread_time() - thread_s
+
         found: dict[str, Any] = {
             "kind": self.kind,
             "batch": self.batch,
@@ -87,15 +91,18 @@ class Call:
             "system_s": after.ru_stime - before.ru_stime,
             "bytes": dict(self.bytes),
         }
+
         if self.mode != PLAIN:
             profile.create_stats()
             steps = call_steps.TASK if self.kind == "task" else call_steps.COMMIT
             found["steps"] = call_steps.seconds(profile, steps)
+
         if self.kind == "commit":
             jvm = process_tree.ancestor(os.getpid(), "java")
             found["jvm"] = jvm
             found["processes"] = {pid: asdict(process) for pid, process in process_tree.tree([jvm]).items()}
             found["at_s"] = time.time()
+
         name = self.folder / f"{self.kind}-{self.batch}-{uuid.uuid4().hex}"
         name.with_suffix(".part").write_text(json.dumps(found))
         name.with_suffix(".part").rename(name.with_suffix(".json"))

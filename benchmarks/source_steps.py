@@ -1,8 +1,9 @@
 """What a task of the source costs, step by step, beside a source whose rows are ready made.
 
-The steps are those of `pyspark_messagestore.reading`, without Spark: gather (units, and records from the page cache),
-decode, and Spark's types. The last one, send, is what Spark's worker does with the batches of any Python source: it
-writes them as an Arrow stream to a socket, from which another process takes them. The JVM's part is not in it.
+The steps are those of `pyspark_messagestore.source.reading`, without Spark: gather (units, and records from the page
+cache), decode, and Spark's types. The last one, send, is what Spark's worker does with the batches of any Python
+source: it writes them as an Arrow stream to a socket, from which another process takes them. The JVM's part is not in
+it.
 
 CPU time is that of the thread, because it says more than the clock on a busy machine. The figures are the least of all
 rounds, in which the sources take turns.
@@ -24,11 +25,10 @@ from benchmarks.measure import Settings, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, table
 from benchmarks.spark_floors import ReadyReader
 from messagestore import MessageColumns, MessageStore
-from messagestore.spi import LOCAL_STORES, Range
-from pyspark_messagestore.decoding import Decoder
-from pyspark_messagestore.options import source_options
-from pyspark_messagestore.reading import BATCH_ROWS
-from pyspark_messagestore.schema import Projection, core_schema
+from messagestore.spi import LOCAL_STORES, Decoder, Range
+from pyspark_messagestore.options.table import source_options
+from pyspark_messagestore.source.reading import BATCH_ROWS, decoder_of
+from pyspark_messagestore.source.schema import Projection, core_schema
 
 STEPS = ("gather", "decode", "Spark's types", "send")
 
@@ -68,8 +68,8 @@ def run(settings: Settings) -> None:
     options = source_options({"path": str(root), "subscribe": TOPIC})
     sources: dict[str, Callable[[Costs], None]] = {
         "ready made": lambda costs: _ready(settings.rows, costs),
-        "four columns": lambda costs: _read(root, ranges, Decoder(options, Projection.of(four)), costs),
-        "ten columns": lambda costs: _read(root, ranges, Decoder(options, Projection.of(core)), costs),
+        "four columns": lambda costs: _read(root, ranges, decoder_of(options, Projection.of(four)), costs),
+        "ten columns": lambda costs: _read(root, ranges, decoder_of(options, Projection.of(core)), costs),
     }
     best: dict[str, Costs] = {}
     for number in range(settings.rounds + 1):
@@ -118,6 +118,7 @@ def _read(root: object, ranges: list[Range], decoder: Decoder, costs: Costs) -> 
                     part = next(parts, None)
                 if part is None:
                     break
+
                 with costs.of("decode"):
                     decoded = decoder.decoded(part)
                 del part

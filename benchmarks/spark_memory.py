@@ -72,11 +72,13 @@ def run(settings: Settings) -> None:
         with watched(peaks):
             call(spark, str(root), str(checkpoint / name), rows, settings.rows)
         spark.stop()
+
         log = sum(file.stat().st_blocks * 512 for file in (root / "commitlog").iterdir())
         words = ", ".join(f"{peak:.0f}" for peak in sorted(peaks.values(), reverse=True))
         print(
             f"  {name}: a log of {log / (1 << 30):.2f} GiB; peaks of all Python processes: {words} MB", file=sys.stderr
         )
+
         rounds.add(f"peak_memory_{name}", max(peaks.values()))
         rounds.report(f"peak_memory_{name}", "MB", floor="peak_memory_limit", goal=LIMIT_MB, lower_is_better=True)
         if name == "stream_out":

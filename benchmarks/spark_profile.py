@@ -73,21 +73,26 @@ def summary(calls: list[dict[str, Any]], driver: int) -> dict[str, Any]:
     for call in calls:
         if call["kind"] == "task" and call["rows"]:
             tasks[call["batch"]].append(call)
+
     kept = [batch for batch in sorted(commits) if batch >= WARM_UP and batch - 1 in commits]
     plain = [batch for batch in kept if commits[batch]["mode"] == "plain"]
+
     result: dict[str, Any] = {
         "batch_s": _median(commits[batch]["at_s"] - commits[batch - 1]["at_s"] for batch in plain),
         "processes": _by_process([_processes(commits, tasks, batch, driver) for batch in plain]),
         "steps": {},
         "bytes": {},
     }
+
     for kind in ("task", "commit"):
         of = {batch: tasks[batch] if kind == "task" else [commits[batch]] for batch in kept}
+
         steps: dict[str, dict[str, float]] = defaultdict(dict)
         for mode in ("wall", "cpu"):
             batches = [of[batch] for batch in kept if commits[batch]["mode"] == mode]
             for name in sorted({name for calls_ in batches for call in calls_ for name in call["steps"]}):
                 steps[name][mode] = _median(sum(c["steps"].get(name, 0) for c in calls_) for calls_ in batches)
+
         whole = {
             name: _median(sum(call[key] for call in of[batch]) for batch in plain)
             for name, key in (("wall", "wall_s"), ("cpu", "thread_s"), ("other_threads", "other_threads_s"))
@@ -96,11 +101,13 @@ def summary(calls: list[dict[str, Any]], driver: int) -> dict[str, Any]:
             key: _median(sum(call[f"{key}_s"] for call in of[batch]) for batch in plain) for key in ("user", "system")
         }
         result["steps"][kind] = {"whole": whole, "steps": steps}
+
         names = {name for batch in plain for call in of[batch] for name in call["bytes"]}
         result["bytes"][kind] = {
             name: _median(sum(call["bytes"].get(name, 0) for call in of[batch]) for batch in plain)
             for name in sorted(names)
         }
+
     return result
 
 
@@ -149,6 +156,7 @@ def markdown(found: dict[str, Any]) -> str:
         "",
         *(f"- {name}: {value}" for name, value in found["machine"].items()),
     ]
+
     for sink, words in (
         ("messagestore", "Into the store, SYNC_FLUSH"),
         ("dropping", "Into a sink that drops every row"),
@@ -161,6 +169,7 @@ def markdown(found: dict[str, Any]) -> str:
             if each["bytes"][kind]:
                 sizes = (f"{size / 1e6:,.1f} MB {name}" for name, size in each["bytes"][kind].items())
                 lines += ["", f"Bytes: {'; '.join(sizes)}."]
+
     return "\n".join(lines) + "\n"
 
 

@@ -92,7 +92,7 @@ def run_source(settings: Settings) -> None:
     """Measure reading four columns and all ten, and a source that yields one batch repeatedly."""
     from benchmarks import messages
     from messagestore import MessageColumns, MessageStore
-    from pyspark_messagestore.schema import core_schema
+    from pyspark_messagestore.source.schema import core_schema
 
     spark = session()
     rounds, folder = Rounds(), settings.folder

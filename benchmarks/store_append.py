@@ -7,6 +7,7 @@ that they are.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,12 +15,12 @@ import pyarrow as pa
 from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, SPARK_ROWS, TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
+from messagestore.batches.append import append_batch
+from messagestore.batches.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.files.staging_files import remove
 from messagestore.read_only_store import CHUNK_ROWS
 from messagestore.session import attached_store
 from messagestore.spi import encode
-from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.write.transaction import append_batch
 
 _TASKS = 2
 _GOAL = 1_200_000.0
@@ -99,9 +100,10 @@ def stage(root: Path, config: StoreConfig, batch: pa.RecordBatch) -> list[Staged
 
 def commit(root: Path, config: StoreConfig, files: list[StagedFile], version: int) -> None:
     """Do the work of the driver."""
+    staging = str(root / "spark" / "staging")
     with attached_store(root, config).writing("benchmark") as writer:
-        append_batch(writer, StagedChunks(files), BatchRequest(app_id="bench", version=version))
-    remove(file.path for file in files)
+        append_batch(writer, StagedChunks(staging, files), BatchRequest(app_id="bench", version=version))
+    remove(os.path.join(staging, file.name) for file in files)
 
 
 def _check(root: Path, count: int) -> None:

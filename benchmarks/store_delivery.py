@@ -14,7 +14,7 @@ import pyarrow as pa
 from benchmarks.measure import Floors, Rounds, Settings, settle, timed, title
 from benchmarks.messages import QUEUE_COUNT, TOPIC, table
 from messagestore import MessageColumns, MessageStore, StoreConfig
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 _COUNT, _QUICK_COUNT = 100_000, 20_000
 _GOAL = 50_000
@@ -35,12 +35,15 @@ def run(settings: Settings) -> None:
     count = _QUICK_COUNT if settings.quick else _COUNT
     title(f"delivery of {count:,} due messages, each once")
     rounds, floors = Rounds(), None
+
     delays = pa.array(np.full(count, _LEVEL, np.int32))
     columns = MessageColumns.from_arrow(table(count).append_column("delay_time_level", delays), topic=TOPIC)
+
     disk = _LaterDisk()
     root = settings.folder / "delivery"
     with MessageStore.open(root, disk=disk) as store:
         for number in range(settings.rounds + 1):
+            # The first round warms up and is not counted.
             into = rounds if number else Rounds()
             size = store.append_batch(columns).appended_bytes
             disk.ahead_ms += StoreConfig().delays_ms[_LEVEL - 1]
@@ -50,6 +53,7 @@ def run(settings: Settings) -> None:
             _check(root, (number + 1) * count)
             floors = floors or Floors(settings.folder, size)
             floors.add_rates(into, "delivery", count)
+
     for kind in ("memcpy", "pwrite", "fdatasync"):
         rounds.report(f"delivery.floor.{kind}", "messages/s")
     rounds.report("delivery", "messages/s", floor="delivery.floor.fdatasync", goal=_GOAL)

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from benchmarks.measure import Rounds, Settings, timed, title
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageColumns, MessageStore, StoreConfig
+from messagestore.batches.append import Chunks, append_batch
 from messagestore.session import attached_store
 from messagestore.spi import encode
-from messagestore.write.transaction import Chunks, append_batch
 
 _CONFIG = StoreConfig(
     mapped_file_size_commit_log=4096,
@@ -78,11 +78,13 @@ def _commit_after_others(root: Path, count: int, rounds: Rounds) -> None:
     with MessageStore.open(root, _CONFIG) as store:
         for _ in range(count):
             store.put_message(Message("many", _BODY, queue_id=0))
+
     command = [sys.executable, "-m", "benchmarks.store_history", str(root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None
         assert other.stdout is not None
         commit(root, 0)
+
         for version in range(1, 13, 2):
             other.stdin.write(f"{version}\n")
             other.stdin.flush()
@@ -90,6 +92,7 @@ def _commit_after_others(root: Path, count: int, rounds: Rounds) -> None:
             taken, _ = timed(commit, root, version + 1)
             rounds.add(f"history.segments.{count}", 1000 * taken.wall_s)
         other.stdin.close()
+
     attached_store(root).detach()
 
 

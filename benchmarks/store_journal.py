@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.measure import Rounds, Settings, timed, title
 from benchmarks.messages import TOPIC, table
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.log.batch_journal import BatchJournal, JournalEntry
 from messagestore.log.store_files import Paths
 
@@ -31,11 +31,13 @@ def run(settings: Settings) -> None:
             root = settings.folder / f"{count}-{name}"
             make_journal(root, count)
             rounds_of(root, f"journal.{count}.{name}", SIZES.replace(journal_retention=retention), settings, rounds)
+
     for count in counts:
         for name in ("kept", "bounded"):
             for figure in ("open", "commit", "read_only"):
                 floor = f"journal.0.{name}.{figure}" if count else None
                 rounds.report(f"journal.{count}.{name}.{figure}", "ms", floor=floor, lower_is_better=True)
+
     most = counts[-1]
     for number, first in zip(
         rounds.values[f"journal.{most}.kept.commit"], rounds.values["journal.0.kept.commit"], strict=True

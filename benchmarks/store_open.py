@@ -23,6 +23,7 @@ _SMALL_FILES = ("spark/store.json", "spark/state", "spark/journal", "checkpoint"
 def run(settings: Settings) -> None:
     """Measure figure 4."""
     title("open a clean store")
+
     batch = table(settings.rows)
     stores = {"1_batch": 1, "4_batches": 4}
     for name, batch_count in stores.items():
@@ -30,12 +31,15 @@ def run(settings: Settings) -> None:
     queue_count = _MANY_QUEUES // 10 if settings.quick else _MANY_QUEUES
     many = f"{queue_count}_queues"
     make_store(settings.folder / many, table(10 * queue_count, queue_count), 1, queue_count)
+
     rounds = Rounds()
     names = [*stores, many]
     for number in range(2 * settings.rounds + 1):
+        # The first round warms up and is not counted.
         into = rounds if number else Rounds()
         for name in names:
             _open(settings.folder / name, name, into)
+
     for name in names:
         floor = f"open.{name}.floor"
         rounds.report(floor, "ms", lower_is_better=True)

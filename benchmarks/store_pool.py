@@ -39,6 +39,7 @@ def run(settings: Settings) -> None:
                         rounds.add(f"pool.put.p{percentile}.{name}", 1e6 * float(np.percentile(times, percentile)))
                     rounds.add(f"pool.put.cpu.{name}", 1e6 * cpu_s / len(times))
                     rounds.add(f"pool.put.longest.{name}", 1e6 * max(times))
+
     for beside in ("alone", "busy"):
         for figure in ("rate", "cpu", "p50", "p99", "p99.9", "longest"):
             name, unit = f"pool.put.{figure}.{beside}", "messages/s" if figure == "rate" else "us"
@@ -53,9 +54,11 @@ def _puts(root: Path, seconds: float, *, enabled: bool) -> tuple[list[float], fl
         flush_disk_type=ASYNC_FLUSH,
         transient_store_pool_enable=enabled,
     )
+
     times: list[float] = []
     with MessageStore.open(root, config) as store:
         cpu_s = time.process_time()
+
         until_s, number, begin_s = time.perf_counter() + seconds, 0, 0.0
         while begin_s < until_s:
             message = Message("small", bytes(100), queue_id=number % 8, keys=[f"k{number}"])
@@ -63,6 +66,7 @@ def _puts(root: Path, seconds: float, *, enabled: bool) -> tuple[list[float], fl
             store.put_message(message)
             times.append(time.perf_counter() - begin_s)
             number += 1
+
     cpu_s = time.process_time() - cpu_s
     shutil.rmtree(root)
     return times, cpu_s

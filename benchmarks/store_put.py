@@ -28,17 +28,21 @@ def run(settings: Settings) -> None:
     """Measure figure 3."""
     asynchronous, synchronous = (5_000, 200) if settings.quick else (40_000, 1_000)
     title(f"single puts: {asynchronous:,} in ASYNC_FLUSH, {synchronous:,} in SYNC_FLUSH")
+
     rounds = Rounds()
     stores = {
         mode: MessageStore.open(settings.folder / mode, StoreConfig(flush_disk_type=mode))
         for mode in (ASYNC_FLUSH, SYNC_FLUSH)
     }
     size = stores[ASYNC_FLUSH].put_message(_messages(1)[0]).size
+
     for number in range(settings.rounds + 1):
+        # The first round warms up and is not counted.
         into = rounds if number else Rounds()
         _floors(settings.folder, size, asynchronous, synchronous, into)
         for name, by_key in (("put.async", False), ("put.async.by_key", True)):
             _async(stores[ASYNC_FLUSH], asynchronous, into, name, by_key=by_key)
+
         settle(settings.folder)
         into.add_rate("put.sync.1_thread", synchronous, _sync(stores[SYNC_FLUSH], synchronous, 1))
         for threads in _THREADS:
@@ -50,8 +54,10 @@ def run(settings: Settings) -> None:
                 8 * synchronous,
                 put_in_flight(stores[SYNC_FLUSH], _messages(8 * synchronous), in_flight),
             )
+
     for store in stores.values():
         store.close()
+
     for kind in ("memcpy", "pwrite", "fdatasync"):
         rounds.report(f"put.floor.{kind}", "messages/s")
     for name in ("put.async", "put.async.by_key"):

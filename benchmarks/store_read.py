@@ -23,14 +23,17 @@ def run(settings: Settings) -> None:
     parts = (MessageColumns.from_arrow(part, topic=TOPIC) for part in sliced(table(settings.rows), CHUNK_ROWS))
     with MessageStore.open(root) as store:
         size = store.append_batch(parts, BatchRequest(app_id="bench")).appended_bytes
+
     floors = Floors(settings.folder, size)
     figures = {
         f"read.{len(columns)}_columns.{'crc' if verify else 'no_crc'}": (columns, verify)
         for columns in (FOUR, TEN)
         for verify in (True, False)
     }
+
     view = StoreView(root)
     for number in range(settings.rounds + 1):
+        # The first round warms up and is not counted.
         into = rounds if number else Rounds()
         for name, (columns, verify) in figures.items():
             settle(settings.folder, size)
@@ -41,6 +44,7 @@ def run(settings: Settings) -> None:
         into.add_rate("read.floor.pread", settings.rows, floors.pread())
         floors.add_rates(into, "read", settings.rows)
     view.close()
+
     for kind in ("memcpy", "pread", "pwrite", "fdatasync"):
         rounds.report(f"read.floor.{kind}", "messages/s")
     for name, (columns, verify) in figures.items():

@@ -25,6 +25,7 @@ _GIB = 1 << 30
 def run(settings: Settings) -> None:
     """Measure figure 6."""
     title(f"open after a kill, {_BATCHES} batches of {settings.rows:,} messages above the clean end")
+
     rounds = Rounds()
     for number in range(2 if settings.quick else 3):
         for index_on in (True, False):
@@ -33,11 +34,13 @@ def run(settings: Settings) -> None:
             _killed(root, settings.rows, index_on=index_on)
             size = _size_above_clean_end(root)
             settle(settings.folder, size)
+
             floor, _ = timed(_read_all, root)
             taken, store = timed(_open, root, index_on=index_on)
             store.close()
             rounds.add(f"{name}.floor", floor.wall_s / (size / _GIB))
             rounds.add(name, taken.wall_s / (size / _GIB))
+
     for name in ("recovery.index_on", "recovery.index_off"):
         rounds.report(f"{name}.floor", "s/GiB", lower_is_better=True)
         rounds.report(name, "s/GiB", floor=f"{name}.floor", lower_is_better=True)

@@ -23,6 +23,7 @@ def run(settings: Settings) -> None:
     """Measure the figure."""
     size, segments = (1 << 20, 20) if settings.quick else (16 << 20, _SEGMENTS)
     title(f"single puts in SYNC_FLUSH while {segments} segments of {size >> 20} MiB are deleted")
+
     rounds = Rounds()
     for _ in range(settings.rounds):
         root = settings.folder / "retention"
@@ -32,17 +33,21 @@ def run(settings: Settings) -> None:
             while len(store.writer.log.offsets) < segments + 1:
                 store.put_message(big)
             settle(settings.folder)
+
             quiet = _puts_while(store, lambda stop: stop.wait(0.12 * segments))
             deleted: list[ExpiredFiles] = []
             busy = _puts_while(
                 store, lambda _, to=store, found=deleted: found.append(to.delete_expired_files(at_once=True))
             )
+
             if len(deleted[0].segments) < segments:
                 raise AssertionError(f"{len(deleted[0].segments)} of {segments} segments were deleted")
         shutil.rmtree(root)
+
         for name, times in (("quiet", quiet), ("deleting", busy)):
             rounds.add(f"retention.put.p50.{name}", 1e6 * float(np.percentile(times, 50)))
             rounds.add(f"retention.put.p99.{name}", 1e6 * float(np.percentile(times, 99)))
+
     for percentile in ("p50", "p99"):
         rounds.report(f"retention.put.{percentile}.quiet", "us", lower_is_better=True)
         rounds.report(

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.measure import Rounds, Settings, title
 from benchmarks.messages import TOPIC, sliced, table
 from messagestore import BatchRequest, MessageColumns, MessageStore
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 from messagestore.read_only_store import CHUNK_ROWS
 
 _MANY_QUEUES = 10_000
@@ -44,6 +44,7 @@ def run(settings: Settings) -> None:
     for queue_count in (8, _MANY_QUEUES // 10 if settings.quick else _MANY_QUEUES):
         disk, name = CountingDisk(), f"syncs.{queue_count}_queues"
         batch = table(10 * queue_count, queue_count)
+
         with MessageStore.open(settings.folder / name, disk=disk) as store:
             for version in range(2):
                 disk.syncs.clear()
@@ -54,6 +55,7 @@ def run(settings: Settings) -> None:
                 counts = Counter(disk.syncs)
             log = store.writer.log
             segments = (log.segment_of(end - 1) - log.segment_of(begin)) // log.segment_size + 1
+
         rounds.add(f"{name}.floor", segments + 1)
         folders_and_all = counts["folders"] + counts["syncfs"]
         rounds.add(f"{name}.fdatasync", counts.total() - folders_and_all)

@@ -16,9 +16,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from benchmarks.measure import Rounds, Settings, timed, title
 from messagestore import MessageColumns, MessageStore, StoreConfig
-from pyspark_messagestore.options import source_options
-from pyspark_messagestore.schema import Projection, core_schema
-from pyspark_messagestore.source import StreamReader
+from messagestore.spi import STORES
+from pyspark_messagestore.options.table import source_options
+from pyspark_messagestore.source.readers import StreamReader
+from pyspark_messagestore.source.schema import Projection, core_schema
 
 _TOPIC = "many"
 _GROWTH = 10
@@ -43,10 +44,12 @@ def _steps(root: Path, count: int, round_count: int, into: Rounds) -> None:
     with MessageStore.open(root, StoreConfig(mapped_file_size_consume_queue=20 * 100)) as store:
         store.create_topic(_TOPIC, count)
         _append(store, np.arange(count, dtype=np.int32))
+
         options = source_options({"path": str(root), "subscribe": _TOPIC, "startingOffsets": "earliest"})
-        reader = StreamReader(options, Projection.of(core_schema()))
+        reader = StreamReader(options, Projection.of(core_schema()), STORES)
         start = _again(reader.initialOffset())
         start = _again(reader.latestOffset(start, everything))
+
         for number in range(round_count + 1):
             _append(store, np.full(_GROWTH, number, np.int32))
             floor, _ = timed(_again, start)

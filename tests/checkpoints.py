@@ -11,8 +11,9 @@ CONF = {"spark.sql.shuffle.partitions": "2"}
 
 
 def offset(store_id: str, *ends: int, topic: str = "t") -> dict[str, Any]:
+    """The place of a query that has read so many messages of each queue, wherever they lie in the log."""
     queues = {topic: {str(queue_id): end for queue_id, end in enumerate(ends)}}
-    return {"formatVersion": 1, "last": None, "physicalOffset": 0, "queues": queues, "storeId": store_id}
+    return {"formatVersion": 1, "last": None, "physicalOffset": 1 << 40, "queues": queues, "storeId": store_id}
 
 
 def write(path: Path, text: str) -> None:

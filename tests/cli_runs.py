@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from pyspark_messagestore.cli import app
+from pyspark_messagestore.cli.main import app
 
 TIMEOUT_S = 240
 
@@ -44,13 +46,31 @@ def error(*arguments: object, code: int) -> str:
 
 def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
     """Start a command as a process of its own."""
-    command = [sys.executable, "-m", "pyspark_messagestore.cli", *(str(argument) for argument in arguments)]
+    command = [sys.executable, "-m", "pyspark_messagestore.cli.main", *(str(argument) for argument in arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **{"text": True, **options})
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    """What a process wrote, once it has ended."""
-    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
+    """What a process wrote behind what `read_lines` has read, once it has ended.
+
+    `communicate` reads past the buffer of a stream that was read by lines, which may hold the beginning of a line.
+    """
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    ending = threading.Timer(TIMEOUT_S, process.kill)
+    ending.start()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            errors = pool.submit(lambda: process.stderr.read() if process.stderr is not None else "")
+            stdout = process.stdout.read() if process.stdout is not None else ""
+            stderr = errors.result()
+        process.wait()
+    finally:
+        ending.cancel()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
     assert process.returncode == code, (process.returncode, stderr)
     return stdout, stderr
 
@@ -71,7 +91,7 @@ def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
 def on_terminal(*arguments: object, code: int = 0, program: str | None = None) -> str:
     """What a command, or another Python program, writes to a terminal, line ends of the terminal taken out."""
     ours, theirs = pty.openpty()
-    start = ["-m", "pyspark_messagestore.cli"] if program is None else ["-c", program]
+    start = ["-m", "pyspark_messagestore.cli.main"] if program is None else ["-c", program]
     command = [sys.executable, *start, *(str(argument) for argument in arguments)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)

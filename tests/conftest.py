@@ -14,6 +14,7 @@ import signal
 
 from hypothesis import HealthCheck, settings
 
+import crash.harness  # noqa: F401 - tests drop stores as a killed process does; `test_dropped_stores` has its own
 from messagestore.format import kernel
 
 settings.register_profile(

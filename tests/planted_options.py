@@ -1,5 +1,5 @@
 """Takes the effect of each option and each column of the connector away, one at a time, and runs the test that must
-fail then. `tests/connector/test_planted_options.py` says which test that is.
+fail then. `tests/connector/options/test_planted_options.py` says which test that is.
 
     python tests/planted_options.py FILE [WORD...]
 
@@ -23,26 +23,19 @@ import pyarrow as pa
 import pytest
 from _pytest.runner import runtestprotocol
 
-from pyspark_messagestore import columns, datasource, options, schema, source
-from pyspark_messagestore.kinds import SINK, SOURCE, Option
-from pyspark_messagestore.options import OPTIONS
-from pyspark_messagestore.schema import COLUMNS as ROCKETMQ_COLUMNS
-from pyspark_messagestore.schema import KAFKA_COLUMNS, Column
-from pyspark_messagestore.source_options import KAFKA, ROCKETMQ
+from pyspark_messagestore import datasource
+from pyspark_messagestore.options import table as options
+from pyspark_messagestore.options.option import BATCHES, SINK, SOURCE, STREAMS, Option
+from pyspark_messagestore.options.table import OPTIONS
+from pyspark_messagestore.options.values import KAFKA, ROCKETMQ
+from pyspark_messagestore.sink import columns
+from pyspark_messagestore.source import readers as source
+from pyspark_messagestore.source import schema
+from pyspark_messagestore.source.schema import COLUMNS as ROCKETMQ_COLUMNS
+from pyspark_messagestore.source.schema import KAFKA_COLUMNS, Column
 
 BATCH, STREAM = "batch", "stream"
 Plant = Callable[[], None]
-BATCH_ONLY = frozenset({"keys", "filterPushdown", "view"})
-STREAM_ONLY = frozenset(
-    {
-        "maxOffsetsPerTrigger",
-        "maxBytesPerTrigger",
-        "minOffsetsPerTrigger",
-        "maxTriggerDelay",
-        "onMissingTopic",
-        "consumerGroup",
-    }
-)
 WITHOUT_EFFECT = frozenset({(SOURCE, "path"), (SINK, "path"), (SINK, "includeHeaders")})
 """Nothing works without a path; the sink takes `includeHeaders` as Kafka's does, and it changes nothing."""
 
@@ -141,7 +134,7 @@ def values_of(option: Option) -> list[Any]:
 def _of_option(option: Option, kind: str) -> Iterator[Row]:
     about = f"{option.side} {option.name}"
     name = f"{about} ({kind})" if kind else about
-    default = None if option.default is None else option.kind.parse(option.default)
+    default = option.parsed_default
     values = values_of(option)
     for value, other in zip(values, [*values[1:], *values[:1]], strict=True):
         shown = f"{name}: {value} is {other}"
@@ -174,9 +167,9 @@ def of_options() -> Iterator[Row]:
         if option.side == SINK:
             yield from _of_option(option, "")
             continue
-        if option.name not in STREAM_ONLY:
+        if option.only != STREAMS:
             yield from _of_option(option, BATCH)
-        if option.name not in BATCH_ONLY:
+        if option.only != BATCHES:
             yield from _of_option(option, STREAM)
 
 
@@ -201,15 +194,19 @@ def _first(column: pa.Array) -> pa.Array:
 
 
 def _left_out(name: str) -> Plant:
-    def plant() -> None:
-        columns.ASSIGNED = columns.ASSIGNED | {name}
-
-    return plant
+    return _of_assigned(lambda found, given: found | {i for i, (each, _) in enumerate(given) if each.lower() == name})
 
 
 def _refused(name: str) -> Plant:
+    return _of_assigned(lambda found, given: {i for i in found if given[i][0] != name})
+
+
+def _of_assigned(changed: Callable[[set[int], Any], set[int]]) -> Plant:
+    """Other columns are left out of what is written than the store assigns."""
+
     def plant() -> None:
-        columns.ASSIGNED = columns.ASSIGNED - {name}
+        real = columns.assigned
+        columns.assigned = lambda given: changed(real(given), given)
 
     return plant
 
@@ -234,7 +231,7 @@ def of_columns() -> Iterator[Row]:
         yield Row(f"sink column {name}: left out", "sink column", _left_out(name))
         for kind in kinds:
             yield Row(f"sink column {name}: no {kind}", "sink column", _without_type(name, kind))
-    for name in sorted(columns.ASSIGNED):
+    for name in sorted({name for kinds in columns.ASSIGNED.values() for name in kinds}):
         yield Row(f"sink column {name}: refused", "columns that are left out", _refused(name))
 
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import BREAK_MARGIN_S
 
 # Each process is forked from one that only imported these: it has no store, no lock and no thread of the test's own
 # process, as one that Spark starts.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["messagestore", "messagestore.verify.verify", "hypothesis", "pytest"])
+CONTEXT.set_forkserver_preload(["messagestore", "messagestore.inspect.verify", "hypothesis", "pytest"])
 
 
 # ---- a broker that starts

@@ -27,9 +27,9 @@ def main(infile: IO[bytes], outfile: IO[bytes]) -> None:
     global _version  # noqa: PLW0603 - the batches of this worker
     from crash.harness import encoded
     from messagestore import BatchRequest
+    from messagestore.batches.append import Chunks, append_batch
     from messagestore.session import attached_store, detach_at_the_end
-    from messagestore.write.transaction import Chunks, append_batch
-    from pyspark_messagestore.sink import in_worker
+    from pyspark_messagestore.sink.writers import in_worker
     from small import SMALL
 
     if STAYS in os.environ:

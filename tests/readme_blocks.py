@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+SPARK_GUIDE = README.parent / "docs" / "guides" / "spark.md"
 GUIDES = sorted((README.parent / "docs" / "guides").glob("*.md"))
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -151,7 +151,7 @@ def index_entry(key_hash: int, physical_offset: int, seconds: int, previous: int
     return struct.pack(">iqii", key_hash, physical_offset, seconds, previous)
 
 
-# ---- the digest rowsum-2, one row at a time
+# ---- the digest rowsum-1, one row at a time
 
 
 def row_hash(
@@ -186,52 +186,3 @@ def row_hash(
     ]
     items = [struct.pack("<QQ", k, value % 2**64) for k, value in enumerate(values) if value is not None]
     return int(xxhash.xxh3_64_intdigest(b"".join(items)))
-
-
-# ---- the digest rowsum-1 of earlier releases
-
-
-def earlier_row_hash(
-    body: bytes | None,
-    *,
-    topic: str | None = None,
-    keys: list[str] | None = None,
-    tags: str | None = None,
-    properties: dict[str, str] | None = None,
-    flag: int | None = None,
-    sharding_key: str | None = None,
-    queue_id: int | None = None,
-    born_ms: int | None = None,
-    delay_time_level: int | None = None,
-) -> int:
-    def fmix(x: int) -> int:
-        x ^= x >> 16
-        x = (x * 0x85EBCA6B) % 2**32
-        x ^= x >> 13
-        x = (x * 0xC2B2AE35) % 2**32
-        return x ^ (x >> 16)
-
-    values = [
-        None if topic is None else java_hash(topic),
-        java_hash(" ".join(keys)) if keys else None,
-        None if tags is None else java_hash(tags),
-        sum(fmix((java_hash(k) * 31 + java_hash(v)) % 2**32) for k, v in properties.items()) if properties else None,
-        flag,
-        None if sharding_key is None else java_hash(sharding_key),
-        queue_id,
-        None if born_ms is None else (born_ms ^ (born_ms >> 32)) % 2**32,
-        delay_time_level,
-    ]
-    mixed = 0
-    for number, value in enumerate(values, 1):
-        if value is not None:
-            mixed = ((mixed ^ ((value + number) % 2**32)) * 0x9E3779B1) % 2**32
-            mixed ^= mixed >> 15
-    return splitmix64((binascii.crc32(body or b"") << 32) + mixed)
-
-
-def splitmix64(x: int) -> int:
-    x = (x + 0x9E3779B97F4A7C15) % 2**64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
-    return x ^ (x >> 31)

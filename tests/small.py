@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from messagestore import Message, MessageColumns, MessageStore, StoreConfig
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.config import ASYNC_FLUSH
 
 SMALL = StoreConfig(
@@ -35,10 +35,28 @@ class ClockDisk(Disk):
     """The disk of a machine whose clock shows what the test wants."""
 
     def __init__(self, now_ms: int = 0) -> None:
-        self.now_ms = now_ms
+        self._now_ms = now_ms
+        self.uptime_ms = 0
+
+    @property
+    def now_ms(self) -> int:
+        """What the clock shows. If that goes on, so much time passes; if it goes back, none."""
+        return self._now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.uptime_ms += max(0, now_ms - self._now_ms)
+        self._now_ms = now_ms
+
+    def jump(self, ms: int) -> None:
+        """Set the clock without any time passing."""
+        self._now_ms += ms
 
     def time_ns(self) -> int:
         return self.now_ms * 1_000_000
+
+    def uptime_ns(self) -> int:
+        return self.uptime_ms * 1_000_000
 
 
 def columns(
@@ -83,6 +101,14 @@ def filled(root: Path, count: int = 10, config: StoreConfig = SMALL, disk: Disk 
         for i, body in enumerate(bodies(count)):
             store.put_message(Message("t", body, queue_id=i % 2, keys=[f"k{i}"], tags="tag"))
     return root
+
+
+def stop_periodic(store: MessageStore) -> None:
+    """End the threads of retention and delivery: the test does their work when it wants to."""
+    services = store._attached.services
+    assert services is not None
+    for service in services.periodic:
+        service.stop()
 
 
 def read_all(store: MessageStore, topic: str = "t", queue_id: int = 0) -> list[bytes]:

@@ -12,9 +12,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 from pyspark.sql.types import StructType
 
 from messagestore import MessageColumns, MessageStore, StoreConfig
-from pyspark_messagestore.options import source_options
-from pyspark_messagestore.schema import Projection
-from pyspark_messagestore.source import BatchReader, StreamReader
+from messagestore.spi import STORES
+from pyspark_messagestore.options.table import source_options
+from pyspark_messagestore.source.readers import BatchReader, StreamReader
+from pyspark_messagestore.source.schema import Projection
 
 SMALL = StoreConfig(mapped_file_size_commit_log=1 << 16, max_hash_slot_num=100, max_index_num=400)
 BODY = Projection.of(StructType().add("queueId", "integer").add("queueOffset", "long").add("body", "binary"))
@@ -37,14 +38,14 @@ def add(root: str, count: int, topic: str = "t", queues: int = 4, size: int = 10
 
 def stream(root: str, projection: Projection = BODY, **options: str) -> StreamReader:
     """A stream of topic t, unless the options say otherwise."""
-    return StreamReader(source_options({"path": root, **_subscribed(options)}), projection)
+    return StreamReader(source_options({"path": root, **_subscribed(options)}), projection, STORES)
 
 
 def batch(root: str, projection: Projection = BODY, **options: str) -> BatchReader:
     """A batch read of topic t, unless the options say otherwise."""
     parsed = source_options({"path": root, **_subscribed(options)})
     parsed.check_batch()
-    return BatchReader(parsed, projection)
+    return BatchReader(parsed, projection, STORES)
 
 
 def _subscribed(options: dict[str, str]) -> dict[str, str]:

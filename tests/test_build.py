@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
+import types
 import venv
 import zipfile
 from pathlib import Path
@@ -40,6 +44,54 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+def test_an_older_python_is_refused_in_one_sentence_before_the_compiler_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install .` with Python 3.10 ended in 836 lines of the compiler's errors."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"] == ">=" + ".".join(
+        map(str, hook.OLDEST_PYTHON)
+    )
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
+    monkeypatch.setattr(importlib.util, "spec_from_file_location", lambda *_: pytest.fail("the compiler is asked for"))
+    said = []
+
+    def abort(text: str) -> None:
+        said.append(text)
+        raise SystemExit(1)
+
+    app = types.SimpleNamespace(abort=abort)
+    with pytest.raises(SystemExit):
+        hook.KernelBuildHook.initialize(
+            types.SimpleNamespace(target_name="wheel", root=str(ROOT), app=app), "standard", {}
+        )
+    (text,) = said
+    assert text.startswith("pyspark-messagestore needs Python 3.11 or newer, and ")
+    assert "is Python 3.10.13. Run pip with a newer one." in text
+
+
+@needs_kernel
+def test_the_kernel_is_hardened() -> None:
+    """A stack protector, FORTIFY, full RELRO (the table of addresses is bound at once and then read-only), no executable stack."""
+    path = Path(kernel.lib.__file__)
+    data = path.read_bytes()
+    assert data[:6] == b"\x7fELF\x02\x01"  # 64 bits, little-endian
+    (table,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    headers = [struct.unpack_from("<IIQQQQQQ", data, table + number * size) for number in range(count)]
+    segments = {header[0]: header for header in headers}
+    assert 0x6474E552 in segments  # PT_GNU_RELRO
+    assert not segments[0x6474E551][1] & 1  # PT_GNU_STACK, executable
+    _, _, start, _, _, length, _, _ = segments[2]  # PT_DYNAMIC
+    dynamic = dict(struct.iter_unpack("<QQ", data[start : start + length]))
+    assert dynamic.get(30, 0) & 8  # DT_FLAGS: DF_BIND_NOW
+    assert dynamic.get(0x6FFFFFFB, 0) & 1  # DT_FLAGS_1: DF_1_NOW
+    assert b"\0__stack_chk_fail\0" in data
+    assert b"_chk\0" in data.replace(b"__stack_chk_fail", b"")
+
+
 def hatch(folder: Path, target: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-d", target, *arguments],
@@ -68,7 +120,8 @@ def test_an_sdist_builds_a_wheel_with_the_kernel_for_every_python_from_3_11(chec
     with zipfile.ZipFile(next((tmp_path / "wheel").iterdir())) as packed:
         built = packed.extract(BUILT, tmp_path)
     assert kernel.load(built).crc32(b"123456789") == 0xCBF43926
-    assert not any(name.endswith((".c", ".h")) for name in files)
+    assert not any(name.endswith((".c", ".h", ".md")) for name in files)
+    assert (checkout / "store" / "messagestore" / "writer" / "README.md").is_file()
 
 
 def test_without_a_compiler_the_wheel_is_one_without_the_kernel(checkout, tmp_path):

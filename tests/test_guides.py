@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import readme_blocks
-from readme_blocks import GUIDES, README
+from readme_blocks import GUIDES, README, SPARK_GUIDE
 
 MKDOCS = README.parent / "mkdocs.yml"
 
@@ -20,8 +20,11 @@ def test_the_blocks_of_a_page_run_in_their_order(tmp_path: Path, guide: Path) ->
         r"^```(\w+)\n(.*?)^```$", guide.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     ):
         assert language in ("python", "console", "py", "text"), language
-        if language in ("python", "console"):
-            readme_blocks.run(readme_blocks.Block(language, text, None), tmp_path)
+        block = readme_blocks.Block(language, text, None)
+        if block.needs_spark:
+            assert guide == SPARK_GUIDE, "connector/spark/test_readme_spark.py runs what this page shows"
+        elif language in ("python", "console"):
+            readme_blocks.run(block, tmp_path)
         elif language == "py":
             compile(text, guide.name, "exec")
 
@@ -43,7 +46,7 @@ def test_the_commands_of_the_guides_exist() -> None:
     """A command in a block of `text` is not run, but its verb and options are real."""
     from typer.main import get_command
 
-    from pyspark_messagestore.cli import app
+    from pyspark_messagestore.cli.main import app
 
     verbs = get_command(app).commands  # type: ignore[attr-defined]
     for guide in GUIDES:

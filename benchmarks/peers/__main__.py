@@ -39,6 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--results", type=Path, help="where RESULTS.md and RESULTS.json go (benchmarks; quick: they are only printed)"
     )
+
     return parser.parse_args()
 
 

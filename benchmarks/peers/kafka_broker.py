@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import ports
+
 _START_S = 120
 _STOP_S = 60
 _FLAGS = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
@@ -27,14 +29,6 @@ class Broker:
 
     servers: str
     pid: int
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def _properties(folder: Path, port: int, controller_port: int) -> dict[str, object]:
@@ -66,7 +60,8 @@ def running(classpath: str, folder: Path) -> Iterator[Broker]:
         It cannot be started; the message has the end of its log.
     """
     folder.mkdir(parents=True)
-    port, controller_port = _free_ports(2)
+    port = ports.reserve(2)
+    controller_port = port + 1
     settings, log = folder / "server.properties", folder / "broker.log"
     lines = (f"{name}={value}" for name, value in _properties(folder, port, controller_port).items())
     settings.write_text("\n".join(lines) + "\n")

@@ -22,6 +22,7 @@ def document(plan: Plan, found: Found, facts: dict[str, str], command: str) -> d
     """
     figures: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
+
     for part in plan.parts:
         for contestant in of(part):
             reason = _reason(contestant, plan, found)
@@ -31,6 +32,7 @@ def document(plan: Plan, found: Found, facts: dict[str, str], command: str) -> d
             elif not all(rows):
                 raise AssertionError(f"{part}/{contestant.name} was neither measured nor left out")
             figures += rows
+
     settings = {"rows": plan.rows, "rounds": plan.rounds, "micro-batches": plan.batches, "puts": plan.puts}
     return {
         "command": command,
@@ -63,6 +65,7 @@ def _figure(contestant: Contestant, bodies: str, found: Found) -> dict[str, Any]
     series = found.series.get(key(contestant.part, bodies, contestant.name))
     if series is None or not series.rates:
         return {}
+
     cpu_s = statistics.median(series.cpu_s)
     return {
         "part": contestant.part,
@@ -107,6 +110,7 @@ def markdown(made: dict[str, Any]) -> str:
         f"{settings['rounds']} rounds in which all took turns, after one that warmed up; a ratio is the median of the "
         f"rounds' ratios. A batch has {settings['rows']:,} rows, a body 100 bytes."
     )
+
     lines = [
         "# The race: this project beside others, in one run",
         "",
@@ -114,13 +118,16 @@ def markdown(made: dict[str, Any]) -> str:
         "",
         *(f"- {name}: {value}" for name, value in made["machine"].items()),
     ]
+
     for part in settings["parts"]:
         lines += ["", f"## {TITLES[part]}", "", *_table(part, made)]
+
     lines += ["", "## Left out", ""]
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, reason in made["left_out"].items():
         by_reason[reason].append(name)
     lines += [f"- {', '.join(names)}: {reason}" for reason, names in by_reason.items()] or ["Nothing."]
+
     parts = [part for part in TITLES if part not in settings["parts"]]
     if parts:
         lines += ["", f"Parts that were not asked for: {', '.join(parts)}."]
@@ -133,12 +140,14 @@ def _table(part: str, made: dict[str, Any]) -> list[str]:
     words = next((each.words for each in of(part) if each.name == base), "")
     heads = ["", *(f"rows/s, {bodies}" for bodies in kinds), "CPU s for 1 M rows"]
     heads += ["of the first line" if base else "", "ours / this one"]
+
     columns = [heads]
     figures = {(each["name"], each["bodies"]): each for each in made["figures"] if each["part"] == part}
     for contestant in sorted(of(part), key=lambda each: each.name != base):
         rows = [figures.get((contestant.name, bodies)) for bodies in kinds]
         if None in rows:
             continue
+
         last = rows[-1] or {}
         columns.append(
             [
@@ -150,10 +159,12 @@ def _table(part: str, made: dict[str, Any]) -> list[str]:
                 f"{contestant.when_done}; {contestant.delivery}".replace("-; ", "").replace("; -", "").strip("-"),
             ]
         )
+
     heads.append("what it promises")
     keep = [i for i in range(len(heads)) if any(row[i].strip("-") for row in columns[1:]) or not i]
     lines = ["| " + " | ".join(row[i] for i in keep) + " |" for row in columns]
     lines.insert(1, "|---|" + "--:|" * (len(keep) - 2) + ("---|" if len(heads) - 1 in keep else "--:|"))
+
     if len(columns) == 1:
         return ["Everybody was left out, see below."]
     kind = f"The CPU time and the ratios are those of {kinds[-1]} bodies."

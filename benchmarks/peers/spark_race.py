@@ -88,19 +88,23 @@ class SparkRace:
             for version in range(batches):
                 parts = (MessageColumns.from_arrow(part, topic=TOPIC) for part in sliced(self.batch, CHUNK_ROWS))
                 opened.append_batch(parts, BatchRequest(app_id="race", version=version))
+
         half = -(-self.plan.rows // FILES_PER_BATCH)
         one = self._fresh("source-one") / "one"
         read = self.spark.read.format("messagestore").option("subscribe", TOPIC).load(str(store))
         read.limit(half).coalesce(1).write.parquet(str(one))
         (file,) = one.glob("*.parquet")
+
         self.files = self._fresh("source-parquet")
         for number in range(FILES_PER_BATCH * batches):
             os.link(file, self.files / f"{number:05}.parquet")
+
         if self._takes_part("delta"):
             self.table = self._fresh("source-delta") / "table"
             once = self.spark.read.parquet(str(one)).coalesce(1)
             for _ in range(FILES_PER_BATCH * batches):
                 once.write.format("delta").mode("append").save(str(self.table))
+
         if self._takes_part("kafka"):
             self.make_topic(f"source-{self.bodies}")
             files = self.spark.read.parquet(*map(str, sorted(self.rows.glob("*.parquet"))))
@@ -145,9 +149,11 @@ class SparkRace:
         """One turn of a sink."""
         self.turns += 1
         name, folder = contestant.name, self._fresh(f"turn-{self.turns}")
+
         rows = self.spark.readStream.schema(self.spark.read.parquet(str(self.rows)).schema)
         rows = rows.option("maxFilesPerTrigger", FILES_PER_BATCH).parquet(str(self.rows))
         rows = rows.select("body", "keys", "tags")
+
         path: str | None = str(folder / "out")
         if name in ("dropping", "noop"):
             writer, path = rows.writeStream.format(name), None
@@ -165,6 +171,7 @@ class SparkRace:
             writer = writer.option("writeQueueNums", QUEUE_COUNT).option("storeConfig", str(settings))
         else:
             writer = rows.writeStream.format(name)
+
         taken = self._turn(contestant, writer, folder, path)
         if name.startswith("kafka"):
             self.delete_topic(folder.name)
@@ -178,7 +185,7 @@ class SparkRace:
         if kind == "ready":
             rows = stream.format("ready").option("rows", self.plan.rows).load()
         elif kind == "ours":
-            from pyspark_messagestore.schema import core_schema
+            from pyspark_messagestore.source.schema import core_schema
 
             whole = core_schema()
             schema = type(whole)([whole[name] for name in FOUR]) if columns == "4" else whole
@@ -204,6 +211,7 @@ class SparkRace:
         roots = [os.getpid(), *([self.broker.pid] if "kafka" in contestant.needs and self.broker else [])]
         writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
         query = writer.start(path) if path else writer.start()
+
         try:
             self._wait(query, 1)
             first, meter = self._done(query), process_tree.Meter(roots)
@@ -213,6 +221,7 @@ class SparkRace:
         finally:
             query.stop()
             shutil.rmtree(folder, ignore_errors=True)
+
         counted = done[len(first) :]
         rows = statistics.median(progress["numInputRows"] for progress in counted)
         wall_s = statistics.median(progress["durationMs"]["triggerExecution"] for progress in counted) / 1000
@@ -287,6 +296,7 @@ def _artifact(jar: Path) -> str:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     plan, found = Plan.read(Path(sys.argv[1])), Found()
+
     with ExitStack() as stack:
         race = SparkRace(plan, stack)
         for bodies in plan.bodies:
@@ -296,10 +306,12 @@ def main() -> None:
                 print(f"  {part}, {bodies} bodies", file=sys.stderr, flush=True)
                 if part == "source":
                     race.make_sources()
+
                 turn: Callable[[Contestant], tuple[int, float, float]] = getattr(race, part)
                 found.take_turns(contestants, bodies, plan.rounds, turn)
                 if part == "source":
                     race.drop_sources()
+
     found.write(Path(sys.argv[2]))
 
 

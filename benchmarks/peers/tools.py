@@ -54,6 +54,7 @@ def prepare(*, offline: bool, names: Sequence[str] = ("kafka", "delta", "rocketm
     A Python of its own is made because Delta Lake and Spark's Kafka connector fit one version of Spark only.
     """
     found = Tools(sys.executable)
+
     if offline:
         found.missing |= dict.fromkeys(names, "the race ran with --offline")
         for tool, package in PACKAGES.items():
@@ -64,6 +65,7 @@ def prepare(*, offline: bool, names: Sequence[str] = ("kafka", "delta", "rocketm
             found.python = spark_python()
         except CannotHaveError as error:
             found.missing |= dict.fromkeys(("kafka", "delta", *PACKAGES), str(error))
+
         for tool in names:
             if tool not in found.missing:
                 jars = (tool, "broker") if tool == "kafka" else (tool,)
@@ -71,6 +73,7 @@ def prepare(*, offline: bool, names: Sequence[str] = ("kafka", "delta", "rocketm
                     found.classpaths |= {name: _CLASSPATHS[name]() for name in jars}
                 except CannotHaveError as error:
                     found.missing[tool] = str(error)
+
     reason = _tests().why_not()
     if reason is not None:
         found.missing |= {tool: reason for tool in ("spark", "kafka", "delta") if tool not in found.missing}
@@ -89,7 +92,8 @@ def _tests():  # noqa: ANN202 # a module
 def spark_python() -> str:
     """The Python of the race: this project, and what `requirements.txt` names."""
     folder, asked = HOME / "venv", HERE / "requirements.txt"
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("pyspark==")]
+    # Without hashes: pip would then ask for those of what `requirements.txt` names, too, and of the project.
+    pins = re.findall(r"^(?!pyspark==)[\w.-]+==[\w.]+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     wanted = hashlib.sha256("\n".join([*pins, asked.read_text(), (ROOT / "pyproject.toml").read_text()]).encode())
     stamp, python = folder / "stamp", str(folder / "bin" / "python")
     if stamp.exists() and stamp.read_text() == wanted.hexdigest():
@@ -114,17 +118,21 @@ def classpath_of(folder: str) -> str:
     pom = HERE / folder / "pom.xml"
     kept = HOME / f"{folder}.classpath"
     wanted = hashlib.sha256(pom.read_bytes()).hexdigest()
+
     if kept.exists():
         stamp, _, jars = kept.read_text().partition("\n")
         if stamp == wanted and all(Path(jar).exists() for jar in jars.split(":")):
             return jars
+
     if shutil.which("mvn") is None:
         raise CannotHaveError("Maven is not installed (Debian: apt-get install maven)")
     HOME.mkdir(parents=True, exist_ok=True)
+
     made = HOME / f"{folder}.made"
     options = f"{os.environ.get('MAVEN_OPTS', '')} -Djansi.mode=strip".strip()
     command = ["mvn", "--batch-mode", "--quiet", "--file", str(pom), "dependency:build-classpath"]
     _run([*command, "-DincludeScope=runtime", f"-Dmdep.outputFile={made}"], "Maven", MAVEN_OPTS=options)
+
     jars = made.read_text().strip()
     kept.write_text(f"{wanted}\n{jars}")
     return jars

@@ -55,14 +55,18 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print what was found as JSON instead of the table")
     parser.add_argument("--folder", type=Path, help="where data are made, and removed; default: the system's")
     arguments = parser.parse_args()
+
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
     tool = tools.prepare(offline=arguments.offline, names=("kafka", "delta"))
     if "spark" in tool.missing:
         print(f"Spark cannot run: {tool.missing['spark']}", file=sys.stderr)
         return 1
+
     left_out = {name: tool.missing[need] for name, need in NEEDS.items() if need in tool.missing}
     for name, reason in left_out.items():
         print(f"==> without {TARGETS[name]}: {reason}", file=sys.stderr)
+
     with tempfile.TemporaryDirectory(prefix="messagestore-torture-", dir=arguments.folder) as made:
         found = _stories(Path(made), tool, [name for name in TARGETS if name not in left_out])
     print(json.dumps(found) if arguments.json else table(found))
@@ -72,11 +76,13 @@ def main() -> int:
 def _stories(folder: Path, tool: tools.Tools, targets: list[str]) -> dict[str, dict[str, str]]:
     plan = {"folder": str(folder / "data"), "targets": targets, "classpaths": tool.classpaths, "servers": ""}
     told, answered = folder / "plan.json", folder / "found.json"
+
     with _broker(folder, tool, targets) as servers:
         told.write_text(json.dumps({**plan, "servers": servers}))
         for part in ("killed", "all"):
             command = [tool.python, "-m", "benchmarks.peers.torture_stories", part, str(told), str(answered)]
             process = subprocess.Popen(command, cwd=machine.ROOT, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+
             try:
                 status = process.wait()
             finally:
@@ -85,6 +91,7 @@ def _stories(folder: Path, tool: tools.Tools, targets: list[str]) -> dict[str, d
                     process.wait()
             if status != (-signal.SIGKILL if part == "killed" else 0):
                 raise SystemExit(f"the stories ended with {status}; what they said is above")
+
     found: dict[str, dict[str, str]] = json.loads(answered.read_text())
     return found
 

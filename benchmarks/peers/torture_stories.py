@@ -82,19 +82,23 @@ class Target:
         if hold:
             rows = rows.where(holding(hold)("id"))
         rows = rows.selectExpr("string(id) value")
+
         kind, _, app = self.name.partition("_")
         if app and kind == "delta":
             writer = rows.writeStream.foreachBatch(self._to_delta)
         else:
             writer = rows.writeStream.format({"ours": "messagestore"}.get(kind, kind))
+
         if kind == "kafka":
             writer = writer.option("kafka.bootstrap.servers", self.plan["servers"]).option("topic", self.topic)
         else:
             writer = writer.option("path", str(self.path))
+
         if kind == "ours":
             writer = writer.option("topic", "torture")
             if app:
                 writer = writer.option("txnAppId", APP)
+
         writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
         return writer.trigger(availableNow=True).start()
 
@@ -242,6 +246,7 @@ def kill(plan: dict[str, Any], spark: Any) -> None:
         target = Target(plan, spark, name, "killed_in_a_task")
         target.files(0, 6)
         target.start(files=2, hold=str(flag))
+
     deadline, tracker = time.monotonic() + _PATIENCE_S, spark.sparkContext.statusTracker()
     while time.monotonic() < deadline:
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
@@ -250,6 +255,8 @@ def kill(plan: dict[str, Any], spark: Any) -> None:
         time.sleep(0.5)
     else:
         raise SystemExit("the queries did not come to their third batch")
+
+    # The JVM goes first: this process could not kill it afterwards.
     os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 

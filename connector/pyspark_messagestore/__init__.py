@@ -22,8 +22,8 @@ __all__ = [
 
 _HOMES = {
     "MessageStoreDataSource": "datasource",
-    "MessageStoreListener": "listener",
-    "MessageStoreSink": "sink",
+    "MessageStoreListener": "monitoring.listener",
+    "MessageStoreSink": "sink.writers",
 }
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 
+from pyspark_messagestore.requirements import install_extra
+
 
 def main() -> None:
     """Run the command line."""
     try:
-        from pyspark_messagestore import cli
+        from pyspark_messagestore.cli import main as cli
     except ModuleNotFoundError as error:
+        # These come with the extra `cli`. Where another module is missing, the program itself is broken.
         if error.name is None or error.name.partition(".")[0] not in ("typer", "rich", "click", "shellingham"):
             raise
         sys.stderr.write(
             f"messagestore: the package {error.name} is not installed, which the command line needs. Run "
-            f"`{sys.executable} -m pip install 'pyspark-messagestore[cli]'`\n"
+            f"{install_extra('cli')}\n"
         )
         raise SystemExit(2) from None
     cli.main()

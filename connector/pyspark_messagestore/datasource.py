@@ -17,15 +17,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from messagestore import ConfigError, StoreError
-from messagestore.spi import LOCAL_STORES, Stores
-from pyspark_messagestore.columns import prepare
-from pyspark_messagestore.options import SinkOptions, check_names, sink_options, source_options
+from messagestore.spi import ERROR, STORES, Stores
+from pyspark_messagestore.options.sink_options import SinkOptions
+from pyspark_messagestore.options.source_options import MESSAGES
+from pyspark_messagestore.options.table import check_names, sink_options, source_options
 from pyspark_messagestore.plain_errors import plain_errors
-from pyspark_messagestore.schema import ERROR, Projection, core_schema
-from pyspark_messagestore.sink import BatchWriter, Sink, StreamWriter
-from pyspark_messagestore.source import BatchReader, FilteringReader, RefusedStream, StreamReader
-from pyspark_messagestore.source_options import MESSAGES
-from pyspark_messagestore.views import VIEWS, ViewReader
+from pyspark_messagestore.sink.columns import prepare
+from pyspark_messagestore.sink.writers import BatchWriter, Sink, StreamWriter
+from pyspark_messagestore.source.readers import BatchReader, FilteringReader, RefusedStream, StreamReader
+from pyspark_messagestore.source.schema import Projection, core_schema
+from pyspark_messagestore.source.views import VIEWS, ViewReader
 
 
 @plain_errors("__init__", "schema", "reader", "writer", "streamWriter")
@@ -89,8 +90,8 @@ class MessageStoreDataSource(DataSource):
     [Row(body='B12', tags='UA'), Row(body='C3', tags='AA')]
     """
 
-    stores: Stores = LOCAL_STORES
-    """Opens the stores that are read and written. Replace it in order to use stores on other hosts."""
+    stores: Stores = STORES
+    """Opens the stores that are read and written."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -106,7 +107,11 @@ class MessageStoreDataSource(DataSource):
         options = source_options(self.options)
         if options.contents != MESSAGES:
             return VIEWS[options.contents]
-        wanted = (("headers", options.include_headers), (ERROR, options.bad_records == "keep"))
+        wanted = (
+            ("headers", options.include_headers),
+            (ERROR, options.bad_records == "keep"),
+            ("sysFlag", not options.decompress),
+        )
         extra = [name for name, asked in wanted if asked]
         return core_schema(options.row_format, *extra)
 
@@ -139,22 +144,26 @@ class MessageStoreDataSource(DataSource):
                 'mode overwrite: a message log only grows, and nothing in it is replaced. Use .mode("append")',
                 key="mode",
             )
+
         if options.txn_app_id is not None and options.txn_version is None:
             raise ConfigError(
                 "option txnAppId: found without txnVersion; allowed is both or neither for a batch write",
                 key="txnAppId",
             )
+
         return BatchWriter(self._sink(options, schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 # Spark's name
         """The writer for `df.writeStream`."""
         options = sink_options(self.options)
+        # Spark asks for outputMode complete in this way.
         if overwrite:
             raise ConfigError(
                 "outputMode complete: a message log only grows, and nothing in it is replaced. Use outputMode "
                 '"append", or foreachBatch with MessageStoreSink',
                 key="outputMode",
             )
+
         for name, value in (("txnVersion", options.txn_version), ("txnVersionSource", options.txn_version_source)):
             if value is not None:
                 raise ConfigError(
@@ -163,6 +172,7 @@ class MessageStoreDataSource(DataSource):
                     key=name,
                     value=value,
                 )
+
         return StreamWriter(self._sink(options, schema))
 
     def _sink(self, options: SinkOptions, schema: StructType) -> Sink:

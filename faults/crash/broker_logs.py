@@ -9,7 +9,7 @@ from pathlib import Path
 from crash.imitate import Broker, file_bytes, overwrite, seen, walk
 from crash.strangers import tree_of
 from messagestore import CorruptionError, Message, MessageStore, NotAStoreError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL
 
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
@@ -96,11 +96,13 @@ def torn_in_a_name(folder: Path) -> None:
         broker = Broker(root, SMALL)
         for number in range(3):
             broker.put("whole", b"%d/" % number)
+
         at = broker.put(name, b"torn", unit=False)
         overwrite(root, broker.end - 2 - len(name) + kept, bytes(len(name) - kept + 2))
         before = file_bytes(root, 0, broker.end)
         behind = folder / f"behind-{kept}"
         shutil.copytree(root, behind)
+
         with MessageStore.open(root, SMALL) as store:
             report = store.report
             assert report is not None
@@ -108,13 +110,16 @@ def torn_in_a_name(folder: Path) -> None:
             assert report.saved is not None
             kept_bytes = Path(report.saved).read_bytes().rstrip(b"\0")
             assert kept_bytes == before[at:].rstrip(b"\0"), "what was cut is not kept"
+
             assert store.put_message(Message("whole", b"next", queue_id=0)).queue_offset == 3
         assert verify(root, SMALL).ok
+
         Broker(behind, SMALL, end=broker.end).put("whole", b"behind", unit=False)
         damaged = file_bytes(behind, 0, broker.end + 200)
         for closed in (False, True):
             if closed:
                 (behind / "abort").unlink()
+
             try:
                 MessageStore.open(behind, SMALL).close()
             except CorruptionError as error:

@@ -42,10 +42,10 @@ from messagestore import (
     StoreConfig,
     StoreLockedError,
 )
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.state import StateFile
 from messagestore.session import AttachedStore, attached_store, detach_at_the_end
-from messagestore.write import standing
+from messagestore.writer import standing
 from processes import PatienceDisk, starting_broker
 from pyspark_commits import Daemon
 
@@ -54,7 +54,7 @@ _ROWS = 6
 FORBIDDING = (
     "brokerRole=SLAVE", "duplicationEnable=true", "enableDLegerCommitLog=true", "enableControllerMode=true",
     "storeType=defaultRocksDB", "rocksdbCQDoubleWriteEnable=true", "forceVerifyPropCRC=true",
-    "storePathCommitLog=/nowhere/commitlog",
+    "storePathCommitLog=/nowhere/commitlog", "configManagerVersion=v2", "transRocksDBEnable=true", "messageStorePlugIn=x",
 )  # fmt: skip
 DAEMON_ENDS = ("application_ends", "jvm_is_killed", "idles")
 _SIZES = SMALL.replace(mapped_file_size_commit_log=64 * 1024, lock_timeout="30s", attach_timeout="150ms")
@@ -122,6 +122,7 @@ def _write(root: Path, name: int, seed: int, stop: Path, said: Path) -> None:
     """Run a process that puts and commits until it is told to stop."""
     chance, number, version = random.Random(seed), 1000 * (name + 1), 0
     store = attached_store(root, _SIZES)
+
     while not stop.exists():
         try:
             if chance.random() < 0.5:
@@ -139,6 +140,7 @@ def _write(root: Path, name: int, seed: int, stop: Path, said: Path) -> None:
         except StoreLockedError:
             _say(said, "refused")
             time.sleep(0.01)
+
         time.sleep(chance.random() * 0.03)
     store.detach()
 
@@ -238,14 +240,18 @@ def stalls(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     store = attached_store(root, _SIZES.replace(attach_timeout="1h"), disk)
     with store.writing("a commit") as writer:
         commit(writer, "app", 0, _ROWS)
+
     disk.overrun_s = 0.3
     with store.mutex, starting_broker(root) as java:
         if java.word(0.7) != "waits":
             verdict.misread.append("the broker did not wait")
+
+    # The broker may write by now. Whatever this writer changes from here on is a fault.
     before = checker.read_tree(root)
     until_s = time.monotonic() + 10
     while store.attached and time.monotonic() < until_s:
         time.sleep(0.01)
+
     verdict.misread += [f"{path} was written" for path in differing(before, checker.read_tree(root))]
     _end(root)
     counts.cases["writers that let a broker wait for too long"] += 1
@@ -257,7 +263,7 @@ def refusals(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     verdict = Verdict()
     forms = (
         "consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0", "epochFileCheckpoint",
-        "brokerIdentity", "dledger-n0/data/00000000000000000000",
+        "brokerIdentity", "dledger-n0/data/00000000000000000000", "config/rdb/CURRENT", "consumequeue_rocksdb/CURRENT",
     )  # fmt: skip
     stores = {form: (form, SMALL) for form in forms}
     stores["a broker's store without messages"] = ("config/topics.json", StoreConfig())

@@ -39,16 +39,24 @@ from crash.checker_records import (
 CHUNK_SIZE = 16 * 1024 * 1024
 _DIGITS = re.compile(r"[0-9]{20}")
 _TOP = {"commitlog/", "consumequeue/", "index/", "config/", "spark/", "abort", "checkpoint", "lock"}
-_OURS = {"state", "store.json", "journal", "ends", "writer.lock", "staging/", "cut/"}
-_OURS |= {"consumer-offsets.lock", "consumer-offsets.json", "broker.json"}
-_FILES_OF_CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
+_OURS = {"state", "store.json", "journal", "ends", "writer.lock", "serve", "staging/", "cut/"}
+_OURS |= {"consumer-offsets.lock", "consumer-offsets.json", "consumers.lock", "broker.json"}
+_FILES_OF_CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "delayOffset.json")
+_SCHEDULE_TOPIC, _DELIVERY_APP = "SCHEDULE_TOPIC_XXXX", "rmq_sys_schedule"
 _CONFIG = {"", *(name + end for name in _FILES_OF_CONFIG for end in ("", ".bak"))}
 # What a killed writer was creating: each file has one name, and the next writer that creates it removes it first.
 _OURS |= {
     f"new-{name}" for name in ("store.json", "state", "journal", "ends", "topics.json", "checkpoint", "abort", "cut")
 }
-_OURS |= {"new-subscription-group.json", "new-broker.json"}
+_OURS |= {
+    "new-subscription-group.json",
+    "new-broker.json",
+    "new-delay-offset.json",
+    "put-times.json",
+    "new-put-times.json",
+}
 _FILLER_SIZE = 0x7FFFFFFF
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _CLEAN, _RECOVERING, _OWN, _KNOWN_FLAGS = 4, 8, 16, 31
 
 
@@ -132,17 +140,21 @@ class _Check:
         found = self.found
         self._names()
         self._small_files()
+
         self.log = self._files("commitlog/", self.store.get("mappedFileSizeCommitLog"))
         self.segment_size = len(next(iter(self.log.values()), b""))
         self.begin = min(self.log, default=0)
         limit = self.slot.visible_end if self.slot is not None else 0
+
         self._walk(limit)
         self._state_and_checkpoint()
         self._batches()
+
         if not self._recovering:
             self._queues(limit)
         if self.store.get("messageIndexEnable", True) and not self._recovering:
             self._index()
+
         self._journal()
         self._ends()
         if self.settled:
@@ -185,25 +197,31 @@ class _Check:
 
     def _small_files(self) -> None:
         found, tree = self.found, self.tree
+
         self.store = self._json("spark/store.json")
-        if not re.fullmatch("[0-9a-f]{32}", str(self.store.get("storeId"))) or self.store.get("formatVersion") != 2:
-            found.find("spark/store.json", 0, "a store id and format version 2", self.store)
+        if not re.fullmatch("[0-9a-f]{32}", str(self.store.get("storeId"))) or self.store.get("formatVersion") != 1:
+            found.find("spark/store.json", 0, "a store id and format version 1", self.store)
+
         text, comma, last = tree.get("spark/store.json", b"").rpartition(b",\n")
         if last != f'  "crc": "{binascii.crc32(text):08x}"\n}}\n'.encode() or not comma:
             found.find("spark/store.json", len(text), f"CRC-32 {binascii.crc32(text):08x} as the last field", last)
+
         for topic, config in self._json("config/topics.json").get("topicConfigTable", {}).items():
             if config.get("topicName") != topic or not config.get("writeQueueNums", 0) > 0:
                 found.find("config/topics.json", 0, f"a topic {topic}", config)
+
         data = tree.get("spark/state")
         if data is None or len(data) != 4096:
             found.find("spark/state", 0, "4096 bytes", None if data is None else len(data))
             return
+
         self.slot = slot_of(data)
         if self.slot is None:
             found.find("spark/state", 0, "a valid slot", "none")
         rest = data[80:512] + data[592:]
         if rest.count(0) != len(rest):
             found.find("spark/state", 80, "zeros beside the slots", "other bytes")
+
         for position in (0, 512):
             flushed_end, slot_crc, crc = struct.unpack_from(">qII", data, position + 64)
             whole = crc == binascii.crc32(data[position + 64 : position + 76]) and flushed_end >= -1
@@ -253,6 +271,7 @@ class _Check:
             if data is None:
                 found.find(f"commitlog/{first:020d}", position, f"a segment (the log goes on to {limit})", "none")
                 break
+
             at = position - first
             size, magic = struct.unpack_from(">iI", data, at) if at + 8 <= len(data) else (0, 0)
             if magic == reference.BLANK:
@@ -263,16 +282,19 @@ class _Check:
                 group_begins = position
                 position += size
                 continue
+
             record = parse(data[at : at + size]) if 0 < size <= len(data) - at - 8 else broken(0, f"size {size}")
             if record.fault or record.physical_offset != position:
                 at_place = record.fault or f"one that says {record.physical_offset}"
                 found.find(self._segment_path(position), position, f"a record (the log goes on to {limit})", at_place)
                 break
+
             found.records.append(record)
             position += record.size
             if group_begins >= 0 and self.uninterrupted:
                 self._blank_was_needed(group_begins, position - record.size, record)
                 group_begins = -1
+
         found.end = position
         if position > limit:
             found.find(self._segment_path(limit), limit, "the end of a record", "the middle of one")
@@ -326,12 +348,14 @@ class _Check:
     def _state_and_checkpoint(self) -> None:
         found, slot = self.found, self.slot
         last = found.records[-1] if found.records else None
+
         abort = self.tree.get("abort")
         token = f"messagestore {self.store.get('storeId')}\n".encode()
         if abort is not None and abort != token:
             found.find("abort", 0, token, abort)
         if slot is None:
             return
+
         problems = []
         if slot.clean_end > slot.visible_end:
             problems.append("the clean end is above the visible end")
@@ -345,6 +369,7 @@ class _Check:
             and (slot.flags & ~_OWN, slot.in_flight, slot.clean_end) != (_CLEAN, -1, slot.visible_end)
         ):
             problems.append("closed, but not clean up to its end")
+
         if slot.anchor_size:
             anchor = self._bytes(slot.anchor_position, slot.anchor_position + slot.anchor_size)
             end = slot.anchor_position + slot.anchor_size
@@ -353,8 +378,10 @@ class _Check:
                 problems.append("the record below the clean end is another one")
         elif slot.clean_end:
             problems.append("no record below the clean end")
+
         for problem in problems:
             found.find("spark/state", 0, "a state that holds", f"{problem}: {slot}")
+
         data = self.tree.get("checkpoint")
         if data is None:
             if slot.clean_end and abort is None:
@@ -363,6 +390,7 @@ class _Check:
         if len(data) != 4096 or data[40:].count(0) != len(data) - 40:
             found.find("checkpoint", 40, "4096 bytes, zeros behind the fields", f"{len(data)} bytes, or others")
             return
+
         physic, logics, index, _, confirm = struct.unpack_from(">qqqqq", data)
         newest = last.store_ms if last is not None else 0
         if max(physic, logics, index) > newest or (abort is None and physic != newest):
@@ -395,7 +423,7 @@ class _Check:
                     before.setdefault(body["app"], []).append(older)
                 versions[body["version"]] = [
                     body["version"], body["versionSource"], body["queryId"], at, body["end"], body["rows"], body["digest"],
-                    sorted(body["ranges"]), bool(body.get("start")), body["digestName"],
+                    sorted(body["ranges"]), bool(body.get("start")),
                 ]  # fmt: skip
         closed = self.tree.get("abort") is None
         entries = journal["apps"]
@@ -404,7 +432,10 @@ class _Check:
             found.find(path, 0, f"covered {count}", journal["covered"])
         for app, versions in wanted.items():
             rows = [row for row in entries.get(app, []) if row[3] >= self.begin]
-            if closed and rows != list(versions.values()):
+            entries_wanted = list(versions.values())
+            if app == _DELIVERY_APP:  # of deliveries, only the newest are kept, since only the last one counts
+                entries_wanted = entries_wanted[-max(len(rows), 1) :]
+            if closed and rows != entries_wanted:
                 found.find(path, 0, f"{app}: {list(versions.values())[-3:]}", rows[-3:])
         for app, rows in entries.items():
             for row in rows:
@@ -452,6 +483,7 @@ class _Check:
             if record.topic != BATCH_TOPIC:
                 continue
             at = record.physical_offset
+
             try:
                 body = json.loads(record.body)
                 end = body["end"]
@@ -464,6 +496,7 @@ class _Check:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.found.find(self._segment_path(at), at, "the body of a BATCH record", f"{error!r}")
                 continue
+
             if at < covered:
                 self.found.find(self._segment_path(at), at, f"no BATCH inside another one (up to {covered})", "one")
             covered = end
@@ -472,19 +505,23 @@ class _Check:
     def _batch(self, record: Record, body: dict[str, Any], rows: list[Record]) -> None:
         at = record.physical_offset
         end, start = body["end"], at + record.size
+
         ranges: dict[tuple[str, int], list[int]] = {}
         for row in rows:
             ranges.setdefault((row.topic, row.queue_id), []).append(row.queue_offset)
+
         said: dict[tuple[str, int], list[int]] = {}
         for topic, runs in body["ranges"].items():
             for queue_id, first, count in runs:
                 said.setdefault((topic, queue_id), []).extend(range(first, first + count))
+
         crcs = [
             f"{binascii.crc32(self._bytes(begin, min(begin + CHUNK_SIZE, end))):08x}"
             for begin in range(start, end, CHUNK_SIZE)
         ]
         last_end = rows[-1].physical_offset + rows[-1].size if rows else start
         restated = body.get("restated", False)
+
         for what, is_so in {
             "begins as a BATCH record": record.body.startswith(b'{"messagestore":1,"app":'),
             "store": body["store"] in (self.store.get("storeId"), *self.store.get("ancestors", ())),
@@ -497,7 +534,12 @@ class _Check:
             "flush": body["flush"] in ("SYNC_FLUSH", "ASYNC_FLUSH"),
             "keys": dict(record.properties).get("KEYS") == body["app"],
             "digest": body["digestName"] in DIGESTS
-            and (restated or _has_none(body) or digest_holds(body["digestName"], body["digest"], rows)),
+            and (
+                restated
+                or _has_none(body)
+                or digest_holds(body["digestName"], body["digest"], rows)
+                or any(self._may_have_asked_for_more(row) for row in rows)
+            ),
             "one store time": all(row.store_ms == record.store_ms for row in rows),
         }.items():
             if not is_so:
@@ -518,7 +560,10 @@ class _Check:
     def _queues(self, limit: int) -> None:
         units: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         for record in self.found.records:
-            unit = struct.pack(">qiq", record.physical_offset, record.size, record.tags_code)
+            tags_code = record.tags_code
+            if record.topic == _SCHEDULE_TOPIC:  # the time at which it is due
+                tags_code = self._due(record)
+            unit = struct.pack(">qiq", record.physical_offset, record.size, tags_code)
             units.setdefault((record.topic, record.queue_id), []).append((record.queue_offset, unit))
         folders = {}
         for path in self.tree:
@@ -535,6 +580,29 @@ class _Check:
             self._units(folder, wanted, limit)
         for folder in folders.values():
             self._units(folder, [], limit)
+
+    def _delays_ms(self, record: Record) -> list[int]:
+        """Return the delays that count where a record begins; none if the store does not say any."""
+        entries = self.store.get("delayLevels") or [[0, ""]]
+        levels = [levels for begin, levels in entries if begin <= record.physical_offset][-1:] or [entries[0][1]]
+        return [int(part[:-1]) * _UNITS_MS[part[-1]] for part in levels[0].split()]
+
+    def _may_have_asked_for_more(self, record: Record) -> bool:
+        """Whether the row of a record may have had a level above the last one, of which its digest is then."""
+        return dict(record.properties).get("DELAY") == str(len(self._delays_ms(record)))
+
+    def _due(self, record: Record) -> int:
+        """Return when a delayed message is due. If the store does not say the levels: as the unit says it, or its store
+        time if that is impossible.
+        """
+        level, delays_ms = dict(record.properties).get("DELAY", ""), self._delays_ms(record)
+        if level.isdigit() and int(level) and delays_ms:
+            return record.store_ms + delays_ms[min(int(level), len(delays_ms)) - 1]
+        size = self.store.get("mappedFileSizeConsumeQueue") or 20
+        at = record.queue_offset * 20
+        data = self.tree.get(f"consumequeue/{record.topic}/{record.queue_id}/{at // size * size:020d}", b"")
+        place, _, due_ms = struct.unpack_from(">qiq", data.ljust(size, b"\0"), at % size)
+        return due_ms if due_ms > record.store_ms and place == record.physical_offset else record.store_ms
 
     def _units(self, folder: str, wanted: list[tuple[int, bytes]], limit: int) -> None:
         files = self._files(folder, self.store.get("mappedFileSizeConsumeQueue"))
@@ -569,6 +637,7 @@ class _Check:
         )
         times = {record.physical_offset: record.store_ms for record in self.found.records}
         slots, most = self.store.get("maxHashSlotNum", 0), self.store.get("maxIndexNum", 0)
+
         there: Counter[tuple[int, int]] = Counter()
         for path in sorted(self.tree):
             if not path.startswith("index/") or path == "index/":
@@ -578,6 +647,7 @@ class _Check:
                 self.found.find(path, 0, f"17 digits, {40 + 4 * slots + 20 * most} bytes", len(data))
                 continue
             there.update(self._index_file(path, data, slots, times))
+
         for key_hash, at in list(wanted - there):
             self.found.find("index/", 0, f"an entry for the key {key_hash} of the record at {at}", "none")
         for key_hash, at in list(there - wanted):
@@ -589,6 +659,7 @@ class _Check:
         begin_ms, end_ms, begin, end, slot_count, entry_count = struct.unpack_from(">qqqqii", data)
         entries = list(struct.iter_unpack(">iqii", data[40 + 4 * slots :]))
         heads = struct.unpack_from(f">{slots}i", data, 40)
+
         reached, used = set(), 0
         for slot, head in enumerate(heads):
             number = head
@@ -603,30 +674,36 @@ class _Check:
                     return
                 reached.add(number)
                 before, number = number, entries[number][3]
+
         counted = entries[1:entry_count]
         problems = []
         if self.settled and (used != slot_count or len(reached) != entry_count - 1):
             problems.append(f"{used} slots in use, {len(reached)} entries reached")
         if counted and (begin, end) != (counted[0][1], counted[-1][1]):
             problems.append(f"entries from {counted[0][1]} to {counted[-1][1]}")
+
         there = [
             (times[at], said) for at, said in ((begin, begin_ms), (end, end_ms)) if at >= self.begin and at in times
         ]
         if counted and self.settled and (any(a != b for a, b in there) or (end >= self.begin and end not in times)):
             problems.append(f"times {times.get(begin)} to {times.get(end)}")
+
         for number, (key_hash, at, seconds, _) in enumerate(counted, 1):
             if number not in reached:
                 continue
             if number > 1 and at in times and seconds != min(max(0, times[at] - begin_ms) // 1000, (1 << 31) - 1):
                 problems.append(f"entry {number}: {seconds} s")
             yield key_hash, at
+
         behind = data[40 + 4 * slots + 20 * entry_count :]
         if self.settled and behind.count(0) != len(behind):
             problems.append(f"other bytes behind entry {entry_count - 1}")
+
         for problem in problems[:3]:
             self.found.find(path, 0, f"header {(begin_ms, end_ms, begin, end, slot_count, entry_count)}", problem)
 
 
 def _has_none(body: dict[str, Any]) -> bool:
     """Whether the store made the records itself: nobody sends such a batch again, so it has no digest."""
-    return bool(body["versionSource"] == "none" and body["digest"] == f"{0:016x}")
+    own = body["versionSource"] == "none" or body["app"] == _DELIVERY_APP
+    return bool(own and body["digest"] == f"{0:016x}")

@@ -93,20 +93,24 @@ def _parse(data: bytes) -> Record:
     )  # fmt: skip
 
 
+_RESERVED = ("KEYS", "TAGS", "UNIQ_KEY", "WAIT", "CLUSTER", "DELAY", "REAL_TOPIC", "REAL_QID")
 _ROW_FIELDS = ("queue_id", "topic", "flag", "born_ms")
-DIGESTS = {"rowsum-2": reference.row_hash, "rowsum-1": reference.earlier_row_hash}
+DIGESTS = {"rowsum-1": reference.row_hash}
 
 
 @lru_cache(1 << 16)
 def _row_hash(name: str, record: Record, given: tuple[bool, ...]) -> int:
     """Return the row hash of a record, if the columns in `given` (of `_ROW_FIELDS`) were the user's own."""
     fields = dict(record.properties)
-    own = {k: v for k, v in fields.items() if k not in ("KEYS", "TAGS", "UNIQ_KEY", "WAIT")}
+    own = {k: v for k, v in fields.items() if k not in _RESERVED}
     values: dict[str, Any] = {
         "keys": fields["KEYS"].split(" ") if "KEYS" in fields else None,
         "tags": fields.get("TAGS"),
         "properties": own or None,
     }
+    if "REAL_TOPIC" in fields:  # a delayed message
+        record = record._replace(topic=fields["REAL_TOPIC"], queue_id=int(fields["REAL_QID"]))
+        values["delay_time_level"] = int(fields["DELAY"])
     values |= {name: getattr(record, name) for name, is_given in zip(_ROW_FIELDS, given, strict=True) if is_given}
     return DIGESTS[name](record.body, **values)
 
@@ -159,16 +163,19 @@ def ends_of(data: bytes, limit: int) -> dict[str, Any]:
         magic, version, previous, end, _, _, _, count, size, body_crc, _, crc = struct.unpack_from(
             ">8siIqqiIqqIqI", data, at
         )
+
         body = data[at + 72 : at + 72 + count * 48 + size]
         if magic != b"MSQENDS1" or version != 1 or previous != before or crc != binascii.crc32(data[at : at + 68]):
             break
         if len(body) != count * 48 + size or binascii.crc32(body) != body_crc or end > limit:
             break
+
         names = json.loads(body[count * 48 :])
         for number in range(count):
             units, place, tags, _, unit_size, topic, queue_id, _ = struct.unpack_from(">qqqqiiiI", body, number * 48)
             queues[names[topic], queue_id] = units, place, unit_size, tags
         at, before, newest = at + 72 + len(body), crc, end
+
     return {"end": newest, "queues": {key: seal for key, seal in queues.items() if seal[0] >= 0}}
 
 
@@ -182,14 +189,16 @@ def journal_of(data: bytes | None) -> dict[str, Any] | None:
         return None
     if len(data) < 64 or data[:8] != b"MSJOURNL":
         return {"fault": f"{len(data)} bytes that begin with {data[:8]!r}"}
+
     version, flags, covered, end, count, size, checkpoint_crc, body_crc, _, crc = struct.unpack_from(
         ">iIqqqqIIII", data, 8
     )
     body = data[64:]
-    if crc != binascii.crc32(data[:60]) or body_crc != binascii.crc32(body) or version != 2:
+    if crc != binascii.crc32(data[:60]) or body_crc != binascii.crc32(body) or version != 1:
         return {"fault": f"format version {version}, or other bytes"}
     if len(body) != count * 56 + size:
         return {"fault": f"{len(body)} bytes behind the header"}
+
     names = json.loads(body[count * 56 :])
     apps: dict[str, list[list[Any]]] = {}
     for number in range(count):
@@ -201,11 +210,11 @@ def journal_of(data: bytes | None) -> dict[str, Any] | None:
                 None if row[6] < 0 else names["queries"][row[6]],
                 *row[1:4],
                 f"{row[4]:016x}",
-                None if row[7] < 0 else names["topics"][row[7]],
+                names["topics"][row[7]],
                 bool(row[8] & 2),
-                names.get("digests", ["rowsum-1"])[row[8] >> 8],
             ]
         )
+
     return {
         "covered": covered,
         "end": end,

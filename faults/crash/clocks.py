@@ -15,7 +15,7 @@ from unittest import mock
 from crash.harness import SMALL, die
 from crash.simdisk import KillDisk, Killed
 from messagestore import Message, MessageStore, StorePoisonedError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 NOW_MS = 1_750_000_000_000
 AHEAD_MS = NOW_MS + 73 * 365 * 86_400_000

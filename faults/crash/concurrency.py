@@ -46,7 +46,7 @@ from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, St
 from messagestore.session import attached_store
 
 READERS, THREADS, PROCESSES, RACES = 8, 16, 4, 200
-SURPRISES = 20
+SURPRISES = 40
 TURNS = 40
 _QUEUES, _ROWS = 3, 30
 ROLLING = SMALL.replace(clean_interval="20ms", lock_timeout="30s")
@@ -83,17 +83,21 @@ def _readers(root: Path, chance: random.Random, counts: Counts, *, quick_s: floa
     with MessageStore.open(root, ROLLING) as store:
         store.create_topic("topic-many", _QUEUES)
         _append(store, 0)
+
         until_s = time.monotonic() + quick_s
         read_end, write_end = os.pipe()
         pids = [in_child(partial(_follow, root, until_s, write_end)) for _ in range(READERS)]
         os.close(write_end)
+
         version = 1
         while time.monotonic() < until_s:
             _append(store, version)
             version += 1
+
     failed = sum(not ended(pid) for pid in pids)
     with os.fdopen(read_end) as said:
         read = sum(map(int, said.read().split()))
+
     if failed:
         verdict.misread.append(f"{failed} of {READERS} readers saw something torn, missing, or twice (see the log)")
     counts.cases["messages read beside a writer"] += read
@@ -209,20 +213,24 @@ def turns(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     for number in range(TURNS):
         folder, promise = root.with_name(f"{root.name}-{number}"), Promise()
         writers, versions = [Process(folder, SMALL) for _ in range(3)], [0, 0, 0]
+
         for _ in range(chance.randrange(4, 16)):
             own = chance.randrange(3)
             writers[own].batch(f"p{own}", versions[own], 6, flush=chance.choice((SYNC_FLUSH, ASYNC_FLUSH)))
             promise.rows[(f"p{own}", versions[own])] = 6
             versions[own] += 1
+
             if not chance.choice(writers).syncs_late():
                 return Verdict(misread=["a flush thread without the writer lock wrote what all writers share"])
             counts.cases["syncs by writers that have given the lock back"] += 1
             if chance.random() < 0.4:
                 writers[own].detach()
+
         for writer in chance.sample(writers, 3):
             writer.detach()
         promise.maybe_batches = set(promise.rows)
         counts.cases["commits of writers in turn"] += sum(versions)
+
         found = _closed(folder, promise)
         shutil.rmtree(folder)
         if not found.ok:
@@ -254,9 +262,11 @@ def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
     bases = {"closed": root.with_name("race-closed"), "killed": root.with_name("race-killed")}
     promise = make_base(bases["closed"], FILLED)
     shutil.copytree(bases["closed"], bases["killed"])
+
     disk = KillDisk(half_writes=True)
     kill_when(disk, dispatch, nth=3)
     run_until_killed(bases["killed"], [("open",), put(10), batch(1, 40)], disk, promise=copy_of(promise))
+
     alone = {}
     for name, base in bases.items():
         copied = root.with_name(f"race-{name}-alone")
@@ -264,6 +274,7 @@ def _races(root: Path, chance: random.Random, counts: Counts) -> Verdict:
         with MessageStore.open(copied, SMALL):
             pass
         alone[name] = tree_hash(copied)
+
     for number in range(RACES):
         name = "killed" if number % 2 else "closed"
         target = root.with_name(f"race-{number}")

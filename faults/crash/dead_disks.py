@@ -18,7 +18,7 @@ from crash.harness import SMALL, Promise, Step, check_content, die, do_step
 from crash.judge import Verdict
 from crash.power import LoopDisk, loop_mount, run_command
 from messagestore import MessageStore, ReadOnlyStore, StoreError, StorePoisonedError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 _HANGS_S = 10.0
 _FIRST: tuple[Step, ...] = (
@@ -69,6 +69,7 @@ def shut_down(folder: Path, kind: str) -> Verdict:
                         verdict.misread.append(f"a reader was told {error!r}")
                 if time.monotonic() - began_s > _HANGS_S:
                     verdict.misread.append("a reader hung")
+
             _must_refuse(store, promise, verdict)
         _after(disk, root, promise, verdict)
     return verdict

@@ -7,11 +7,21 @@ What is left is judged as the next processes would find it: a writer recovers, d
 broker would start. Every message must be in its topic and queue once, no message may be there twice, and
 `config/delayOffset.json` must say what was delivered. In every third image, the next deliverer dies as well; in every
 third, a broker has delivered in between: it read `delayOffset.json`, and wrote how far it came.
+
+A second kind of cases are histories in which the numbers of the delayed messages' queues go back:
+
+    put | wait | deliver, with one to three levels | retention | the queues are removed and rebuilt | an older copy
+    | the clock is set back, once
+
+in any order, with closes and kills between them. In the end, every message that is in this log's history must have
+been delivered once, whatever numbers the log and `delayOffset.json` remember, and no later than its level has passed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import itertools
 import random
 import time
 from collections import Counter
@@ -30,14 +40,23 @@ from crash.judge import Verdict
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import MODES, Folder
 from crash.simdisk import Killed
-from messagestore import ASYNC_FLUSH, Message, MessageColumns, MessageStore, StoreConfig, StorePoisonedError
+from messagestore import (
+    ASYNC_FLUSH,
+    Message,
+    MessageColumns,
+    MessageStore,
+    StoreConfig,
+    StorePoisonedError,
+    deliver_delayed,
+)
 from messagestore.files.delay_offsets import DelayOffsets
 from messagestore.format.rows import SCHEDULE_TOPIC
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
+from messagestore.session import attached_store
 
 NOW_MS = 1_795_170_401_381
 LATER_MS = NOW_MS + 60_000
-QUICK_COUNT = 1_500
+QUICK_COUNT, QUICK_HISTORIES = 1_500, 150
 CONFIG = SMALL.replace(message_delay_level="1s 5s 10s", flush_delay_offset_interval=1)
 CONFIGS = {
     "sync": CONFIG,
@@ -46,6 +65,8 @@ CONFIGS = {
         mapped_file_size_commit_log=4096, mapped_file_size_consume_queue=20 * 8, max_message_size=2048
     ),
 }
+_OTHER_LEVELS = {1: "7s", 2: "1s 2s", 3: CONFIG.message_delay_level}
+"""Levels of those who put nothing, by how many they are."""
 _BEFORE, _DURING = 24, 6
 _MOST_ROUNDS = 200
 
@@ -53,10 +74,22 @@ _MOST_ROUNDS = 200
 class _Clocked:
     """A disk whose clock shows what the mode wants."""
 
-    now_ms = NOW_MS
+    _now_ms, uptime_ms = NOW_MS, 0
+
+    @property
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    @now_ms.setter
+    def now_ms(self, now_ms: int) -> None:
+        self.uptime_ms += max(0, now_ms - self._now_ms)  # no time passes when the clock is set back
+        self._now_ms = now_ms
 
     def time_ns(self) -> int:
         return self.now_ms * 1_000_000
+
+    def uptime_ns(self) -> int:
+        return self.uptime_ms * 1_000_000
 
 
 class ClockedDisk(_Clocked, MemDisk):
@@ -86,10 +119,10 @@ def columns(begin: int, count: int) -> MessageColumns:
 
 def deliver_all(store: MessageStore, rows: int) -> None:
     """Round by round."""
-    found = store._attached.delivery
-    assert found is not None
+    services = store._attached.services
+    assert services is not None
     for _ in range(_MOST_ROUNDS):
-        if not found.deliver(rows).count:
+        if not services.delivery.deliver(rows).count:
             return
     raise AssertionError(f"more than {_MOST_ROUNDS} rounds deliver something")
 
@@ -119,19 +152,22 @@ class Story:
         with MessageStore.open(root, config, disk=disk) as store:
             store.append_batch(columns(0, _BEFORE))
         die(root)
+
         recording = ClockedRecordingDisk(root, disk.content())
         recording.now_ms = LATER_MS
         promised = [(0, 0)]
         with MessageStore.open(root, config, disk=recording) as store:
             for number in range(_DURING):
-                found = store._attached.delivery
-                assert found is not None
-                found.deliver(5)
+                services = store._attached.services
+                assert services is not None
+                services.delivery.deliver(5)
+
                 level = 1 + number % 3
                 message = Message("t0", body(_BEFORE + number), queue_id=0, delay_time_level=level)
                 store.put_message(message)
                 store.flush()
                 promised.append((recording.position, number + 1))
+
             recording.now_ms += 10_000
             deliver_all(store, 7)
         die(root)
@@ -255,18 +291,185 @@ def judge(left: Left, root: Path, config: StoreConfig, chance: random.Random) ->
     return verdict
 
 
+# ---- numbers that go back
+
+
+@dataclass
+class Lineage:
+    """What is known of the store that is at the path now.
+
+    Parameters
+    ----------
+    content : Folder
+    promised, gone : set of bytes
+        The messages that were put, and those that were delivered and then deleted by retention.
+    """
+
+    content: Folder
+    promised: set[bytes]
+    gone: set[bytes]
+
+
+class Backwards:
+    """One history in which the numbers of queues go back."""
+
+    ACTIONS = ("put", "put", "wait", "deliver", "turns", "retire", "rebuild", "copy", "restore", "set_back")
+
+    def __init__(self, root: Path, chance: random.Random) -> None:
+        self.root, self.chance = root, chance
+        self.disk = ClockedDisk(root)
+        self.promised: set[bytes] = set()
+        self.gone: set[bytes] = set()
+        self.copies: list[Lineage] = []
+        self.count = 0
+        self.verdict = Verdict()
+        self.done: list[str] = []
+
+    @contextlib.contextmanager
+    def store(self, levels: int = 3) -> Iterator[MessageStore]:
+        """A session with one to three levels, which is closed or killed."""
+        config = CONFIGS["small segments"]
+        if levels < 3:
+            config = config.replace(message_delay_level=_OTHER_LEVELS[levels])
+        with MessageStore.open(self.root, config, disk=self.disk) as store:
+            yield store
+            if self.chance.random() < 0.3:
+                store.flush()
+                die(self.root)
+
+    def bodies(self, store: MessageStore) -> Counter[bytes]:
+        return Counter(m.body for m in store.get_message("t0", 0, store.min_offset("t0", 0), 1000).messages)
+
+    def put(self) -> None:
+        with self.store() as store:
+            for _ in range(self.chance.randint(1, 8)):
+                self.disk.now_ms += 1
+                text = body(self.count)
+                self.count += 1
+                store.put_message(Message("t0", text, queue_id=0, delay_time_level=self.chance.randint(1, 3)))
+                self.promised.add(text)
+
+    def wait(self) -> None:
+        self.disk.now_ms += self.chance.choice((500, 1_000, 5_000))
+
+    def deliver(self) -> None:
+        with self.store(self.chance.randint(1, 3)) as store:
+            deliver_all(store, self.chance.randint(1, 9))
+
+    def turns(self) -> None:
+        """Deliverers with one to three levels take turns, and nobody closes the store in between."""
+        config = CONFIGS["small segments"].replace(flush_delay_offset_interval=3_600_000)
+        for _ in range(self.chance.randint(2, 6)):
+            levels = config.replace(message_delay_level=_OTHER_LEVELS[self.chance.randint(1, 3)])
+            while deliver_delayed(self.root, levels, disk=self.disk).count:
+                pass
+            self.wait()
+        attached_store(self.root, config, self.disk).detach()
+
+    def retire(self) -> None:
+        """Retention deletes what it may."""
+        with self.store() as store:
+            if "t0" not in store.topics():
+                return
+            before = self.bodies(store).keys()
+            for _ in range(self.chance.randint(1, 16)):
+                store.put_message(Message("fill", b"." * 900, queue_id=0))
+            store.flush()
+            store.delete_expired_files(before_offset=1 << 40)
+            self.gone |= before - self.bodies(store).keys()
+
+    def rebuild(self) -> None:
+        die(self.root)
+        content = self.disk.content()
+        content.pop("consumequeue", None)
+        self._becomes(content)
+        with self.store(self.chance.randint(1, 3)):
+            pass
+
+    def set_back(self) -> None:
+        """By half an hour at most, and once: more would let store times go back."""
+        if "set_back" not in self.done[:-1]:
+            self.disk.now_ms -= self.chance.choice((1, 1_000, 60_000, 1_800_000))
+
+    def copy(self) -> None:
+        """A copy in which nothing is due: what was due and not delivered, a newer delayOffset.json may call delivered."""
+        self.disk.now_ms += 1
+        self.deliver()
+        die(self.root)
+        self.copies.append(Lineage(self.disk.content(), set(self.promised), set(self.gone)))
+
+    def restore(self) -> None:
+        """An older copy is put in place, sometimes without `delayOffset.json`."""
+        if not self.copies:
+            return
+        die(self.root)
+        newer, old = self.disk.content(), self.chance.choice(self.copies)
+        content = copy.deepcopy(old.content)
+        file = newer.get("config", {}).get("delayOffset.json")
+        if file is not None and self.chance.random() < 0.5:
+            content.setdefault("config", {})["delayOffset.json"] = file
+        self.promised, self.gone = set(old.promised), set(old.gone)
+        self._becomes(content)
+
+    def _becomes(self, content: Folder) -> None:
+        before = self.disk
+        self.disk = ClockedDisk(self.root, content)
+        self.disk.now_ms, self.disk.uptime_ms = before.now_ms, before.uptime_ms
+
+    def run(self) -> Verdict:
+        self.put()
+        for _ in range(self.chance.randint(4, 14)):
+            self.done.append(self.chance.choice(self.ACTIONS))
+            getattr(self, self.done[-1])()
+        self.put()
+        with MessageStore.open(self.root, CONFIGS["small segments"], disk=self.disk) as store:
+            deliver_all(store, 50)
+        self.disk.now_ms += 10_000  # the longest level
+        with MessageStore.open(self.root, CONFIGS["small segments"], disk=self.disk) as store:
+            deliver_all(store, 50)
+            found = self.bodies(store)
+        self.verdict.lost += [str(each) for each in sorted(self.promised - self.gone - found.keys())]
+        self.verdict.duplicated += [f"{each!r} {count} times" for each, count in found.items() if count > 1]
+        self.verdict.duplicated += [f"{each!r}, after retention" for each in sorted(self.gone & found.keys())]
+        report = verify(self.root, CONFIGS["small segments"], disk=self.disk)
+        self.verdict.misread += [str(finding) for finding in report.findings[:3]]
+        return self.verdict
+
+
+def histories(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterator[tuple[str, Verdict, str]]:
+    """Yield (key, verdict, label) of this part of all histories, or of the one with this key; endless."""
+    with quiet_threads():
+        for number in itertools.count():
+            name = key or f"back/{seed}/{number}"
+            if not key and number % part[1] != part[0]:
+                continue
+            history = Backwards(root, random.Random(name))
+            try:
+                verdict = history.run()
+            except Exception as error:  # noqa: BLE001 - a store that does not open is a failure, too
+                verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+            finally:
+                die(root)
+            yield name, verdict, " ".join(history.done)
+            if key:
+                return
+
+
 def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterator[tuple[str, Verdict, str]]:
     """Yield (key, verdict, label) of this part of all cases, or of the one with this key; endless, by other seeds."""
     with quiet_threads():
         stories = [Story.of(name, root) for name in CONFIGS]
         turn = int(key.rpartition("/")[2]) if key else seed
+
         while True:
             for number, point in enumerate(points(stories, turn)):
                 if point.key != key if key else number % part[1] != part[0]:
                     continue
+
                 left = point.left()
                 if left is None:
                     continue
+
                 try:
                     verdict = judge(left, root, point.story.config, random.Random(point.key))
                 except Exception as error:  # noqa: BLE001 - a store that does not open is a failure, too
@@ -280,11 +483,16 @@ def cases(root: Path, seed: int, part: tuple[int, int], key: str = "") -> Iterat
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
-    """Judge `QUICK_COUNT` deaths; in deep mode, deaths for the given seconds."""
-    counts, until_s = Counts(), time.monotonic() + seconds
+    """Judge `QUICK_COUNT` deaths and `QUICK_HISTORIES`; in deep mode, as many as fit into the given seconds."""
+    counts, begin_s = Counts(), time.monotonic()
+    kinds = (("numbers that go back", histories, QUICK_HISTORIES, 0.3), ("killed deliveries", cases, QUICK_COUNT, 1.0))
     with scratch_folder() as folder:
-        for number, (key, verdict, label) in enumerate(cases(folder / "store", seed, part, case)):
-            counts.take("killed deliveries", verdict, f"{key}: {label}", again("deliveries", seed, key))
-            if (number + 1) * part[1] >= QUICK_COUNT if quick else time.monotonic() > until_s:
-                break
+        for kind, search, count, share in kinds:
+            if case and case.startswith("back/") != (search is histories):
+                continue
+            for number, (key, verdict, label) in enumerate(search(folder / "store", seed, part, case)):
+                counts.take(kind, verdict, f"{key}: {label}", again("deliveries", seed, key))
+                enough = (number + 1) * part[1] >= count
+                if enough if quick else time.monotonic() > begin_s + seconds * share:
+                    break
     return counts

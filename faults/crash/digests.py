@@ -1,8 +1,6 @@
-"""Batches that come again: with other rows that are hard to tell apart, under other settings, and those that earlier
-releases appended.
+"""Batches that come again: with other rows that are hard to tell apart, and under other settings.
 
-`LOOKALIKES` are pairs of batches with as many rows each. Most of them have one sum of CRCs and Java hashes, which was
-the digest of earlier releases.
+`LOOKALIKES` are pairs of batches with as many rows each. Most of them have one sum of CRCs and Java hashes.
 """
 
 from __future__ import annotations
@@ -26,12 +24,8 @@ from messagestore import (
     StoreConfig,
     StoreError,
 )
-from messagestore.files.staging_files import Write
-from messagestore.format import record_encode
+from messagestore.batches.append import APPENDED, KNOWN
 from messagestore.format.hosts import pack_host
-from messagestore.format.layout import EARLIER_DIGEST_NAME
-from messagestore.spi.local import LOCAL_STORES
-from messagestore.write.transaction import APPENDED, KNOWN, Chunks, append_batch
 
 APP = "app"
 HOST = pack_host("10.1.2.3:10911")
@@ -183,48 +177,3 @@ def _set_topic(root: Path, settings: dict[str, Any]) -> None:
     table = json.loads(path.read_text())
     table["topicConfigTable"]["t"].update(settings)
     path.write_text(json.dumps(table))
-
-
-# ---- batches that earlier releases appended
-
-
-def append_as_earlier(store: MessageStore, rows: MessageColumns, of: BatchRequest) -> None:
-    """Append a batch with the digest of earlier releases, which is all that they computed."""
-    limits, digests = store.writer.files.config, (EARLIER_DIGEST_NAME,)
-    chunk = record_encode.encode(rows, limits=limits, digests=digests, store_host=HOST, born_host=HOST)
-    assert append_batch(store.writer, Chunks([chunk]), of).status == APPENDED
-
-
-def committed(root: Path, config: StoreConfig, version: int, rows: MessageColumns) -> str:
-    """Stage rows in two tasks with the digests that the store asks for, and commit them: the status, or the error."""
-    writer, files = LOCAL_STORES.writer(str(root), config, staging_ttl_s=3600.0), []
-    store_id, half = writer.prepare().store_id, rows.row_count // 2
-    for number, part in enumerate((rows.slice(half, rows.row_count), rows.slice(0, half))):
-        digests = writer.digests_of(APP, version)
-        with writer.stage(Write("0", f"{version}/{number}"), store_id) as file:
-            file.write(record_encode.encode(part, limits=config, digests=digests, store_host=HOST, born_host=HOST))
-            files.append(file.finish())
-    try:
-        return writer.commit(files, request(version), store_id, closing=True).result.status
-    except BatchConflictError as error:
-        return f"refused: {error}"
-
-
-def upgrade(ground: Ground) -> Iterator[Verdict]:
-    """Batches of an earlier release come again after the upgrade, before and after this release has appended one."""
-    root, config, verdict = ground.folder / "upgraded", StoreConfig(), Verdict()
-    batches = [
-        columns_of([{"body": b"%d" % i, "tags": "Aa", "keys": [f"k{i}"]} for i in range(n)]) for n in range(2, 6)
-    ]
-    with MessageStore.open(root, config) as store:
-        for version, rows in enumerate(batches[:3]):
-            append_as_earlier(store, rows, request(version))
-    found = [(version, committed(root, config, version, batches[version])) for version in (2, 0, 3, 1, 3)]
-    wanted = [KNOWN, KNOWN, APPENDED, KNOWN, KNOWN]
-    for (version, status), expected in zip(found, wanted, strict=True):
-        if status != expected:
-            verdict.misread.append(f"version {version}: {status}")
-    for version in (2, 3):
-        if not committed(root, config, version, columns_of([{"body": b"other"}] * (version + 2))).startswith("refused"):
-            verdict.lost.append(f"other rows of version {version}")
-    yield verdict

@@ -11,7 +11,7 @@ from pathlib import Path
 from crash.counts import Counts
 from crash.judge import Verdict
 from messagestore import MessageExt
-from messagestore.spi.local_operator import dump
+from messagestore.inspect.operator import dump
 from small import SMALL, filled
 
 _HISTORIES = 20

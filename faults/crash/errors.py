@@ -32,8 +32,8 @@ from crash.judge import Verdict, note_content, note_faults
 from crash.power import FILE_SYSTEMS, CannotMountError
 from crash.workloads import FILLED, WORKLOADS, Base, Bases, batch, put
 from messagestore import BatchRequest, Message, MessageStore, StoreError, StoreFullError, StorePoisonedError
-from messagestore.files.mapped_file import Disk
-from messagestore.verify.verify import verify
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
 
 _QUICK_OF_A_KIND = {"EIO": 2, "ENOSPC": 2}
 _QUICK = (
@@ -54,11 +54,13 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
             _interrupts(folder, seed, quick and not case),
             _faults(folder, quick and not case),
         )
+
         for number, (kind, key, run_case) in enumerate(cases):
             if key != case if case else number % part[1] != part[0]:
                 continue
             if not quick and time.monotonic() > until_s:
                 break
+
             try:
                 verdict = run_case()
             except (AssertionError, StoreError, OSError) as error:
@@ -66,6 +68,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
             except (CannotRunHere, CannotMountError) as error:
                 counts.notes.append(f"{kind}: {error}")
                 continue
+
             counts.take(kind, verdict, key, again("errors", seed, key))
             if case:
                 break

@@ -23,7 +23,7 @@ from crash.memdisk import MemRecordingDisk
 from crash.simdisk import Operation
 from crash.workloads import Base, Workload, copy_of, in_log_order
 from messagestore import CorruptionError, MessageStore, StoreConfig, StoreError, StorePoisonedError
-from messagestore.files.mapped_file import File
+from messagestore.files.disk import File
 
 FAULTS = {
     "EIO": errno.EIO,
@@ -118,11 +118,13 @@ def run_failing(
     After `StorePoisonedError`, nothing may work until the store is opened again.
     """
     typed = (StoreError, OSError, MemoryError) if disk.fault == "MemoryError" else (StoreError, OSError)
+
     try:
         store = MessageStore.open(root, config, disk=disk)
     except typed as error:
         refuse_corruption(error)
         return "not opened"
+
     for step in steps:
         for _ in range(tries):
             try:
@@ -135,6 +137,7 @@ def run_failing(
                 return "poisoned"
             except typed as error:
                 refuse_corruption(error)
+
     try:
         do_step(store, ("close",), promise, config)
     except typed:

@@ -32,7 +32,7 @@ from crash.power_cut import SECTOR_SIZE, Folder
 from crash.simdisk import Killed
 from crash.workloads import batch, put
 from messagestore import MessageStore, StoreConfig, StoreError, StorePoisonedError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 TINY = SMALL.replace(
     mapped_file_size_commit_log=8 * 1024, mapped_file_size_consume_queue=20 * 4, max_hash_slot_num=8, max_index_num=12
@@ -295,6 +295,7 @@ def damages(samples: dict[str, Sample]) -> Iterator[Case]:
     for name in ("large", "large puts", "large, killed", "batches"):
         sample = samples[name]
         tree = _tree(sample)
+
         for path, start, end in used_ranges(sample):
             for at in range(start - start % SECTOR_SIZE, end, SECTOR_SIZE):
                 if tree[path][at : at + SECTOR_SIZE].strip(b"\0"):
@@ -302,6 +303,7 @@ def damages(samples: dict[str, Sample]) -> Iterator[Case]:
             for size in sorted({0, 1, end // 2, max(0, len(tree[path]) - 1), len(tree[path]) + 1}):
                 yield "damage", f"{name}:{alias(path)}:length {size}", sample, partial(_resize, path, size), path, False
             yield "damage", f"{name}:{alias(path)}:missing", sample, partial(_remove, path), path, _is_derived(path)
+
         logs = [path for path in tree if path.startswith("commitlog/")]
         for path, other in itertools.product(logs, logs):
             if path < other:
@@ -313,9 +315,11 @@ def damages(samples: dict[str, Sample]) -> Iterator[Case]:
                     path,
                     False,
                 )
+
         for path in logs:
             yield "damage", f"{name}:{alias(path)}:pages", sample, partial(_swap_pages, path), path, False
             yield "damage", f"{name}:{alias(path)}:copied", sample, partial(_copy_segment, samples, path), path, False
+
         for folder in ("consumequeue", "index", "commitlog"):
             yield "damage", f"{name}:{folder}:missing", sample, partial(_remove, folder), folder, folder != "commitlog"
             for extra, data in (("foo", b""), ("foo", b"x"), ("00000000000000999999", b"x")):
@@ -376,6 +380,7 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     with scratch_folder() as folder, quiet_threads():
         root = folder / "store"
         samples = make_samples(root)
+
         for number, (kind, key, sample, damage, path, derived) in enumerate(
             itertools.chain(damages(samples), flips(samples, quick and not case))
         ):
@@ -383,12 +388,14 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
                 continue
             if not quick and time.monotonic() > until_s:
                 break
+
             turn = number // part[1] % 7
             ways = "vrw" if case or not quick or kind == "damage" else "vr" if turn == 1 else "vw" if turn == 5 else "v"
             try:
                 _, verdict = look(sample, root, damage, path, ways, derived=derived)
             except (AssertionError, ArithmeticError, LookupError, ValueError, MemoryError, TypeError) as error:
                 verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+
             counts.take(kind, verdict, key, again("flips", seed, key))
             if case:
                 break

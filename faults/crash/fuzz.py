@@ -22,9 +22,10 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -36,27 +37,29 @@ from crash.faults import quiet_threads
 from crash.flips import TINY, Sample, _tree, make_samples
 from crash.group_settings import GROUP_SETTINGS
 from crash.harness import SMALL, batch_columns, die, scratch_folder
+from crash.hostile_files import HOSTILE_FILES
 from crash.judge import Verdict, read_queue
 from crash.kernels import sanitized
 from crash.memdisk import MemDisk
 from crash.renumbered import CASES as RENUMBERED
+from crash.sessions import CASES as SESSIONS
 from crash.strangers import CASES as STRANGERS
 from messagestore import Message, MessageBatch, MessageIllegalError, MessageStore, StoreError
+from messagestore.batches.staging import StagedChunks, StagingWriter
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files import index_check
 from messagestore.files.checkpoint import StoreCheckpoint
+from messagestore.files.disk import FilePool
 from messagestore.files.index_file import IndexService
-from messagestore.files.mapped_file import FilePool
 from messagestore.files.state import State
 from messagestore.files.topics import Topics
 from messagestore.format import record, record_columns
 from messagestore.format.batch_record import parse as parse_batch
 from messagestore.format.record_scan import scan
+from messagestore.inspect.verify import verify
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.store_files import Identity
-from messagestore.verify.verify import verify
-from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
 
 QUICK_COUNT = 100_000
 KERNEL = "the kernel with sanitizers"
@@ -74,6 +77,7 @@ def mutated(data: bytes, chance: random.Random, most_edits: int = MOST_EDITS) ->
     for _ in range(min(most_edits, chance.choice((1, 1, 1, 2, 3, MOST_EDITS)))):
         size = len(changed)
         at = chance.randrange(size) if size else 0
+
         match chance.randrange(8):
             case 0 | 1 if size:
                 changed[at] ^= 1 << chance.randrange(8)
@@ -94,6 +98,7 @@ def mutated(data: bytes, chance: random.Random, most_edits: int = MOST_EDITS) ->
                 changed[at : at + 20] = chance.randbytes(chance.choice((0, 1, 20)))
             case _:
                 changed[at : at + 64] = bytes(chance.choice((0, 64)))
+
     return bytes(changed)
 
 
@@ -117,11 +122,6 @@ class Target:
         self.name, self.seeds, self.read, self.weight = name, seeds, read, weight
 
 
-_JOURNAL_1 = (
-    b'{"formatVersion":1,"covered":2,"checkpointCrc":7,"apps":{"app-1":[[0,"spark","q",0,900,2,"00000000000000ff"]]}}'
-)
-
-
 def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
     trees = [_tree(samples[name]) for name in ("batches", "killed", "puts")]
 
@@ -137,8 +137,7 @@ def targets(samples: dict[str, Sample], folder: Path) -> list[Target]:
         Target("segments", logs, _read_segment, 10),
         Target("BATCH records", batches, _read_batch, 10),
         Target("state slots", [d[i : i + 80] for d in of("spark/state") for i in (0, 512)], State.from_bytes, 10),
-        Target("journals", of("spark/journal"), BatchJournal.from_bytes, 8),
-        Target("journals of format 1", [_JOURNAL_1], BatchJournal.from_json, 2),
+        Target("journals", of("spark/journal"), BatchJournal.from_bytes, 10),
         Target("checkpoints", of("checkpoint"), partial(_read_small, memory, "checkpoint", _read_checkpoint), 4),
         Target(
             "store.json", of("spark/store.json"), partial(_read_small, memory, "spark/store.json", _read_identity), 6
@@ -218,19 +217,20 @@ def staged_bytes(folder: Path) -> bytes:
             record_columns.encode(batch_columns("app-1", 0, 5), limits=SMALL, store_host=host, born_host=host)
         )
         staged = writing.finish()
-    data = Path(staged.path).read_bytes()
-    os.unlink(staged.path)
-    staged_of["crc"] = staged.crc
+    path = folder / staged.name
+    data = path.read_bytes()
+    path.unlink()
+    staged_of["file"] = staged
     return data
 
 
 def _read_staged(folder: Path, data: bytes) -> None:
     """Read a staging file that is not what its task wrote: CRCs show that, for small files and for large ones."""
-    path = folder / "fuzz.staged"
-    path.write_bytes(data)
+    staged = replace(staged_of["file"], size=len(data))
+    (folder / staged.name).write_bytes(data)
     for kept in (0, 1 << 20):
-        with mock.patch("messagestore.write.staging._KEPT_SIZE", kept):
-            chunks = StagedChunks([StagedFile(str(path), len(data), staged_of["crc"], 5)])
+        with mock.patch("messagestore.batches.staging._KEPT_SIZE", kept):
+            chunks = StagedChunks(str(folder), [staged])
             for index in range(len(chunks)):
                 rows = chunks.read(index, with_data=True)
                 found = b"".join(record_columns.stamped(rows.at(0, 0)))
@@ -250,7 +250,7 @@ def _damaged_staging(folder: Path) -> None:
             _read_staged(folder, bytes(flipped))
 
 
-staged_of: dict[str, int] = {}
+staged_of: dict[str, Any] = {}
 
 
 # ---- whole stores
@@ -313,7 +313,7 @@ def _topics_of_a_broker(folder: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         store.put_message(Message("plain", b"x"))
         for topic in TOPICS_OF_A_BROKER:
-            columns = batch_columns("app-1", 0, 5)
+            columns = batch_columns.__wrapped__("app-1", 0, 5)  # its own: those that are kept are everybody's
             columns.topic = topic
             ways: dict[str, Callable[[], object]] = {
                 "a put": partial(store.put_message, Message(topic, b"x")),
@@ -406,10 +406,12 @@ NAMED = {
     "a decompression bomb": _bombs,
     "damaged staging files": _damaged_staging,
     **STRANGERS,
+    **SESSIONS,
     **CLOCKS,
     **RENUMBERED,
     **LEFT_BY_BROKERS,
     **GROUP_SETTINGS,
+    **HOSTILE_FILES,
 }
 
 
@@ -425,19 +427,25 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     with scratch_folder() as folder, quiet_threads():
         ground = Ground(seed, targets(make_samples(folder / "store"), folder), make_samples(folder / "whole"), folder)
         _read_staged(folder, ground.chosen[-1].seeds[0])
+
         begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
         if case and case not in NAMED and case != KERNEL:
             number, _, words = case.partition(";")
             _one(ground, int(number), counts, int(words.removeprefix("edits")) if words else None)
+
         for number in itertools.count(part[0], part[1]):
             if case or (number >= QUICK_COUNT if quick else time.monotonic() > until_s):
                 break
             _one(ground, number, counts)
+
         if not case and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin > _MEMORY >> 10:
             counts.fail("more than 256 MiB of memory were used", again("fuzz", seed, ""))
+
         if part[0] == part[1] - 1 and case in ("", KERNEL):
             count = _KERNEL_COUNT if quick else _KERNEL_COUNT * 20
             counts.add(sanitized(folder, seed, count, again("fuzz", seed, KERNEL)))
+
         for number, (name, look) in enumerate(NAMED.items()):
             if name == case if case else number % part[1] == part[0]:
                 _named(name, look, Path(tempfile.mkdtemp(dir=folder)), counts, seed)
@@ -457,6 +465,7 @@ class Ground:
         """Read one input; return who read it, and what is wrong."""
         chance, verdict, name = random.Random(f"{self.seed} {number}"), Verdict(), "whole store"
         began_s = time.perf_counter()
+
         try:
             if number % 200 == 0:
                 sample = self.samples[chance.choice(("batches", "killed", "puts"))]
@@ -473,6 +482,7 @@ class Ground:
             pass
         except Exception as error:  # noqa: BLE001 - whatever else comes is what is looked for
             verdict.misread.append(f"{type(error).__name__}: {error}")
+
         took_s = time.perf_counter() - began_s
         if took_s > _SLOW_S:
             verdict.misread.append(f"took {took_s:.1f} s")

@@ -21,7 +21,7 @@ from crash.workloads import Bases
 from messagestore import CorruptionError, MessageStore, StoreError
 from messagestore.files.broker_name import read_broker_name
 from messagestore.files.config_file import parsed, written
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.subscription_groups import SubscriptionGroups
 
 _NAME = "subscriptionGroup.json"
@@ -44,6 +44,7 @@ def killed(folder: Path) -> None:
         store.create_group("other", retry_max_times=1)
         store.create_group("mine", retry_max_times=2)
     die(root)
+
     first, last = {"mine": 2, "other": 1}, {"mine": 3, "other": 1}
     recording = MemRecordingDisk(root, disk.content())
     with MessageStore.open(root, SMALL, disk=recording) as store:
@@ -51,18 +52,21 @@ def killed(folder: Path) -> None:
         store.alter_group("mine", retry_max_times=3)
         end = recording.position
         die(root)
+
     found = [0, 0]
     for words, after, power, cut in _deaths(recording, root, begin, end):
         now = settings(after, root)
         assert now in (first, last), f"{words}: {now}"
         assert now == last or cut < end, f"{words}: was altered, and is not"
         found[now == last] += 1
+
         with another_boot() if power else contextlib.nullcontext():
             try:
                 with MessageStore.open(root, SMALL, disk=after) as store:
                     store.alter_group("mine", retry_max_times=4)
             finally:
                 die(root)
+
         assert settings(after, root) == {"mine": 4, "other": 1}, words
         faults = checker.check(after.tree()).faults
         assert not faults, f"{words}: {faults[:3]}"
@@ -87,22 +91,26 @@ def named(folder: Path) -> None:
     disk = MemDisk(root, Bases(root)["filled"].content)
     with MessageStore.open(root, SMALL.replace(broker_name="broker-a"), disk=disk):
         pass
+
     recording = MemRecordingDisk(root, disk.content())
     with MessageStore.open(root, SMALL.replace(broker_name="broker-b"), disk=recording):
         end = recording.position
         die(root)
+
     found = {"broker-a": 0, "broker-b": 0}
     for words, after, power, cut in _deaths(recording, root, 0, end):
         name = _broker_name(after, root)
         assert name in found, f"{words}: {name!r}"
         assert name == "broker-b" or cut < end, f"{words}: was renamed, and is not"
         found[name] += 1
+
         with another_boot() if power else contextlib.nullcontext():
             try:
                 with MessageStore.open(root, SMALL, disk=after):
                     pass
             finally:
                 die(root)
+
         assert _broker_name(after, root) == name, words
         faults = checker.check(after.tree()).faults
         assert not faults, f"{words}: {faults[:3]}"
@@ -118,24 +126,29 @@ def damaged(folder: Path) -> None:
     chance, root = random.Random(7), folder / "store"
     with MessageStore.open(root, SMALL) as store:
         store.create_group("boards", retry_max_times=3)
+
         path = root / "config" / _NAME
         fields = parsed(path.read_text())
         fields["subscriptionGroupTable"]["boards"] |= _KEPT
         whole = written(fields | {"forbiddenTable": {"boards": {"t": 2}}}).encode()
         path.write_bytes(whole)
+
         store.alter_group("boards", retry_max_times=4)
         after = parsed(path.read_text())
         assert after["forbiddenTable"] == {"boards": {"t": 2}}, "what a group may not read is gone"
         assert after["subscriptionGroupTable"]["boards"].items() >= _KEPT.items(), "settings of RocketMQ's are gone"
+
         for number in range(_DAMAGES):
             path.with_name(_NAME + ".bak").unlink(missing_ok=True)
             if number % 2:
                 path.with_name(_NAME + ".bak").write_bytes(whole)
+
             data = bytearray(whole)
             for _ in range(chance.randint(1, 4)):
                 data[chance.randrange(len(data))] = chance.randrange(256)
             del data[chance.choice([len(data), chance.randrange(len(data))]) :]
             path.write_bytes(data)
+
             with contextlib.suppress(StoreError):
                 store.alter_group("boards", retry_max_times=5)
             if path.read_bytes() != data:
@@ -160,17 +173,21 @@ def lost(folder: Path) -> None:
     with MessageStore.open(root, SMALL) as store:
         store.create_topic("t")
         store.create_group("boards")
+
         before = {path.name: path.read_bytes() for path in (root / "config").iterdir()}
         (root / "lock").rename(root / "old")
+
         changes: tuple[Callable[[], Any], ...] = (
             lambda: store.alter_group("boards", retry_max_times=1),
             lambda: store.create_group("others"),
             lambda: store.create_topic("others"),
             lambda: store.alter_topic("t", write_queue_nums=1),
         )
+
         for change in changes:
             with contextlib.suppress(StoreError):
                 change()
+
         after = {path.name: path.read_bytes() for path in (root / "config").iterdir()}
         (root / "old").rename(root / "lock")
     assert after == before, "a session without the lock changed a file that a broker keeps"

@@ -216,9 +216,11 @@ class Judge:
         places = {"open": self._open(store), "committed": self._bodies(store, TOPIC)}
         places["discarded"] = self._bodies(store, DISCARDED)
         prepared = self.told.until(self.death.cut, "prepared")
+
         for body in self.told.ids:
             where = [place for place, bodies in places.items() for found in bodies if found == body]
             wanted = {COMMIT: "committed", ROLLBACK: "", UNKNOW: "discarded"}[plan(body)]
+
             if len(where) > 1:
                 self.verdict.duplicated.append(f"{body!r} is {' and '.join(where)}")
             elif where and where[0] not in ("open", wanted):
@@ -263,7 +265,11 @@ class Judge:
         for body in self.told.until(self.death.cut, "prepared") if self.death.durable else ():
             if plan(body) is COMMIT and not committed[body]:
                 self.verdict.lost.append(f"{body!r} is not committed")
-        ends = Counter(at for body in self._bodies(store, OP) for at in body.split(b",") if at)
+        ops = self._bodies(store, OP)
+        self.verdict.misread += [
+            f"op message {op!r}: brokers before 5.1 cannot read it" for op in ops if not op.isdigit()
+        ]
+        ends = Counter(ops)
         self.verdict.duplicated += [
             f"half message {at!r} ended {count} times" for at, count in ends.items() if count > 1
         ]

@@ -40,11 +40,11 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore import session as attached_store
-from messagestore.files.mapped_file import Disk
+from messagestore.batches.append import Chunks, append_batch
+from messagestore.batches.staging import StagedChunks, StagingWriter
+from messagestore.files.disk import Disk
 from messagestore.format.record_columns import Rows, encode
-from messagestore.verify.verify import verify
-from messagestore.write.staging import StagedChunks, StagingWriter
-from messagestore.write.transaction import Chunks, append_batch
+from messagestore.inspect.verify import verify
 from small import SMALL as SIZES
 
 APP = "app-1"
@@ -112,6 +112,7 @@ def batch_columns(app: str, version: int, row_count: int, queues: int = 3) -> Me
     if app.startswith(hostile.APP):
         texts = hostile.columns([97 * version + int(i) for i in rows])
         texts["keys"] = pa.array([[f"k{version}-{i}", *own] for i, own in enumerate(texts["keys"].to_pylist())])
+
     table = pa.record_batch(
         {
             "body": pa.array([payload(app, version, int(i)) for i in rows], pa.binary()),
@@ -120,6 +121,13 @@ def batch_columns(app: str, version: int, row_count: int, queues: int = 3) -> Me
         }
     )
     return MessageColumns.from_arrow(table, topic=f"topic-{app}")
+
+
+def _dies_without_finalizers(store: MessageStore) -> None:
+    """Do what the end of a killed process does for a store that it had open: nothing."""
+
+
+MessageStore.__del__ = _dies_without_finalizers  # type: ignore[method-assign]
 
 
 def run_steps(root: Path, steps: Iterable[Step], disk: Disk, promise: Promise, config: StoreConfig = SMALL) -> None:
@@ -294,7 +302,7 @@ def commit_staged(
                 staged.append(writing.finish())
         request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
         with store._attached.writing(f"batch {version} of {app}") as locked:
-            return append_batch(locked, StagedChunks(staged), request)
+            return append_batch(locked, StagedChunks(folder, staged), request)
 
 
 def die(root: Path) -> None:
@@ -324,9 +332,11 @@ def all_messages(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
     for topic, queue_ids in store.topics().items():
         if topic.startswith("rmq_sys"):
             continue
+
         for queue_id in queue_ids:
             bodies: list[bytes] = []
             offset = 0
+
             while True:
                 result = store.get_message(topic, queue_id, offset, 100)
                 if result.status is not GetMessageStatus.FOUND:
@@ -334,6 +344,7 @@ def all_messages(store: MessageStore) -> dict[tuple[str, int], list[bytes]]:
                 assert [m.queue_offset for m in result.messages] == list(range(offset, offset + len(result.messages)))
                 bodies += [m.body for m in result.messages]
                 offset = result.next_begin_offset
+
             found[(topic, queue_id)] = bodies
     return found
 
@@ -343,16 +354,19 @@ def check_content(store: MessageStore, promise: Promise, *, all_batches: bool = 
     queues = all_messages(store)
     bodies = [body for found in queues.values() for body in found]
     assert max(Counter(bodies).values(), default=1) == 1, "a message is there twice"
+
     texts = {body.decode(hostile.ENCODING) for body in bodies}
     puts = {text for text in texts if text.startswith("put/")}
     assert set(promise.puts) <= puts, f"lost puts: {sorted(set(promise.puts) - puts)[:5]}"
     assert puts <= set(promise.maybe_puts), f"puts nobody made: {sorted(puts - set(promise.maybe_puts))[:5]}"
+
     wanted = promise.maybe_batches if all_batches else promise.batches
     for key, row_count in promise.rows.items():
         rows = {payload(*key, row) for row in range(row_count)}
         count = len(rows & set(bodies))
         assert count in (0, row_count), f"batch {key}: {count} of {row_count} rows"
         assert count == row_count or key not in wanted or row_count == 0, f"batch {key} is lost"
+
     for key, found in queues.items():
         order = [tuple(int(n) for n in body.split(b"/")[1:3]) for body in found if not body.startswith(b"put/")]
         assert order == sorted(order), f"{key}: out of order"
@@ -372,19 +386,23 @@ def check_store(root: Path, promise: Promise, config: StoreConfig = SMALL) -> No
     """Open as the next process, check, replay, check, close, verify, then open and close again without a change."""
     with MessageStore.open(root, config) as store:
         check_content(store, promise)
+
         for app, version in sorted(promise.rows):
             flush = ASYNC_FLUSH if (app, version) not in promise.batches else SYNC_FLUSH
             request = BatchRequest(app_id=app, version=version, version_source="spark", flush_disk_type=flush)
             store.append_batch(batch_columns(app, version, promise.rows[(app, version)]), request)
         check_content(store, promise, all_batches=True)
+
         for version_rows in promise.rows.items():
             (app, version), row_count = version_rows
             if row_count:
                 hits = store.query_message(f"topic-{app}", f"k{version}-{row_count - 1}")
                 assert payload(app, version, row_count - 1) in [m.body for m in hits], "a key is not found"
+
     assert not (root / "abort").exists()
     report = verify(root)
     assert report.ok, report.findings[:3]
+
     before = tree_hash(root)
     with MessageStore.open(root, config) as store:
         pass

@@ -95,11 +95,14 @@ class Death:
         story, disk = self.story, self.story.run.disk
         promise, config = story.run.promised(self.cut), story.workload.config
         flushed = flushed_end(disk, self.cut)
+
         if self.image is not None:
             return Crash(self.image.folder, promise, story.steps, config, flushed_end=flushed)
+
         content, left = disk.image(self.cut, "all").folder, (disk, self.cut, story.run.promised(self.cut))
         if self.half:
             content = with_half_write(disk, self.cut, content, root)
+
         return Crash(
             content,
             killed(promise),
@@ -315,19 +318,28 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
     In deep mode, run random images for the given seconds.
     """
     counts, until_s = Counts(), time.monotonic() + seconds
+    from crash import backups  # which uses this module
+
     key, *words = case.split(";")
     with scratch_folder() as folder, quiet_threads():
+        if quick or case.startswith(backups.KEY):
+            counts.add(backups.run(folder / "backups", seed, part, case if case.startswith(backups.KEY) else ""))
+        if case.startswith(backups.KEY):
+            return counts
         root = folder / "store"
+
         bases = Bases(root)
         stories = {name: Story.of(name, bases) for name in WORKLOADS}
         for number, found in enumerate(cases(stories, seed, part, key, each=quick)):
             if number * part[1] >= QUICK_COUNT if quick else time.monotonic() > until_s:
                 break
+
             one = found.with_words(words)
             label, verdict = one.judged(root)
             if not verdict.ok and not words and len(counts.failures) < SHRUNK_FAILURES:
                 one = one.shrunk(root)
                 label, verdict = one.judged(root)
+
             counts.take("crash images", verdict, f"{one}: {label}", again_command("images", seed, str(one)))
             if case:
                 break

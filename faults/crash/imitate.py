@@ -23,12 +23,12 @@ from crash.harness import APP, SMALL, all_messages, batch_columns
 from crash.simdisk import KillDisk, Operation
 from messagestore import SYNC_FLUSH, BatchRequest, BatchResult, Message, MessageStore, PutMessageResult, StoreConfig
 from messagestore import session as attached_store
+from messagestore.batches.append import Chunks, append_batch
 from messagestore.files import state
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format import record_columns
 from messagestore.session import AttachedStore
-from messagestore.write.log_writer import LogWriter
-from messagestore.write.transaction import Chunks, append_batch
+from messagestore.writer.log_writer import LogWriter
 
 BROKER_PID = "4711"
 
@@ -48,15 +48,18 @@ def record_at(root: Path, physical_offset: int) -> bytes | None:
             break
     else:
         return None
+
     total, magic = struct.unpack_from(">iI", data.ljust(8, b"\0"))
     if magic == reference.BLANK and total == len(data):
         return data
     if magic not in (reference.V1, reference.V2) or not 91 <= total <= len(data) - 8:
         return None
+
     try:
         found = reference.decode(data[:total])
     except (struct.error, UnicodeDecodeError, AssertionError):
         return None
+
     if found["physical_offset"] != physical_offset or (
         found["body"] and reference.body_crc(found["body"]) != found["body_crc"]
     ):
@@ -160,18 +163,22 @@ class Broker:
         half = sys_flag & 0xC in (0x4, 0xC)
         number = 0 if half else self.next.get((topic, queue_id), 0)
         fields["sys_flag"] = sys_flag
+
         data = self.encoded(topic, body, queue_id, number, store_ms, **fields)
+
         size = self.config.mapped_file_size_commit_log
         left = size - self.end % size
         if len(data) + 8 > left:
             overwrite(self.root, self.end, struct.pack(">iI", left, reference.BLANK))
             self.end += left
             data = self.encoded(topic, body, queue_id, number, store_ms, **fields)
+
         path = self.root / "commitlog" / f"{self.end // size * size:020d}"
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(bytes(size))
         overwrite(self.root, self.end, data)
+
         if not half:
             if unit:
                 self.unit(topic, queue_id, number, self.end, len(data))
@@ -196,6 +203,7 @@ class Broker:
         times = {record["physical_offset"]: record["store_timestamp_ms"] for record in reversed(found)}
         starts = [int(path.name) for path in segments(self.root)]
         start = max((at for at in starts if 0 < times.get(at, 0) <= checkpoint_ms), default=0)
+
         there = {
             (path.parent.name, int(path.name)): units(self.root, path.parent.name, int(path.name))
             for path in (self.root / "consumequeue").glob("*/*")
@@ -205,11 +213,13 @@ class Broker:
             number, at = record["queue_offset"], record["physical_offset"]
             if record["sys_flag"] & 0xC in (0x4, 0xC) or at < start or (known and at <= known[-1][0]):
                 continue
+
             if number and number < len(known):
                 continue
             tags = reference.java_hash(record["all_properties"].get("TAGS", ""))
             self.unit(record["topic"], record["queue_id"], len(known), at, record["size"], tags)
             known.append((at, record["size"], tags))
+
         self.next = {key: len(known) for key, known in there.items()}
 
     def encoded(

@@ -37,8 +37,8 @@ from crash.judge import Crash, Verdict, judge, killed
 from crash.memdisk import MemRecordingDisk
 from crash.workloads import ASYNC, Base, copy_of
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, Message, MessageStore, StoreConfig, StoreError
-from messagestore.files.mapped_file import Disk
-from messagestore.write.flush import FlushService
+from messagestore.files.disk import Disk
+from messagestore.writer.flush import FlushService
 
 PACKAGE = os.path.dirname(os.path.realpath(messagestore.__file__))
 ERRORS: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit, MemoryError)

@@ -33,10 +33,10 @@ from messagestore import (
     StoreConfig,
     StoreError,
 )
+from messagestore.batches.append import APPENDED, KNOWN
 from messagestore.files.state import State, StateFile
+from messagestore.inspect.verify import verify
 from messagestore.recovery.report import RecoveryReport
-from messagestore.verify.verify import verify
-from messagestore.write.transaction import APPENDED, KNOWN
 
 
 @dataclass
@@ -118,9 +118,11 @@ def judge(crash: Crash, root: Path, *, thorough: bool = False, briefly: bool = F
 def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, thorough: bool) -> None:
     if not crash.power_cut and "spark/state" in disk.tree():
         note_faults(verdict, checker.check(disk.tree(), settled=False), "before recovery")
+
     seen = _reader(crash, root, disk, verdict) if thorough and "commitlog/" in disk.tree() else None
     config = crash.config
     before, state = disk.tree(), _idle_state(disk, root)
+
     with MessageStore.open(root, config, disk=disk) as store:
         if state is not None and store.report is not None:
             _nothing_was_in_flight(state, store.report, before, disk, verdict)
@@ -130,6 +132,7 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
         note_faults(verdict, found, "after recovery")
         note_content(verdict, found.bodies, found.queues, crash.promise, crash.steps)
         _note_texts(store, crash, verdict)
+
         if seen is not None:
             _note_reader(seen, found, crash.promise, verdict)
         if thorough:
@@ -138,10 +141,12 @@ def _next_processes(crash: Crash, root: Path, disk: MemDisk, verdict: Verdict, t
             found = checker.check(disk.tree())
             note_faults(verdict, found, "after replay")
             note_content(verdict, found.bodies, found.queues, crash.promise, (), everything=True)
+
     closed = disk.tree()
     note_faults(verdict, checker.check(closed), "after close")
     if "abort" in closed:
         verdict.misread.append("abort is there after close")
+
     if thorough:
         report = verify(root, disk=disk)
         if not report.ok:
@@ -303,11 +308,13 @@ def note_content(
     The result says how much is there.
     """
     verdict.duplicated += [repr(body) for body, count in Counter(bodies).items() if count > 1]
+
     there = set(bodies)
     texts = {body.decode(hostile.ENCODING) for body in there if body.startswith(b"put/")}
     gone = {body.decode(hostile.ENCODING) for body in promise.expired}
     verdict.lost += sorted(text[:40] for text in set(promise.puts) - texts - gone)
     verdict.misread += sorted(f"{text[:40]}, that nobody put" for text in texts - set(promise.maybe_puts))
+
     wanted = promise.maybe_batches if everything else promise.batches
     for (app, version), row_count in promise.rows.items():
         rows = {payload(app, version, row) for row in range(row_count)} - promise.expired
@@ -316,10 +323,12 @@ def note_content(
             verdict.misread.append(f"batch {(app, version)}: {count} of {row_count} rows")
         elif count < len(rows) and (app, version) in wanted:
             verdict.lost.append(f"batch {(app, version)}")
+
     for key, found in queues.items():
         order = [tuple(int(n) for n in body.split(b"/")[1:3]) for body in found if not body.startswith(b"put/")]
         if order != sorted(order):
             verdict.misread.append(f"{key}: out of order")
+
     kept, faults = prefix_faults(there, steps, promise.expired)
     verdict.misread += faults
     return kept

@@ -24,7 +24,6 @@ from messagestore.errors import MessageIllegalError
 from messagestore.format import kernel, record_encode
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
-from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.message import NO_PROPERTIES, Message
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
 from messagestore.format.properties import RESERVED_PROPERTIES
@@ -32,7 +31,6 @@ from messagestore.format.record_columns import stamp_rows
 from messagestore.format.record_encode import encode, encode_one, stamp_one
 from messagestore.format.rows import Rows
 
-DIGESTS = (DIGEST_NAME, EARLIER_DIGEST_NAME)
 HOSTS = ["10.1.2.3:10911", "[2001:db8::2]:10911"]
 _NUMBERS = (0, 1, -1, 7, 8, 88, 91, 2**15, 2**31 - 1, -(2**31), 2**31, 2**32, 2**62, 2**63 - 1, -(2**63), -8)
 
@@ -49,11 +47,13 @@ def outcome(columns: MessageColumns, lib: Any, **options: Any) -> Any:
         broker_cluster_name=options.get("cluster", "DefaultCluster"),
     )
     hosts = {"store_host": pack_host(options["store"]), "born_host": pack_host(options["born"])}
+
     with mock.patch.object(kernel, "lib", lib):
         try:
-            rows = encode(columns, limits=limits, first_row=100, digests=DIGESTS, **hosts)
+            rows = encode(columns, limits=limits, first_row=100, **hosts)
         except MessageIllegalError as error:
             return str(error), error.row, error.field
+
         bare = rows.data.tobytes()
         if rows.row_count:
             rows = rows.numbered({(run.topic, run.queue_id): 7 for run in rows.runs()}).at(1 << 40, 1795170401381)
@@ -164,13 +164,16 @@ class Hostile:
         bodies = [chance.randbytes(chance.choice((0, 1, 15, 16, 17, 63, 64, 65, 100, 300))) for _ in range(n)]
         if n and not self.legal and chance.random() < 0.1:
             bodies[chance.randrange(n)] = chance.choice([None, bytes(301)])
+
         names = ["T", "%RETRY%" + "t" * 150, "other-topic"]
         if not self.legal and chance.random() < 0.1:
             names.append(chance.choice(["", "a b", "x" * 128, None, "rmq_sys_spark_sink", "TBW102"]))
         topics = pa.array([chance.choice(names) for _ in range(n)], pa.string())
+
         queues = np.array([chance.randrange(chance.choice((1, 4))) for _ in range(n)], np.int32)
         if n and not self.legal and chance.random() < 0.1:
             queues[chance.randrange(n)] = chance.choice([-1, 65536, 2**31 - 1, -(2**31)])
+
         optional = {
             "keys": self.keys,
             "properties": self.properties,
@@ -184,6 +187,7 @@ class Hostile:
                 "unique_key": self.array([self.text(null=0.3) for _ in range(n)]),
             },
         }
+
         return MessageColumns(
             topic=chance.choice([topics, topics.dictionary_encode(), "T"]),
             queue_id=queues,
@@ -232,6 +236,7 @@ def _odd(chance: random.Random, value: Any) -> Any:
         ("a",),
         {"a": "b"},
     ]
+
     return chance.choice(wild) if chance.random() < 0.03 else value
 
 
@@ -325,8 +330,10 @@ def abuse_ranges(lib: kernel.Kernel, chance: random.Random) -> None:
     starts, ends = _numbers(chance, n, size), _numbers(chance, n, size)
     if chance.random() < 0.6:
         starts, ends = np.minimum(starts, ends), np.maximum(starts, ends)
+
     out = np.empty(max(0, n + chance.choice((0, 0, 0, 1, -1))), np.uint32)
     before = np.zeros(chance.choice((1, n, n + 1)), np.int32)
+
     match chance.randrange(4):
         case 0:
             lib.crcs_of_ranges(data, starts, ends, out)
@@ -349,15 +356,15 @@ def abuse_stamp(lib: kernel.Kernel, chance: random.Random) -> None:
 
 
 _FIRST_FIELDS = 20
-"""Where the fields of the digests are in a batch; the tuples before them are columns."""
+"""Where the fields of the digest are in a batch; the tuples before them are columns."""
 
 
 def abuse_encode(lib: kernel.Kernel, chance: random.Random) -> None:
     n = chance.choice((0, 1, 2, 9))
     columns = Hostile(chance, n, legal=chance.random() < 0.7).columns()
     host = pack_host(chance.choice(HOSTS))
-    digests = chance.choice((DIGESTS, DIGESTS[:1], DIGESTS[1:], ()))
-    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(stamp_cluster=n > 1), host, host, digests))
+    with_digest = chance.random() < 0.7
+    batch = list(record_encode._batch(ColumnTexts(columns), StoreConfig(stamp_cluster=n > 1), host, host, with_digest))
     for i, value in enumerate(batch):
         if isinstance(value, tuple) and i < _FIRST_FIELDS:
             batch[i] = (*map(_alone, value[:3]), *value[3:])
@@ -438,9 +445,11 @@ def _cut(value: Any, chance: random.Random) -> Any:
 def abuse_index(lib: kernel.Kernel, chance: random.Random) -> None:
     n, slot_count = chance.choice((0, 1, 2, 40)), chance.choice((1, 7, 1013, 1014, 1015, 5000))
     hashes = _numbers(chance, n, 2**31 - 1, np.int32)
+
     pages = (slot_count - 1 + 10) // 1024 + 1
     bases = np.arange(pages) * 1024 - 10
     slots = np.array([_number(chance, 50) % 2**32 for _ in range(slot_count)], np.uint64).astype(">u4")
+
     for _ in range(chance.choice((0, 0, 1, 2))):
         match chance.randrange(5):
             case 0:
@@ -453,16 +462,20 @@ def abuse_index(lib: kernel.Kernel, chance: random.Random) -> None:
                 pages = max(0, pages + chance.choice((1, -1)))
             case _:
                 bases = bases[:-1].copy()
+
     lib.index_pages(hashes, slot_count, np.zeros(pages, np.bool_))
     first = chance.choice((0, n // 2, _number(chance, n)))
     entries = np.empty(20 * max(0, n - n // 2 + chance.choice((0, 0, 1, -1))), np.uint8)
     places, times = _numbers(chance, n, 2**40), _numbers(chance, chance.choice((n, 1)), 2**40)
+
     number, begin_ms = chance.choice((1, 5, 45, _number(chance, 2**31))), _number(chance, 2**40)
+
     chosen, of_pages = None, bases
     if chance.random() < 0.5:
         of_pages = chance.choice((None, bases))
         chosen = np.unique(_numbers(chance, n, 5000, np.int32)) if chance.random() < 0.3 else np.unique(hashes % 5000)
         slots = slots[: max(0, len(chosen) + chance.choice((0, 0, 0, 1, -1)))].copy()
+
     lib.index_put(hashes, first, places, times, slot_count, number, begin_ms, of_pages, chosen, slots, entries)
 
 

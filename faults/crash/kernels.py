@@ -22,7 +22,7 @@ from crash.counts import Counts
 from crash.judge import Verdict
 from crash.planting import Ground, Planted
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format import kernel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +43,8 @@ def _compile() -> Any:
 
 
 compiling = _compile()
+_objects = tempfile.TemporaryDirectory()
+"""What this process has compiled: kernels with a planted bug differ from the others in one file."""
 
 
 def _preloaded() -> list[str]:
@@ -63,7 +65,9 @@ def sanitized(folder: Path, seed: int, count: int, command: str, sources: Path =
     if reason:
         counts.notes.append(f"the kernel was not built with sanitizers: {reason}")
         return counts
-    built = compiling.compiled(Path(folder, "_kernel.sanitized.so"), sources=sources, flags=_SANITIZERS)
+    built = compiling.compiled(
+        Path(folder, "_kernel.sanitized.so"), sources=sources, flags=_SANITIZERS, objects=Path(_objects.name)
+    )
     environment = {
         **os.environ,
         kernel.VARIABLE: str(built),
@@ -99,7 +103,8 @@ def planted(file: str, old: str, new: str) -> Planted:
             sources = Path(folder, "kernel")
             shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
             (sources / file).write_text((sources / file).read_text().replace(old, new))
-            lib = kernel.load(compiling.compiled(Path(folder, "_kernel.planted.so"), sources=sources))
+            target, objects = Path(folder, "_kernel.planted.so"), Path(_objects.name)
+            lib = kernel.load(compiling.compiled(target, sources=sources, objects=objects))
             with mock.patch.object(kernel, "lib", lib), mock.patch(f"{__name__}.SOURCES", sources):
                 yield
 

@@ -33,7 +33,7 @@ from crash.harness import (
 )
 from crash.judge import Verdict, note_content, note_faults, read_queue
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, MessageStore, PutMessageResult, StoreConfig, StoreError
-from messagestore.write.transaction import KNOWN
+from messagestore.batches.append import KNOWN
 
 QUICK_COUNT = 500
 KILLS_OF_A_STORE = 20
@@ -141,22 +141,26 @@ def _write_for_ever(
     with contextlib.suppress(BaseException):
         following = {app: max((v + 1 for a, v in rows if a == app), default=0) for app in _APPS}
         apps, counts = ((2, 3), (1, 7, 20)) if first >= hostile.FROM else ((0, 1), (1, 7, 40, 130))
+
         with MessageStore.open(root, config) as store:
             for number in range(first, first + 1000):
                 if chance.random() < 0.2:
                     _put_without_waiting(store, pipe, number)
                     continue
+
                 if chance.random() < 0.5:
                     os.write(pipe, _STEP.pack(_BEGUN, _PUT, number, 0))
                     if store.put_message(put_message(number, "single", number % 3)).committed:
                         os.write(pipe, _STEP.pack(_DONE, _PUT, number, 0))
                     continue
+
                 app = chance.choice(apps)
                 version, count = following[_APPS[app]], chance.choice(counts)
                 os.write(pipe, _STEP.pack(_BEGUN, app, version, count))
                 store.append_batch(batch_columns(_APPS[app], version, count), _request(_APPS[app], version, config))
                 os.write(pipe, _STEP.pack(_DONE, app, version, count))
                 following[_APPS[app]] += 1
+
         status = 0
     os._exit(status)
 

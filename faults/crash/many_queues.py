@@ -12,8 +12,8 @@ import pyarrow as pa
 from crash.judge import Verdict
 from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
 from messagestore.files.consume_queue import queue_directory
-from messagestore.files.mapped_file import Disk, File
-from messagestore.files.mapped_file_queue import file_name
+from messagestore.files.disk import Disk, File
+from messagestore.files.numbered_files import file_name
 
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=1 << 24,

@@ -1,7 +1,7 @@
 """A disk in memory, on which thousands of stores per minute are opened, killed and compared.
 
 `MemDisk`
-    Implements `mapped_file.Disk` over a tree in memory, made from what a power cut left (`power_cut.Folder`) or from a
+    Implements `disk.Disk` over a tree in memory, made from what a power cut left (`power_cut.Folder`) or from a
     real folder. Only the two lock files are real: they do not go through `Disk`, and lie in a folder at the same path.
 `MemKillDisk`, `MemRecordingDisk`
     The disks of `crash.simdisk` over such a tree.
@@ -22,7 +22,7 @@ from typing import Any
 from crash.power_cut import SECTOR_SIZE, FileContent, Folder, Replay
 from crash.simdisk import FailDisk, RecordingDisk
 from messagestore.errors import NotAStoreError
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 
 _FREE = 1 << 40
 _PAGE_SIZE = 4096
@@ -30,6 +30,13 @@ LOCK_FILES = ("lock", os.path.join("spark", "writer.lock"))
 
 Tree = dict[str, bytes]
 """Path below the root -> bytes; a folder ends with a slash and has none."""
+
+
+def as_content(data: bytes) -> tuple[int, dict[int, bytes]]:
+    """Return the bytes of a file as a `Folder` has them: without the sectors that hold only zeros."""
+    starts = range(0, len(data), SECTOR_SIZE)
+    sectors = {start // SECTOR_SIZE: data[start : start + SECTOR_SIZE] for start in starts}
+    return len(data), {number: sector for number, sector in sectors.items() if sector.count(0) != len(sector)}
 
 
 class Node:
@@ -126,10 +133,7 @@ class MemDisk(Disk):
             if node is None:
                 found[name] = self._content(f"{path}/{name}")
                 continue
-            data = bytes(node.data)
-            starts = range(0, len(data), SECTOR_SIZE)
-            sectors = {start // SECTOR_SIZE: data[start : start + SECTOR_SIZE] for start in starts}
-            found[name] = (len(data), {n: sector for n, sector in sectors.items() if sector.count(0) != len(sector)})
+            found[name] = as_content(bytes(node.data))
         return found
 
     def node(self, relative: str) -> bytearray:
@@ -324,6 +328,9 @@ class MemDisk(Disk):
     def folder_at_path(self, folder: File) -> bool:
         return self.nodes.get(folder.path, self) is None and self.folder_numbers[folder.path] == folder.inode
 
+    def hold_root(self, root: str, file_mode: int | None = None) -> None:
+        """Do nothing, because no folder in memory is renamed."""
+
     def at_path(self, file: File) -> bool:
         if not isinstance(file, MemFile):
             return super().at_path(file)  # for a lock file
@@ -358,6 +365,9 @@ class MemDisk(Disk):
 
     def free(self, path: str | Path) -> int:
         return _FREE
+
+    def free_names(self, path: str | Path) -> int | None:
+        return None
 
     def used_percent(self, path: str | Path) -> int:
         return 1

@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -31,6 +34,7 @@ from crash.planting import (
     MOST_CASES,
     Ground,
     Mutant,
+    Planted,
     damage,
     faults,
     kills,
@@ -44,28 +48,31 @@ from crash.planting import (
     without,
 )
 from messagestore import BatchConflictError, BatchRequest, MessageStore, StoreError, StorePoisonedError
+from messagestore.batches import append as transaction
+from messagestore.batches import rules as batch_rules
+from messagestore.batches.append import BatchResult
+from messagestore.batches.rules import Decision
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue
+from messagestore.files.disk import Disk
 from messagestore.files.index_file import IndexService
-from messagestore.files.mapped_file import Disk
-from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.files.numbered_files import MappedFileQueue
 from messagestore.files.state import StateFile
 from messagestore.files.writer_lock import WriterLock
 from messagestore.format import kernel, record_scan
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.dispatch import Dispatcher
 from messagestore.log.store_files import StoreFiles
+from messagestore.read.sight import NumbersLeft, UpTo
 from messagestore.read.view import StoreView
-from messagestore.recovery import recover as recovery
-from messagestore.recovery import survey
+from messagestore.recovery import apply, examine, survey
+from messagestore.recovery import journal as recovered_journal
 from messagestore.session import AttachedStore
-from messagestore.write import batch_rules, catching_up, transaction
-from messagestore.write.batch_rules import Decision
-from messagestore.write.clean_end import CleanEnd
-from messagestore.write.flush import FlushService
-from messagestore.write.log_writer import LogWriter
-from messagestore.write.queue_numbers import QueueNumbers
-from messagestore.write.transaction import BatchResult
+from messagestore.writer import catching_up, whole_batch
+from messagestore.writer.clean_end import CleanEnd
+from messagestore.writer.flush import FlushService
+from messagestore.writer.log_writer import LogWriter
+from messagestore.writer.queue_numbers import QueueNumbers
 
 
 def without_mutex(real: Any) -> Any:
@@ -77,8 +84,8 @@ def without_mutex(real: Any) -> Any:
 
 
 def head_first(real: Any) -> Any:
-    def write(writer: LogWriter, plan: Any, request: Any) -> Any:
-        head, timestamp_ms = real(writer, plan, request)
+    def write(writer: LogWriter, plan: Any) -> Any:
+        head, timestamp_ms = real(writer, plan)
         writer.log.write(plan.batch.physical_offset, head)
         return head, timestamp_ms
 
@@ -112,11 +119,11 @@ def state_before_dispatch(real: Any) -> Any:
 
 
 def visible_before_head(real: Any) -> Any:
-    def commit(writer: LogWriter, plan: Any, head: bytes, request: Any) -> None:
+    def seal(writer: LogWriter, plan: Any, head: bytes) -> None:
         writer.write_state(visible_end=plan.batch.end)
-        real(writer, plan, head, request)
+        real(writer, plan, head)
 
-    return commit
+    return seal
 
 
 def abort_first(real: Any) -> Any:
@@ -170,7 +177,7 @@ def known_anyway(writer: Any, entry: Any, source: Any, request: Any) -> BatchRes
 
 
 def never_known(real: Any) -> Any:
-    def check(writer: LogWriter, source: Any, request: Any) -> Any:
+    def check(writer: LogWriter, source: Any, request: Any, planned: Any) -> Any:
         return Decision()
 
     return check
@@ -200,6 +207,7 @@ def blind(real: Any) -> Any:
         real(view)
         if view.visible.end is not None:
             view.visible = view._seen = replace(view.visible, end=1 << 40)
+            view.sight = UpTo(view.files, 1 << 40, NumbersLeft(view.files, 0))
         return view.visible
 
     return refresh
@@ -296,7 +304,7 @@ _LOG_AND_LOCKS = (
     Mutant("no sync of the log before a put is acknowledged", no_sync("/commitlog/"), "power cuts", power_cuts("single puts")),
     Mutant("no sync of a batch's data", sync_log(data=False, head=True), "power cuts", power_cuts("batches")),
     Mutant("no sync of a batch's head", sync_log(data=True, head=False), "power cuts", power_cuts("batches")),
-    Mutant("the head is written before the data is synced", patched(transaction, "_write", head_first), "power cuts", power_cuts("batches", "roll-over")),
+    Mutant("the head is written before the data is synced", patched(whole_batch, "_write", head_first), "power cuts", power_cuts("batches", "roll-over")),
     Mutant("acknowledged before the group's sync", without(FlushService, "wait", True), "power cuts", power_cuts("single puts", "group commit")),
     Mutant("no directory sync of the CommitLog", no_sync("/commitlog/", "fsync_dir"), "power cuts", power_cuts("roll-over", "roll-over by puts")),
     Mutant("no directory sync of ConsumeQueues", no_sync("/consumequeue/", "fsync_dir"), "power cuts", power_cuts("first batch of a topic", "clean end moves", "single puts")),
@@ -305,13 +313,13 @@ _LOG_AND_LOCKS = (
     Mutant("abort is not made", without(LogWriter, "ensure_abort"), "kills and power cuts", kills("batches")),
     Mutant("the clean end moves before queues and index are synced", without(StoreFiles, "sync_derived"), "power cuts", power_cuts("clean end moves")),
     Mutant("two new names of a folder are not synced", patched(MappedFileQueue, "create", _forget_names), "power cuts", power_cuts("roll-over", "async roll-over")),
-    Mutant("recovery does not make durable what it keeps", without(recovery._Recovery, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts")),
+    Mutant("recovery does not make durable what it keeps", without(apply._Changes, "_make_durable"), "second deaths", second_deaths("roll-over", "async roll-over", "roll-over by puts")),
     Mutant("the ASYNC flag is not synced before the first ASYNC byte", no_sync("/spark/state/"), "power cuts", power_cuts(*_ASYNC)),
     Mutant("the CRCs of a batch are not checked in recovery", without(survey, "bad_chunk"), "power cuts", power_cuts(*_ASYNC)),
-    Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check"), mock.patch.object(recovery._Recovery, "_fault_of_pair", return_value="")), "an entry without its batch", vanished_batch),
+    Mutant("the journal is believed without a look at the log", lambda: _both(mock.patch.object(transaction, "batch_is_there", return_value=True), mock.patch.object(BatchJournal, "check"), mock.patch.object(recovered_journal, "fault_of_pair", return_value="")), "an entry without its batch", vanished_batch),
     Mutant("the tail is not zeroed", without(CommitLog, "zero_behind", 0), "kills", kills("batches", "recovery: not sealed")),
-    Mutant("a batch is visible before it is dispatched", patched(transaction, "_publish", state_before_dispatch), "kills", kills("batches")),
-    Mutant("a batch is visible before its head is written", patched(transaction, "_commit", visible_before_head), "kills", kills("batches")),
+    Mutant("a batch is visible before it is dispatched", patched(whole_batch, "_publish", state_before_dispatch), "kills", kills("batches")),
+    Mutant("a batch is visible before its head is written", patched(whole_batch, "_seal", visible_before_head), "kills", kills("batches")),
     Mutant("index entries are forgotten", without(Dispatcher, "_put_index"), "kills", kills("single puts")),
     Mutant("a wrong tags code in the last unit", patched(ConsumeQueue, "append", first_unit_torn), "kills", kills("single puts")),
     Mutant("a queue offset is left out", patched(QueueNumbers, "next_offset", other_offsets), "kills", kills("group commit")),
@@ -320,13 +328,13 @@ _LOG_AND_LOCKS = (
     Mutant("a replay is not recognised", patched(transaction, "_check_journal", never_known), "kills", kills("batches")),
     Mutant("the digest is not compared", lambda: mock.patch.object(batch_rules, "_known", known_anyway), "replay with other rows", other_rows),
     Mutant("the store checkpoint is newer than the data", patched(CleanEnd, "_write_checkpoint", late_clock), "kills", kills("single puts")),
-    Mutant("recovery does not repair queues and index", without(recovery._Recovery, "_repair_derived"), "kills", kills("batches")),
+    Mutant("recovery does not repair queues and index", without(apply._Changes, "_repair_derived"), "kills", kills("batches")),
     Mutant("a failed sync is tried again", lambda: _sync_plan(retried), "errors", faults("single puts", "EIO")),
     Mutant("a failed sync is passed over", lambda: _sync_plan(swallowed), "errors", faults("single puts", "EIO")),
     Mutant("a failed append is not undone", without(LogWriter, "undo"), "errors", faults("roll-over", "ENOSPC", "EIO", tries=1)),
     Mutant("a writer is not poisoned", lambda: mock.patch.object(LogWriter, "poison", lambda _, reason: StorePoisonedError(reason)), "errors", faults("batches", "EIO")),
     Mutant("a short write is taken for a whole one", lambda: mock.patch.object(Disk, "pwrite", one_write), "short writes", short_writes),
-    Mutant("what lies behind the end proves nothing", lambda: _both(mock.patch.object(recovery, "later_sync_batch", return_value=None), mock.patch.object(recovery._Recovery, "_check_unit_behind")), "damage", damage("killed", "commitlog/", ways="w")),
+    Mutant("what lies behind the end proves nothing", lambda: _both(mock.patch.object(examine, "later_sync_batch", return_value=None), mock.patch.object(examine.Examination, "_unit_behind", return_value=None)), "damage", damage("killed", "commitlog/", ways="w")),
     Mutant("__CRC32# is not checked", _no_property_crc, "bit flips", damage("puts", "commitlog/", ways="v")),
     Mutant("a gap between segments is passed over", lambda: mock.patch.object(MappedFileQueue, "load", _load_anything), "damage", damage("large", "commitlog/")),
     Mutant("a reader does not look at the visible end", patched(StoreView, "refresh", blind), "kills", kills("batches", "roll-over")),
@@ -343,20 +351,59 @@ MUTANTS: tuple[Mutant, ...] = (*_LOG_AND_LOCKS, *(mutant for area in _AREAS for 
 # ---- the mode of `make crash`
 
 
-def hunt(mutant: Mutant, ground: Ground) -> tuple[int, Verdict | None]:
-    """Return how many cases it took, and the verdict that found it; None if all cases were judged correct."""
+def hunt(
+    mutant: Mutant, ground: Ground, planted: Planted | None = None, most: int = MOST_CASES
+) -> tuple[int, Verdict | None]:
+    """Return how many cases it took, and the verdict that found it; None if all cases were judged correct.
+
+    Parameters
+    ----------
+    planted : callable | None
+        What is planted instead of the mutant's own bug.
+    most : int
+        The search ends after so many cases.
+    """
     count = 0
-    with mutant.planted(), contextlib.redirect_stderr(io.StringIO()):
+    with (planted or mutant.planted)(), contextlib.redirect_stderr(io.StringIO()):
         try:
             for verdict in mutant.search(ground):
                 count += 1
                 if not verdict.ok:
                     return count, verdict
-                if count >= MOST_CASES:
+                if count >= most:
                     break
         except (StoreError, AssertionError, ValueError) as error:
-            return count, Verdict(misread=[f"{type(error).__name__}: {error}"])
+            return count + 1, Verdict(misread=[f"{type(error).__name__}: {error}"])
     return count, None
+
+
+_PROGRAMMING_ERROR = re.compile(r"\b(?:TypeError|AttributeError|NameError|UnboundLocalError|ImportError): ")
+"""What no fault of a store looks like: the patch calls what the code does not have any more."""
+_passed: dict[object, int] = {}
+"""Search -> how many of its first cases were right without a bug, in this process."""
+
+
+def identity(value: object) -> object:
+    """What two searches have in common that were made by the same call."""
+    if isinstance(value, FunctionType):
+        return value.__code__, tuple(identity(cell.cell_contents) for cell in value.__closure__ or ())
+    if isinstance(value, tuple):
+        return tuple(identity(each) for each in value)
+    return repr(value)
+
+
+def fault_of_search(mutant: Mutant, ground: Callable[[], Ground], count: int) -> str:
+    """What the search finds without a bug, in the cases of which the last found the bug; empty: nothing, as it should.
+
+    Searches that were made by the same call are tried once.
+    """
+    search = identity(mutant.search)
+    if _passed.get(search, 0) >= count:
+        return ""
+    _, verdict = hunt(mutant, ground(), contextlib.nullcontext, count)
+    if verdict is None:
+        _passed[search] = count
+    return "" if verdict is None else str(verdict)
 
 
 def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), case: str = "") -> Counts:
@@ -370,13 +417,29 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
 
 
 def one(mutant: Mutant, seed: int) -> Counts:
-    """Search for one mutant."""
+    """Search for one mutant; what finds it must be content with the code as it is."""
     counts = Counts()
+    command = again("mutants", seed, mutant.name)
+    numbers = itertools.count()
     with scratch_folder() as folder, quiet_threads():
-        count, verdict = hunt(mutant, Ground(folder, random.Random(f"{seed} {mutant.name}")))
-    counts.cases["mutants caught"] += verdict is not None
+
+        def ground() -> Ground:
+            place = folder / str(next(numbers))
+            place.mkdir()
+            return Ground(place, random.Random(f"{seed} {mutant.name}"))
+
+        try:
+            count, verdict = hunt(mutant, ground())
+            fault = "" if verdict is None else fault_of_search(mutant, ground, count)
+        except Exception as error:  # noqa: BLE001 - a patch or a search that does not fit the code is told with its name
+            counts.fail(f"BROKEN: {mutant.name}: {type(error).__name__}: {error}", command)
+            return counts
     if verdict is None:
-        counts.fail(
-            f"MISSED after {count} cases of {mutant.found_by}: {mutant.name}", again("mutants", seed, mutant.name)
-        )
+        counts.fail(f"MISSED after {count} cases of {mutant.found_by}: {mutant.name}", command)
+    elif fault:
+        counts.fail(f"NOT PROVEN: {mutant.name}: its search fails without the bug, too: {fault}", command)
+    elif _PROGRAMMING_ERROR.search(str(verdict)):
+        counts.fail(f"BROKEN: {mutant.name}: it was found by an error of the patch or the search: {verdict}", command)
+    else:
+        counts.cases["mutants caught"] += 1
     return counts

@@ -8,12 +8,12 @@ from unittest import mock
 from crash import brokers
 from crash.planting import Mutant, many, patched, without
 from messagestore import session as attached_store
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import Attachment
 from messagestore.log import refusals
 from messagestore.log.store_files import Paths
 from messagestore.session import AttachedStore
-from messagestore.write.log_writer import LogWriter
+from messagestore.writer.log_writer import LogWriter
 
 
 def only_behind_its_own_folder(real: Any) -> Any:
@@ -40,6 +40,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a broker gets in before the store is closed", patched(AttachedStore, "_make_way", lets_go_at_once), "ways", many(brokers.ways)),
     Mutant("a lease that the kernel took away is believed", without(Attachment, "overrun", False), "stalls", many(brokers.stalls)),
     Mutant("a writer that is refused has made its folder", patched(refusals, "refuse_foreign_forms", only_behind_its_own_folder), "refusals", many(brokers.refusals)),
+    Mutant("a broker that keeps its groups in RocksDB is taken for one without", without(refusals, "why_in_rocksdb", None), "refusals", many(brokers.refusals)),
     Mutant("the sizes of a broker's files are guessed", without(refusals, "refuse_to_guess_sizes"), "refusals", many(brokers.refusals)),
     Mutant("a worker that is told to end leaves the store open", without(attached_store._Ending, "install"), "ends", many(brokers.ends)),
     Mutant("a broker's settings forbid nothing", without(refusals, "refuse_broker_settings"), "refusals", many(brokers.refusals)),

@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from crash.digests import changed_settings, lookalikes, upgrade
+from crash.digests import changed_settings, lookalikes
 from crash.kernels import compiling, planted
 from crash.planting import Mutant, Planted, patched
+from messagestore.batches import append as transaction
+from messagestore.batches import plan as batch_plan
 from messagestore.format import record_encode, row_digest
-from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME
 from messagestore.format.record import stamps
-from messagestore.log.batch_journal import BatchJournal
-from messagestore.write import batch_plan, transaction
 
 _FOUND_BY = "replays with other rows"
 _CHANGED = "replays under other settings"
@@ -40,24 +39,12 @@ def without_field(number: int) -> Planted:
     return use
 
 
-def only_this_releases(_: Any) -> Any:
-    return lambda *arguments: (DIGEST_NAME,)
-
-
-def only_the_newest_entrys(_: Any) -> Any:
-    def read(disk: Any, path: str, old_path: str, app_id: str, version: int) -> tuple[str, ...]:
-        last = BatchJournal.read(disk, path, old_path).last(app_id)
-        return (DIGEST_NAME,) if last and last.digest_name == DIGEST_NAME else (DIGEST_NAME, EARLIER_DIGEST_NAME)
-
-    return read
-
-
 def with_stamps(real: Any) -> Any:
     """The digest covers what the store stamps."""
 
     def encode(*arguments: Any, limits: Any, **options: Any) -> Any:
         rows = real(*arguments, limits=limits, **options)
-        return replace(rows, digests={n: d + len(stamps(limits)) for n, d in rows.digests.items()})
+        return replace(rows, digest=rows.digest + len(stamps(limits)))
 
     return encode
 
@@ -65,11 +52,11 @@ def with_stamps(real: Any) -> Any:
 def topics_first(real: Any) -> Any:
     """Whether the topics may be written is asked before whether the batch is known."""
 
-    def check(writer: Any, source: Any, request: Any) -> Any:
+    def check(writer: Any, source: Any, request: Any, planned: Any) -> Any:
         for index in range(len(source)):
             for run in source.read(index, with_data=False).runs():
                 batch_plan.check_writable_topic(writer.files, run.topic)
-        return real(writer, source, request)
+        return real(writer, source, request, planned)
 
     return check
 
@@ -94,8 +81,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the digest leaves out the born time", without_field(row_digest.BORN_TIMESTAMP), _FOUND_BY, lookalikes),
     Mutant("the digest leaves out the delay level", without_field(row_digest.DELAY_TIME_LEVEL), _FOUND_BY, lookalikes),
     Mutant("the digest leaves out the unique key", without_field(row_digest.UNIQUE_KEY), _FOUND_BY, lookalikes),
-    Mutant("the digest of earlier releases is not computed after an upgrade", patched(BatchJournal, "read_digests_of", only_this_releases), "replays after an upgrade", upgrade),
-    Mutant("tasks ask for the digest of the newest batch only", patched(BatchJournal, "read_digests_of", only_the_newest_entrys), "replays after an upgrade", upgrade),
     Mutant("the digest covers what the store stamps", patched(record_encode, "encode", with_stamps), _CHANGED, changed_settings),
     Mutant("a batch that comes again for a closed topic is refused", patched(transaction, "_check_journal", topics_first), _CHANGED, changed_settings),
     Mutant("a closed topic takes a batch", patched(batch_plan, "check_writable_topic", asks_no_topic), _CHANGED, changed_settings),

@@ -10,9 +10,9 @@ from crash.mutants_identity import replayed
 from crash.planting import Mutant, patched, without
 from messagestore.log import dispatch
 from messagestore.log.sealed_ends import SealedEnds
-from messagestore.read import view
-from messagestore.write import queue_numbers
-from messagestore.write.queue_numbers import QueueNumbers
+from messagestore.read import sight
+from messagestore.writer import queue_numbers
+from messagestore.writer.queue_numbers import QueueNumbers
 
 __all__ = ["MUTANTS", "replays"]
 
@@ -34,8 +34,8 @@ def from_the_file(numbers: QueueNumbers, key: tuple[str, int]) -> None:
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("a writer does not compare a queue with its seal", lambda: mock.patch.object(QueueNumbers, "_check_sound", from_the_file), "replays", replayed("zeros from here on")),
-    Mutant("a reader does not compare a queue with its seal", without(view, "fault_of"), "replays", replayed("unit of zeros", "zeros from here on")),
-    Mutant("a reader of a closed store lists the folders that are there", without(view.StoreView, "_lost_queues", []), "replays", replayed("folder missing")),
+    Mutant("a reader does not compare a queue with its seal", without(sight, "fault_of"), "replays", replayed("unit of zeros", "zeros from here on")),
+    Mutant("a reader of a closed store lists the folders that are there", without(sight.Sealed, "other_queues", []), "replays", replayed("folder missing")),
     Mutant("the ends of queues are not written", without(SealedEnds, "write"), "replays", replayed("zeros from here on", ":older", anew=True)),
     Mutant("recover looks at the last unit of each queue only", patched(queue_numbers, "fault_of", quick_looks), "replays", replayed(":bit")),
     Mutant("a damaged queue is made again on top of its files", without(dispatch, "remove_files"), "replays", replayed("closed:consumequeue")),

@@ -8,14 +8,16 @@ from typing import Any
 from crash import halves
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched
-from messagestore import MessageStore, half_messages
-from messagestore.format import half_records
+from messagestore import Message, ReadOnlyStore
+from messagestore.batches.append import append_own
+from messagestore.batches.own_records import chunks_of
+from messagestore.broker import halves as half_messages
+from messagestore.broker.half_checks import HalfChecks
+from messagestore.broker.halves import HalfMessages
+from messagestore.broker.open_halves import OpenHalves
+from messagestore.format import half_records, record
 from messagestore.format.rows import Row
-from messagestore.half_checks import HalfChecks
-from messagestore.half_messages import HalfMessages
-from messagestore.read.open_halves import OpenHalves
-from messagestore.write.own_records import chunks_of
-from messagestore.write.transaction import append_own
+from messagestore.puts import Puts
 
 
 def interrupted(*names: str, power_cuts: bool = False) -> Search:
@@ -65,6 +67,17 @@ def without_op(real: Any) -> Any:
     return append
 
 
+def like_newest(real: Any) -> Any:
+    """An op message ends with a comma, as a broker's does since RocketMQ 5.1."""
+
+    def ended(queue_offset: int, *given: Any) -> bytearray:
+        data = record.decode_message(bytes(real(queue_offset, *given)), verify=False)
+        message = Message(data.topic, data.body + b",", tags=data.tags, born_timestamp_ms=data.born_timestamp_ms)
+        return record.encode_message(message, queue_id=0, store_host=given[1], limits=given[2])
+
+    return ended
+
+
 def always_open(real: Any) -> Any:
     """Whoever has a half message may end it, also if it has ended."""
     return lambda _, half: half
@@ -102,7 +115,7 @@ def asks_first(real: Any) -> Any:
 
     def check(own: HalfChecks, ask: Any) -> Any:
         for half in own._halves.open_halves():
-            message = own._halves.session.view.files and own._halves.session.look_message_by_id(half.message_id)  # type: ignore[attr-defined]
+            message = ReadOnlyStore(own._halves.session.create_view()).look_message_by_id(half.message_id)
             if message is not None and half.born_timestamp_ms == halves.LONG_AGO_MS:
                 ask(message)
         return real(own, lambda message: halves.plan(message.body))
@@ -114,10 +127,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a commit and its op message are two appends", patched(HalfMessages, "append", in_two_appends), "kills", interrupted("sync")),
     Mutant("a half message has ended before its message is committed", patched(HalfMessages, "append", op_first), "kills", interrupted("sync")),
     Mutant("a discarded half message stays open", patched(HalfMessages, "append", without_op), "kills", interrupted("sync")),
+    Mutant("a broker before 5.1 cannot read an op message", patched(half_records, "ended", like_newest), "kills", interrupted("sync")),
     Mutant("a half message that has ended is ended again", patched(half_messages, "_now", always_open), "kills", interrupted("sync")),
     Mutant("what is open is what the process remembers", patched(OpenHalves, "refresh", reads_ops_once), "kills", interrupted("sync")),
     Mutant("the progress passes open half messages", patched(OpenHalves, "progress", passes_open_ones), "kills", interrupted("sync")),
     Mutant("a check is not counted", patched(half_records, "_checked_again", counts_nothing), "kills", interrupted("sync")),
     Mutant("a check is counted after it is made", patched(HalfChecks, "check", asks_first), "kills", interrupted("sync")),
-    Mutant("a half message is acknowledged before its sync", patched(MessageStore, "put_encoded", does_not_wait), "power cuts", interrupted("sync", power_cuts=True)),
+    Mutant("a half message is acknowledged before its sync", patched(Puts, "put_encoded", does_not_wait), "power cuts", interrupted("sync", power_cuts=True)),
 )  # fmt: skip

@@ -12,13 +12,15 @@ from crash import fuzz
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
 from messagestore import StoreError
-from messagestore.files import index_file, mapped_file, staging_files
+from messagestore.batches import staging
+from messagestore.files import disk as mapped_file
+from messagestore.files import index_file, staging_files
 from messagestore.files.store_root import Place
 from messagestore.format import message
 from messagestore.log import store_files
-from messagestore.recovery import recover as recovery
-from messagestore.write import log_writer, staging
-from messagestore.write.log_writer import LogWriter
+from messagestore.recovery import examine
+from messagestore.writer import log_writer
+from messagestore.writer.log_writer import LogWriter
 
 
 def hostile(*names: str) -> Search:
@@ -127,14 +129,14 @@ MUTANTS = (
     ),
     Mutant(
         "a queue counts as settled whatever lies in it",
-        patched(recovery, "is_settled", lambda _: lambda *_arguments: True),
+        patched(examine, "is_settled", lambda _: lambda *_arguments: True),
         "power cuts",
         power_cuts("async puts", "async batches", "first batch of a topic"),
     ),
     Mutant(
         "a queue counts as settled though units lie behind the clean end",
         patched(
-            recovery, "is_settled", lambda real: lambda files, topic, queue, end: real(files, topic, queue, 1 << 62)
+            examine, "is_settled", lambda real: lambda files, topic, queue, end: real(files, topic, queue, 1 << 62)
         ),
         "power cuts",
         power_cuts("async puts", "async batches", "first batch of a topic"),

@@ -21,7 +21,8 @@ from messagestore.log import batch_search, store_identity
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.batch_search import read_batch
 from messagestore.log.store_files import Identity
-from messagestore.recovery import recover as recovery
+from messagestore.recovery import apply, journal
+from messagestore.recovery.examine import Examination
 
 
 def replayed(*parts: str, anew: bool = False) -> Search:
@@ -86,13 +87,13 @@ def folders_that_are_there_are_whole(real: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("the siblings of a queue with new records are not made again", patched(recovery._Recovery, "_rebuild_named", folders_that_are_there_are_whole), "replays", replayed("spark/journal+consumequeue/single")),
+    Mutant("the siblings of a queue with new records are not made again", patched(apply._Changes, "_rebuild_named", folders_that_are_there_are_whole), "replays", replayed("spark/journal+consumequeue/single")),
     Mutant("a BATCH record that cannot be read counts as gone", without(batch_search, "is_gone", True), "replays", replayed("the last BATCH record")),
     Mutant("a BATCH record that a unit names and that cannot be read is passed over", lambda: mock.patch.object(batch_search, "known_batch", read_batch), "replays", replayed(", no journal")),
     Mutant("the checksums of the journal are not compared", patched(BatchJournal, "from_bytes", without_checksums), "replays", replayed("spark/journal:")),
-    Mutant("a journal that is missing or damaged is an empty one", without(recovery, "all_batches", []), "replays", replayed("spark/journal")),
+    Mutant("a journal that is missing or damaged is an empty one", without(journal, "all_batches", []), "replays", replayed("spark/journal")),
     Mutant("the batches of a copy are not looked for", without(store_identity, "all_batches", []), "replays", replayed("spark:missing")),
     Mutant("the batches of an ancestor are another store's", lambda: mock.patch.object(Identity, "known_ids", property(lambda identity: frozenset((identity.store_id,)))), "replays", replayed("spark:missing")),
-    Mutant("a queue without a folder counts as deleted", without(recovery._Recovery, "_lost_queues", []), "replays", replayed("consumequeue/single:missing")),
+    Mutant("a queue without a folder counts as deleted", without(Examination, "_lost_queues", []), "replays", replayed("consumequeue/single:missing")),
     Mutant("the journal forgets an app's last version", lambda: mock.patch.object(BatchJournal, "trim", newest_only), "a small journal", small_journal),
 )  # fmt: skip

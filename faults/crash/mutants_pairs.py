@@ -15,9 +15,9 @@ from crash.planting import Ground, Mutant, Search, patched, without
 from messagestore.errors import StoreFullError
 from messagestore.log import lost_end, store_identity
 from messagestore.read.view import StoreView
-from messagestore.recovery.recover import _Recovery
-from messagestore.write.clean_end import CleanEnd
-from messagestore.write.log_writer import LogWriter
+from messagestore.recovery import examine, journal
+from messagestore.writer.clean_end import CleanEnd
+from messagestore.writer.log_writer import LogWriter
 
 
 def pairs(kind: str, *parts: str) -> Search:
@@ -80,10 +80,10 @@ def forgets_what_has_no_room(real: Any) -> Any:
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("a full disk when the clean end moves stops the writer", patched(CleanEnd, "move", poisoned_by_no_room), "full disks", full("puts")),
     Mutant("puts without room for their units are taken for dispatched", patched(LogWriter, "_publish_puts", forgets_what_has_no_room), "full disks", full("puts")),
-    Mutant("nothing proves that a closed log was longer", without(_Recovery, "_lost_end"), "replays", pairs(replays.LOST_END, "spark/state")),
+    Mutant("nothing proves that a closed log was longer", without(examine, "lost_end"), "replays", pairs(replays.LOST_END, "spark/state")),
     Mutant("a copy that lost its end gets an id first", without(store_identity, "_refuse_lost_end"), "replays", pairs(replays.LOST_END, "spark")),
     Mutant("units behind the end of a closed log prove nothing", without(lost_end, "units_behind", (0, 0, 0)), "replays", pairs(replays.LOST_END)),
-    Mutant("the journal of another copy is believed", without(_Recovery, "_fault_of_pair", ""), "replays", pairs("spark/ of another copy")),
+    Mutant("the journal of another copy is believed", without(journal, "fault_of_pair", ""), "replays", pairs("spark/ of another copy")),
     Mutant("a log without a queue of BATCH records is not searched for them", without(store_identity, "_search", (set(), "")), "replays", pairs("copies", "spark+consumequeue/rmq_sys_spark_sink")),
     Mutant("files that are copied over in place are not noticed", without(StoreView, "_written_over", result=False), "a restore in place", in_place),
 )  # fmt: skip

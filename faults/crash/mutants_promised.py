@@ -18,10 +18,10 @@ from crash.mutants_numbers import named
 from crash.mutants_puts import HeldDisk
 from crash.planting import Ground, Mutant, patched, power_cuts, without
 from messagestore import Message, MessageStore, PutMessageStatus, StoreError
-from messagestore.files.mapped_file import Disk, File
-from messagestore.write.flush import FlushService
-from messagestore.write.promised_puts import OnewayPut, PromisedPuts
-from messagestore.write.states import Health
+from messagestore.files.disk import Disk, File
+from messagestore.writer.flush import FlushService
+from messagestore.writer.pending_puts import OnewayPut, PromisedPuts
+from messagestore.writer.states import Health
 
 _BOUND_S = 60.0
 _SOON_S = 5.0
@@ -53,8 +53,10 @@ def a_sync_fails(root: Path) -> None:
     futures = [put(store, number) for number in range(3)]
     for _ in range(2):
         store.put_message_oneway(Message("t", b"x", queue_id=0))
+
     disk.fail = True
     disk.gate.set()
+
     try:
         for future in futures:
             assert isinstance(future.exception(_SOON_S), StoreError), "a put whose sync failed was acknowledged"
@@ -63,6 +65,7 @@ def a_sync_fails(root: Path) -> None:
     finally:
         with contextlib.suppress(StoreError):
             store.close()
+
     counts = store.oneway_counts()
     assert counts == {PutMessageStatus.UNKNOWN_ERROR: 2}, f"one-way puts whose sync failed: {counts}"
 
@@ -91,9 +94,11 @@ def a_put_comes_during_a_sync(root: Path) -> None:
     with MessageStore.open(root, SMALL, disk=disk) as store:
         store.put_message(Message("t", b"first", queue_id=0))
         assert disk.begun.acquire(timeout=_BOUND_S)
+
         first = put(store)
         assert disk.begun.acquire(timeout=_BOUND_S)
         second = put(store, 1)
+
         disk.go.release()
         try:
             assert first.result(_BOUND_S).is_ok
@@ -103,6 +108,7 @@ def a_put_comes_during_a_sync(root: Path) -> None:
         finally:
             for _ in range(9):
                 disk.go.release()
+
         assert not early, "a put was acknowledged by the sync before its own"
 
 
@@ -188,7 +194,7 @@ def puts_in_flight(ground: Ground) -> Iterator[Verdict]:
     base = ground.bases["filled"]
     hits = interrupts.lines("promised", base, ground.root)
     for line, hit, error in interrupts.cases(hits):
-        if line[0] == "promised_puts":
+        if line[0] == "pending_puts":
             interrupter = interrupts.Interrupter(line, hit, error)
             yield interrupts.check("promised", base, ground.root, interrupter, power_cut=False)
 

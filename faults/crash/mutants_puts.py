@@ -14,8 +14,8 @@ from crash.judge import Verdict
 from crash.mutants_numbers import named
 from crash.planting import Ground, Mutant, patched, without
 from messagestore import Message, MessageStore
-from messagestore.files.mapped_file import Disk, File
-from messagestore.write.flush import FlushService
+from messagestore.files.disk import Disk, File
+from messagestore.writer.flush import FlushService
 
 _BOUND_S = 60.0
 

@@ -6,19 +6,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from crash import surprises
+from crash.harness import ROOMY
+from crash.imitate import Broker, flip
 from crash.judge import Verdict
+from crash.kernels import planted
 from crash.planting import Ground, Mutant, Search, patched, power_cuts, without
-from messagestore.errors import OffsetOutOfRangeError
+from messagestore import Message, MessageStore
+from messagestore.errors import ChecksumError, OffsetOutOfRangeError
 from messagestore.files.state import State
-from messagestore.read import queue_ends
+from messagestore.format.layout import PROPERTY_CRC_SIZE
+from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
+from messagestore.read import proven_tail, queue_ends, view
 from messagestore.read.proven_tail import _Chain
 from messagestore.read.queue_ends import QueueEnds
+from messagestore.read.sight import Units, UpTo
 from messagestore.read.view import StoreView
-from messagestore.write.standing import Standing
-from pyspark_messagestore import reading
-from pyspark_messagestore.follower import Follower
+from messagestore.spi.local import LocalReader
+from messagestore.writer.standing import Standing
+from pyspark_messagestore.source.follower import Follower
 
 _HISTORIES = 60
 
@@ -68,13 +76,11 @@ def numbers_are_not_compared(real: Any) -> Any:
 
 
 def visible_in_another_boot(real: Any) -> Any:
-    def end_of(view: StoreView, state: State) -> int:
-        real(view, state)
-        assert view.tail is not None
-        view.tail = None
-        return state.visible_end
+    def sight(view: StoreView, state: State, **how: Any) -> UpTo:
+        real(view, state, **how)
+        return UpTo(view.files, state.visible_end, view._numbers_left(state))
 
-    return end_of
+    return sight
 
 
 def clean_end_only(real: Any) -> Any:
@@ -92,6 +98,13 @@ def every_batch_proves(real: Any) -> Any:
     return take
 
 
+def every_row_is_whole(real: Any) -> Any:
+    def whole(run: Any, rows: Any) -> Any:
+        return real(run, rows) | True
+
+    return whole
+
+
 def flushed_as_soon_as_written(real: Any) -> Any:
     """Whatever is in the log counts as flushed."""
 
@@ -99,6 +112,41 @@ def flushed_as_soon_as_written(real: Any) -> Any:
         return replace(real(writer, changes), known_flushed_end=writer.end.physical_offset)
 
     return changed
+
+
+def times_that_go_back(ground: Ground) -> Iterator[Verdict]:
+    """Search a broker's store by time, whose clock was set back by 3 s, and compare with a plain scan."""
+    root, verdict, times = ground.folder / "times", Verdict(), []
+    root.mkdir()
+    broker = Broker(root, ROOMY)
+    for number in range(60):
+        times.append(1_700_000_000_000 + 200 * number - 3000 * (number >= 30))
+        broker.put("t", b"%d" % number, store_ms=times[-1])
+    reader = StoreView(root, ROOMY)
+    for time_ms in times:
+        found = reader.offset_behind_time("t", 0, time_ms - 1)
+        if found != next(number for number, each in enumerate(times) if each >= time_ms):
+            verdict.misread.append(f"a search for {time_ms} finds message {found}")
+    reader.close()
+    yield verdict
+
+
+def a_name_with_a_flipped_bit(ground: Ground) -> Iterator[Verdict]:
+    """Flip each bit of the name `__CRC32#` in a put, and read it."""
+    root, verdict = ground.folder / "names", Verdict()
+    with MessageStore.open(root, ROOMY.replace(enabled_append_prop_crc=True)) as store:
+        result = store.put_message(Message("t", b"body", queue_id=0))
+    begin = result.physical_offset + result.size - PROPERTY_CRC_SIZE
+    for bit in range(8 * len(PROPERTY_CRC_BEGIN)):
+        flip(root, begin + bit // 8, 1 << bit % 8)
+        with MessageStore.open_read_only(root, ROOMY) as reader:
+            try:
+                list(reader.read("t", 0, 0))
+                verdict.misread.append(f"bit {bit} of the name was not noticed")
+            except ChecksumError:
+                pass
+        flip(root, begin + bit // 8, 1 << bit % 8)
+    yield verdict
 
 
 _ASYNC = ("async batches", "async, then sync", "async roll-over")
@@ -109,9 +157,15 @@ MUTANTS = (
     Mutant("a planned micro-batch is not compared with the log", without(Follower, "planned_faults", {}), "surprises", changed_under_streams),
     Mutant("the log is followed without a look at queue offsets", patched(queue_ends._Walk, "_take", numbers_are_not_compared), "a topic made again", story(surprises.ends_over_a_topic_made_again)),
     Mutant("where a queue's last message lies is not remembered", without(QueueEnds, "_place", (-1, 0)), "a topic made again", story(surprises.made_again_as_long)),
-    Mutant("tasks read whatever is there", without(reading, "_check_planned"), "a restored backup", story(surprises.restored_before_the_tasks)),
-    Mutant("a reader takes the visible end of another boot", patched(StoreView, "_proven_end_of", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
+    Mutant("tasks read whatever is there", without(LocalReader, "_check_planned"), "a restored backup", story(surprises.restored_before_the_tasks)),
+    Mutant("a reader takes the visible end of another boot", patched(StoreView, "_unrecovered", visible_in_another_boot), "power cuts", power_cuts(*_ASYNC)),
     Mutant("a reader of another boot stays at the clean end", patched(_Chain, "run", clean_end_only), "power cuts", power_cuts("batches", "roll-over")),
     Mutant("what was written counts as flushed", patched(Standing, "changed_state", flushed_as_soon_as_written), "power cuts", power_cuts(*_ASYNC, "async puts")),
+    Mutant("a reader stays at the visible end of a killed writer", without(StoreView, "_was_killed", result=False), "a kill", story(surprises.puts_before_a_kill)),
+    Mutant("a reader shows the put in whose middle a writer was killed", patched(proven_tail, "whole_rows", every_row_is_whole), "a kill", story(surprises.puts_before_a_kill)),
+    Mutant("a reader does not compare the log with what state says", without(StoreView, "_check_segments"), "a copy of a part", story(surprises.a_segment_that_was_not_copied)),
+    Mutant("a reader does not look at units behind the last segment", without(Units, "_check_unit_behind"), "a copy of a part", story(surprises.a_segment_that_was_not_copied)),
+    Mutant("the kernel does not look at the name of the property CRC", planted("decode.c", " || crc_name_is_damaged(p, &f)", ""), "flips: the name of the CRC", a_name_with_a_flipped_bit),
+    Mutant("a search by time trusts a broker's clock", lambda: mock.patch.object(view, "_SET_BACK_MS", 0), "a clock", times_that_go_back),
     Mutant("any batch proves what is below it, whatever its CRCs say", patched(_Chain, "_take_batch", every_batch_proves), "a torn body", story(surprises.a_body_torn_by_a_power_cut)),
 )  # fmt: skip

@@ -22,9 +22,8 @@ from messagestore.format.message import BATCH_TOPIC, topic_fault
 from messagestore.format.record_scan import leading
 from messagestore.log import walk
 from messagestore.log.dispatch import QueueRuns
-from messagestore.recovery import log_tail, survey
-from messagestore.recovery import recover as recovery
-from messagestore.recovery.recover import _Recovery
+from messagestore.recovery import examine, log_tail, survey
+from messagestore.recovery.decide import Derived
 from messagestore.recovery.survey import Surveyor
 from small import SMALL
 
@@ -85,7 +84,7 @@ def half_messages(ground: Ground) -> Iterator[Verdict]:
     store = MessageStore.open(root, SMALL)
     for number, flag in enumerate((0, 0x4, 0x8, 0xC, 0)):
         store.put_message(Message("t", b"%d/" % number, queue_id=0, sys_flag=flag))
-    store.writer.drain()
+    store.writer.publish()
     die(root)
     live = units(root, "t", 0)
     shutil.rmtree(root / "consumequeue")
@@ -101,16 +100,19 @@ def torn_forgery(ground: Ground) -> Iterator[Verdict]:
     root, verdict = Path(tempfile.mkdtemp(dir=ground.folder)) / "store", Verdict()
     store = MessageStore.open(root, SMALL)
     files, end = store.writer.files, store.writer.end.physical_offset
+
     batch = batch_record.BatchRecord(
         "app", 0, "spark", None, files.store_id, end + 88, 0, 0, "SYNC_FLUSH", 0, {}, (), 0
     )
     size = len(batch_record.encode(batch, 400, files.config, files.store_host, 1 << 42))
     batch = batch_record.replace(batch, end=end + 88 + size)
     forged = bytes(batch_record.encode(batch, 400, files.config, files.store_host, 1 << 42))
+
     put = store.put_message(Message("t", forged + b"." * 999, queue_id=0))
     die(root)
     shutil.rmtree(root / "consumequeue")
     overwrite(root, end + put.size - 600, bytes(600))
+
     try:
         with MessageStore.open(root, SMALL):
             pass
@@ -220,13 +222,13 @@ MUTANTS = (
     ),
     Mutant(
         "a BATCH record within a torn put proves that bytes were lost",
-        patched(recovery, "later_sync_batch", from_the_end_on),
+        patched(examine, "later_sync_batch", from_the_end_on),
         "a torn forgery",
         torn_forgery,
     ),
     Mutant(
         "a rebuild of all queues that was killed is believed",
-        without(_Recovery, "_rebuild_begun", result=False),
+        without(examine, "rebuild_begun", result=Derived.NOTHING),
         "killed rebuilds",
         killed_rebuilds,
     ),

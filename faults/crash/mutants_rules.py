@@ -21,9 +21,9 @@ import pytest
 
 from crash.judge import Verdict
 from crash.planting import Ground, Mutant, Planted, Search, patched, without
+from messagestore.batches import rules as batch_rules
 from messagestore.format import batch_record
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.write import batch_rules
 
 _HISTORIES = 60
 
@@ -55,7 +55,7 @@ def in_sink(name: str, make: Callable[[Any], Any]) -> Planted:
     """Patch a method of the sink, which is imported when the bug is planted, because PySpark may not be installed."""
 
     def planted() -> AbstractContextManager[object]:
-        from pyspark_messagestore.sink import Sink
+        from pyspark_messagestore.sink.writers import Sink
 
         return mock.patch.object(Sink, name, make(getattr(Sink, name)))
 
@@ -65,7 +65,7 @@ def in_sink(name: str, make: Callable[[Any], Any]) -> Planted:
 @contextlib.contextmanager
 def first_batches_unchecked() -> Iterator[None]:
     """A stream may begin with any batch, whether or not there is a store."""
-    from pyspark_messagestore.sink import Sink
+    from pyspark_messagestore.sink.writers import Sink
 
     with mock.patch.object(Sink, "_check_first"), mock.patch.object(batch_rules, "_check_first"):
         yield
@@ -102,7 +102,7 @@ def without_replaces(real: Any) -> Any:
 @contextlib.contextmanager
 def beginning_forgotten() -> Iterator[None]:
     """The end of the first micro-batch does not keep where it begins, so Spark's newest answer counts."""
-    from pyspark_messagestore.offsets import StreamOffset
+    from pyspark_messagestore.source.offsets import StreamOffset
 
     with mock.patch.object(StreamOffset, "beginning", None):
         yield
@@ -111,7 +111,7 @@ def beginning_forgotten() -> Iterator[None]:
 @contextlib.contextmanager
 def beginning_asked_for() -> Iterator[None]:
     """A first micro-batch that is planned fails if nobody can say any more where the query would begin."""
-    from pyspark_messagestore.source import StreamReader
+    from pyspark_messagestore.source.readers import StreamReader
 
     with mock.patch.object(StreamReader, "initialOffset", lambda reader: reader._begin().to_json()):
         yield

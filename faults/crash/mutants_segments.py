@@ -14,11 +14,11 @@ from crash.mutants_numbers import named
 from crash.planting import Mutant, patched, without
 from crash.workloads import SEGMENTS, SEGMENTS_ASYNC
 from messagestore import Message, MessageStore, StorePoisonedError
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.log.store_files import Paths, StoreFiles
-from messagestore.write import standing
-from messagestore.write.allocate_segments import AllocateService
-from messagestore.write.states import Health
+from messagestore.writer import standing
+from messagestore.writer.segments_ahead import AllocateService
+from messagestore.writer.states import Health
 
 _BOUND_S = 30.0
 
@@ -28,9 +28,9 @@ def fill(root: Path) -> MessageStore:
     store = MessageStore.open(root, SEGMENTS)
     for size in (1180, 1180, 1180, 10):
         assert store.put_message(Message("t", b"x" * size, queue_id=0)).is_ok
-    allocation, until_s = store._attached.allocation, time.monotonic() + _BOUND_S
-    assert allocation is not None
-    while len(allocation._spares) < 2 and time.monotonic() < until_s:
+    services, until_s = store._attached.services, time.monotonic() + _BOUND_S
+    assert services is not None
+    while len(services.segments._spares) < 2 and time.monotonic() < until_s:
         time.sleep(0.001)
     return store
 

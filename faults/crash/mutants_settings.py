@@ -9,11 +9,11 @@ from typing import Any
 
 from crash.mutants_hygiene import hostile
 from crash.planting import Mutant, patched
-from messagestore import MessageStore
 from messagestore.files import broker_name, config_file
 from messagestore.files.config_file import ConfigFile
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.subscription_groups import SubscriptionGroupConfig
+from messagestore.puts import Puts
 
 
 def in_place(_: Any) -> Any:
@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "a session without the lock changes settings",
-        patched(MessageStore, "_configuring", asks_nobody),
+        patched(Puts, "configuring", asks_nobody),
         "fuzz: settings changed without the lock",
         hostile("settings changed without the lock"),
     ),

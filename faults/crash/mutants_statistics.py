@@ -11,9 +11,9 @@ from crash.harness import SMALL
 from crash.mutants_numbers import named
 from crash.planting import Mutant, patched
 from messagestore import Message, MessageStore, PutMessageStatus, StoreFullError
-from messagestore.files.mapped_file import Disk, File
-from messagestore.write import transaction
-from messagestore.write.statistics import Statistics
+from messagestore.files.disk import Disk, File
+from messagestore.writer import whole_batch
+from messagestore.writer.statistics import Statistics
 from small import bodies, columns
 
 
@@ -72,9 +72,9 @@ def forgets_the_ended(real: Any) -> Any:
 def counts_first(real: Any) -> Any:
     """A batch is counted before it is written."""
 
-    def write(writer: Any, plan: Any, request: Any) -> Any:
-        transaction._count(writer, plan)
-        return real(writer, plan, request)
+    def write(writer: Any, plan: Any) -> Any:
+        whole_batch._count(writer, plan)
+        return real(writer, plan)
 
     return write
 
@@ -90,6 +90,6 @@ def counts_as_stored(_real: Any) -> Any:
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("what a thread has counted ends with it", patched(Statistics, "_new_counts", forgets_the_ended), "threads", named(threads_come_and_go)),
-    Mutant("a batch that is undone is counted", patched(transaction, "_write", counts_first), "a full disk", named(a_batch_and_a_put_have_no_room)),
+    Mutant("a batch that is undone is counted", patched(whole_batch, "_write", counts_first), "a full disk", named(a_batch_and_a_put_have_no_room)),
     Mutant("a put that failed counts as stored", patched(Statistics, "put_failed", counts_as_stored), "a full disk", named(a_batch_and_a_put_have_no_room)),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 from crash import surprises
 from crash.mutants_readers import changed_under_streams, story
-from crash.planting import Mutant, patched, without
+from crash.planting import Mutant, patched
 from messagestore.spi.interface import Ends, Place
 from messagestore.spi.local import LocalReader
 
@@ -15,10 +15,10 @@ from messagestore.spi.local import LocalReader
 def without_restarts(real: Any) -> Any:
     """A queue that was created again is not reported."""
 
-    def look(reader: LocalReader) -> Ends:
-        return replace(real(reader), restarted=frozenset())
+    def ends(reader: LocalReader, *given: Any, **more: Any) -> Ends:
+        return replace(real(reader, *given, **more), restarts={})
 
-    return look
+    return ends
 
 
 def nothing_lies_anywhere(_: Any) -> Any:
@@ -41,8 +41,7 @@ def any_crc(real: Any) -> Any:
 
 
 MUTANTS = (
-    Mutant("a store does not tell which queues were made again", patched(LocalReader, "_look", without_restarts), "a topic made again", story(surprises.made_again_as_long)),
+    Mutant("a store does not tell which queues were made again", patched(LocalReader, "ends", without_restarts), "a topic made again", story(surprises.made_again_as_long)),
     Mutant("a store does not tell where messages lie", patched(LocalReader, "places", nothing_lies_anywhere), "surprises", changed_under_streams),
     Mutant("a store takes any record for the last one that was read", patched(LocalReader, "prove_last", any_crc), "surprises", changed_under_streams),
-    Mutant("a reader does not open the folder that was put in the place of its own", without(LocalReader, "_reopen"), "surprises", changed_under_streams),
 )  # fmt: skip

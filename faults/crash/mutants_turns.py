@@ -6,9 +6,9 @@ from typing import Any
 
 from crash import concurrency
 from crash.planting import Mutant, many, patched, without
-from messagestore.write.clean_end import CleanEnd
-from messagestore.write.log_writer import LogWriter
-from messagestore.write.standing import LogEnd
+from messagestore.log.log_end import LogEnd
+from messagestore.writer.clean_end import CleanEnd
+from messagestore.writer.log_writer import LogWriter
 
 
 def knows_its_own_queues(real: Any) -> Any:

@@ -20,9 +20,9 @@ from crash.counts import Counts
 from crash.faults import check_fault, fault_points
 from crash.judge import Verdict, judge
 from crash.simdisk import KillDisk
-from crash.workloads import WORKLOADS, Bases
-from messagestore.files.mapped_file import Disk
-from messagestore.write.log_writer import LogWriter
+from crash.workloads import WORKLOADS, Base, Bases
+from messagestore.files.disk import Disk
+from messagestore.writer.log_writer import LogWriter
 
 MOST_CASES = 1500
 Planted = Callable[[], AbstractContextManager[object]]
@@ -32,23 +32,32 @@ Search = Callable[["Ground"], Iterator[Verdict]]
 class Ground:
     """The place where the searches run.
 
+    Stores that they begin with are created once per process, by the code without a bug: what a store has in it does not
+    depend on where it is.
+
     Attributes
     ----------
+    made : dict of str -> Base
+        Where the workloads begin.
+    samples : dict of str -> Sample
+        What the mode `flips` damages.
     states : dict of str -> State
-        What the mode `replays` damages: created once per process, by the code without a bug.
+        What the mode `replays` damages.
     """
 
+    made: ClassVar[dict[str, Base]] = {}
+    samples: ClassVar[dict[str, flips.Sample]] = {}
     states: ClassVar[dict[str, replays.State]] = {}
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.folder, self.chance = folder, chance
         self.root = folder / "store"
-        self.bases = Bases(self.root)
-        for name in {workload.base for workload in WORKLOADS.values()}:
-            assert self.bases[name]  # created by the code without a bug
-        self.samples = flips.make_samples(self.root)
-        if not self.states:
+        if not self.made:
+            bases = Bases(self.root)
+            self.samples.update(flips.make_samples(self.root))
             self.states.update(replays.make_states(self.root))
+            self.made.update({name: bases[name] for name in {workload.base for workload in WORKLOADS.values()}})
+        self.bases = Bases(self.root, self.made)
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,13 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
                             if number > int(case.rpartition("/")[2]):
                                 break
                             continue
+
                         done = counts.cases[f"power cuts ({kind})"]
                         if done * part[1] >= QUICK_COUNT / 2 if quick else time.monotonic() > half_s:
                             break
                         key = f"{kind}/{number}"
                         one_store(disk, random.Random(f"{seed} {key}"), counts, again("power", seed, key))
+
                     if part[0] == 0 and case in ("", f"{kind}/retention"):
                         store_with_retention(
                             disk,
@@ -132,12 +134,14 @@ def loop_mount(kind: str, folder: Path) -> Iterator[LoopDisk]:
         raise CannotMountError("needs root")
     if shutil.which(make[0], path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin") is None:
         raise CannotMountError(f"{make[0]} is not installed")
+
     image, mount = folder / f"{kind}.img", folder / kind
     run_command(["truncate", "-s", size, str(image)])
     run_command(["env", f"PATH={os.environ.get('PATH', '')}:/sbin:/usr/sbin", *make, str(image)])
     mount.mkdir()
     disk = LoopDisk(kind, image, mount)
     disk.mount()
+
     try:
         yield disk
     finally:

@@ -21,7 +21,7 @@ from crash.imitate import Broker, units, walk
 from crash.judge import Verdict
 from crash.surprises import Stream
 from messagestore import BatchRequest, Message, MessageStore, StoreError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import columns
 
 TOPICS = ("t", "u")
@@ -54,18 +54,21 @@ def shown(store: MessageStore, fault: Callable[[str], None]) -> Queues:
             low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
             if low == high:
                 continue
+
             messages = store.get_message(topic, queue_id, low, high).messages
             rows = [
                 (row["queue_offset"], row["body"])
                 for batch in store.read(topic, queue_id, low, columns=("queue_offset", "body"))
                 for row in batch.to_pylist()
             ]
+
             if [(m.queue_offset, bytes(m.body)) for m in messages] != rows:
                 fault(f"{topic}/{queue_id}: get_message and read differ")
             if [number for number, _ in rows] != list(range(low, high)):
                 fault(f"{topic}/{queue_id}: {low} to {high} is numbered {[number for number, _ in rows]}")
             if any(store.get_message(topic, queue_id, number, 1).messages[0].body != body for number, body in rows):
                 fault(f"{topic}/{queue_id}: a message is not at its number")
+
             found[topic, queue_id] = [body for _, body in rows]
     return found
 
@@ -113,6 +116,7 @@ class World:
         broker.now_ms = self.now_ms = max(self.now_ms, broker.now_ms) + 10_000
         broker.recover()
         self.wanted = on_disk(self.root)
+
         steps = chance.randrange(1, 25)
         behind = max(1, steps - chance.randrange(1, 6)) if end == "behind" else steps
         for number in range(steps):
@@ -123,13 +127,16 @@ class World:
                 broker.delete_topic(topic)
                 self.wanted = {key: bodies for key, bodies in self.wanted.items() if key[0] != topic}
                 continue
+
             key = (chance.choice(TOPICS), chance.randrange(2))
             if number >= behind and key not in self.wanted:
                 continue
+
             body = self.body()
             broker.now_ms = self.now_ms = self.now_ms + 5000
             broker.put(key[0], body, key[1], unit=number < behind)
             self.wanted.setdefault(key, []).append(body)
+
         if not deletes and chance.random() < 0.5:
             broker.checkpoint()
         if end == "closed":
@@ -149,10 +156,12 @@ class World:
         if (root / "commitlog").exists() and not (root / "abort").exists():
             with MessageStore.open_read_only(root, SMALL) as store:
                 self.compare("before", shown(store, self.fault))
+
         store = MessageStore.open(root, SMALL)
         found = shown(store, self.fault)
         self.compare("taken over", found)
         self.wanted = {key: found[key] for key in found}
+
         for _ in range(self.chance.randrange(1, 6)):
             topic = self.chance.choice(TOPICS)
             if self.chance.random() < 0.6:
@@ -166,15 +175,19 @@ class World:
                 store.append_batch(columns(bodies, topic=topic), BatchRequest("app", next(self.versions)))
                 for number, body in enumerate(bodies):
                     self.wanted.setdefault((topic, number % 2), []).append(body)
+
             if self.chance.random() < 0.3:
-                store.writer.drain()
+                store.writer.publish()
+
         if end == "closed":
             store.close()
         else:
-            store.writer.drain()
+            store.writer.publish()
             die(root)
+
         with MessageStore.open_read_only(root, SMALL) as view:
             self.compare("read", shown(view, self.fault))
+
         report = verify(root, SMALL)
         if not report.ok:
             self.fault(f"verify: {report.findings[:2]}")
@@ -187,15 +200,18 @@ def history(folder: Path, chance: random.Random) -> Verdict:
     try:
         if chance.random() < 0.5:
             world.ours(end=chance.choice(["closed", "killed"]))
+
         for _ in range(chance.randrange(1, 4)):
             for _ in range(chance.randrange(1, 5)):
                 world.broker(deletes=True, end=chance.choice(["killed", "killed", "behind", "closed"]))
             world.ours(end=chance.choice(["closed", "killed"]))
+
         with MessageStore.open(world.root, SMALL) as store:
             for topic in TOPICS:
                 body = world.body()
                 store.put_message(Message(topic, body, queue_id=0))
                 world.wanted.setdefault((topic, 0), []).append(body)
+
         stream = Stream(world.root, lenient=False)
         for _ in range(chance.randrange(1, 5)):
             if chance.random() < 0.5:
@@ -205,6 +221,7 @@ def history(folder: Path, chance: random.Random) -> Verdict:
                 world.ours(end=chance.choice(["closed", "killed"]))
             while stream.step(lambda: None, chance):
                 pass
+
         world.ours(end="closed")
         while stream.step(lambda: None, chance):
             pass

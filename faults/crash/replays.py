@@ -1,6 +1,6 @@
 """The mode `replays` of `make crash`: damages, deletes or swaps small files, after which Spark sends its batches again.
 
-    store    closed; killed after the clean end; killed in ASYNC_FLUSH; with small files of format 1
+    store    closed; killed after the clean end; killed in ASYNC_FLUSH
     damage   bits of spark/journal, spark/store.json, spark/state and of the last BATCH record; small files missing,
              cut, or in their state of one session ago; topics, queues and whole folders missing, alone and together; a
              byte-equal copy without spark/; the folder spark/ of another copy that continued on its own; the end of the
@@ -17,7 +17,6 @@ were damaged, a reader comes first, and shows all messages or reports what is wr
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from functools import partial
 from pathlib import Path
 
 from crash import checker
-from crash.checker_records import journal_of
 from crash.counts import Counts, again
 from crash.faults import quiet_threads
 from crash.flips import TINY, Damage, flip
@@ -46,7 +44,7 @@ from messagestore.errors import ChecksumError
 
 APP = "app-1"
 _SMALL_FILES = ("spark/journal", "spark/store.json", "spark/state", "checkpoint", "config/topics.json")
-_FLIPPED = ("spark/journal", "spark/journal.json", "spark/store.json", "spark/state")
+_FLIPPED = ("spark/journal", "spark/store.json", "spark/state")
 _BATCH_QUEUE = "consumequeue/" + checker.BATCH_TOPIC
 _TOPIC = "consumequeue/topic-" + APP
 _QUICK_STEP = 5
@@ -86,7 +84,6 @@ def make_states(root: Path) -> dict[str, State]:
     unsynced = TINY.replace(flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=3_600_000)
     later: list[Step] = [("open",), batch(1, 2, ASYNC_FLUSH), put(1, 1), batch(2, 3, ASYNC_FLUSH)]
     states["async"] = _state("async", root, unsynced, first, later)
-    states["format 1"] = _as_format_1(root, states["closed"])
     return states
 
 
@@ -105,28 +102,6 @@ def _state(name: str, root: Path, config: StoreConfig, first: list[Step], second
     promise.batches = set(promise.maybe_batches)
     promise.puts = list(promise.maybe_puts)
     return State(name, config, disk.content(), older, promise)
-
-
-def _as_format_1(root: Path, state: State) -> State:
-    """Write the small files as commit e68e155 did."""
-    disk = MemDisk(root, state.content)
-    tree = disk.tree()
-    fields = json.loads(tree["spark/store.json"])
-    old = {name: value for name, value in fields.items() if name not in ("crc", "ancestors")} | {"formatVersion": 1}
-    disk.put_file("spark/store.json", (json.dumps(old, indent=2) + "\n").encode())
-    journal = journal_of(tree["spark/journal"])
-    assert journal is not None
-    apps = {app: [row[:7] for row in rows] for app, rows in journal["apps"].items()}
-    names = {
-        "formatVersion": 1,
-        "covered": journal["covered"],
-        "checkpointCrc": journal["checkpoint_crc"],
-        "apps": apps,
-    }
-    disk.remove_tree("spark/journal")
-    disk.put_file("spark/journal.json", json.dumps(names, separators=(",", ":")).encode())
-    die(root)
-    return replace(state, name="format 1", content=disk.content())
 
 
 # ---- damage
@@ -226,7 +201,7 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
         if name in ("closed", "killed"):
             yield from queue_cases(state, root, quick)
         tree = MemDisk(root, state.content).tree()
-        small = [path for path in (*_SMALL_FILES, "spark/journal.json") if path in tree]
+        small = [path for path in _SMALL_FILES if path in tree]
         yield "small files lost", f"{name}:nothing", state, lambda disk: None, True
         for path in small:
             if path in state.older:
@@ -234,8 +209,6 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
             for size in (0, 1, len(tree[path]) // 2, len(tree[path]) - 1):
                 yield "small files cut", f"{name}:{path}:{size} bytes", state, cut(path, size), False
         lost = [*small[:-1], _BATCH_QUEUE, _TOPIC, f"{_TOPIC}/1", "consumequeue/single", "consumequeue", "index"]
-        if name == "format 1":  # only the log shows that this queue existed
-            lost.remove(f"{_TOPIC}/1")
         for some in itertools.chain(([path] for path in lost), itertools.combinations(lost, 2)):
             if "config/topics.json" in some and any(path.startswith("consumequeue") for path in some):
                 continue  # a broker deletes a topic in this way
@@ -260,7 +233,7 @@ def cases(states: dict[str, State], root: Path, quick: bool) -> Iterator[Case]:
             slots = (*range(64), *range(512, 576)) if path == "spark/state" else range(size)
             for position in slots[::step]:
                 for bit in (position // step % 8,) if quick else range(8):
-                    must = path == "spark/journal" or (path == "spark/journal.json" and name == "format 1")
+                    must = path == "spark/journal"
                     key = f"{name}:{path}:{position}.{bit}"
                     yield "bits of small files", key, state, flip(path, position, bit), must
         segment = max(path for path in tree if path.startswith("commitlog/0") and b'{"messagestore"' in tree[path])
@@ -280,7 +253,7 @@ def lost_ends(root: Path, states: dict[str, State]) -> Iterator[Case]:
     first: list[Step] = [("open",), batch(0, 3), put(0), batch(0, 2, app="other"), batch(1, 12), ("close",)]
     second: list[Step] = [("open",), batch(2, 12), put(1, 1), batch(3, 12), put(2), ("close",)]
     long = _state("two segments", root, TINY, first, second, 44)
-    for state in (states["closed"], states["format 1"], long):
+    for state in (states["closed"], long):
         yield from _lost_ends(state.name, state, MemDisk(root, state.content).tree())
 
 
@@ -290,8 +263,6 @@ def _lost_ends(name: str, state: State, tree: Tree) -> Iterator[Case]:
     starts = _record_starts(tree[segment])
     with_it: list[tuple[str, ...]] = [(), ("spark/state",), ("spark",), ("spark/state", "checkpoint")]
     with_it += [("spark/state", "spark/journal"), ("spark", _BATCH_QUEUE), ("spark", "checkpoint")]
-    if name == "format 1":  # its journal does not say where the log ended
-        with_it.remove(("spark/state", "checkpoint"))
     for some in with_it:
         for start in starts[-1], starts[len(starts) // 2]:
             key = f"{name}:{'+'.join(some)}:missing:zeros from {start} on"
@@ -394,6 +365,7 @@ def look(
     damage(disk)
     if queues and state.name == "closed":
         _read(state, root, disk, verdict)
+
     promise = replace(state.promise, rows={**state.promise.rows}, maybe_batches={*state.promise.maybe_batches})
     appended = 0
     try:
@@ -402,6 +374,7 @@ def look(
                 status = append_encoded(store, app, version, state.promise.rows[(app, version)], SYNC_FLUSH)
                 if status != "known" and not may_cut:
                     verdict.duplicated.append(f"batch {(app, version)} was {status} again")
+
             for app in sorted({app for app, _ in state.promise.rows}):
                 version = 1 + max(version for name, version in state.promise.rows if name == app)
                 promise.rows[(app, version)] = 2
@@ -412,6 +385,7 @@ def look(
         die(root)
         return _refused(disk, must_open, state.promise, verdict, error)
     die(root)
+
     if queues:
         try:
             with MessageStore.open(root, state.config, disk=disk) as store:
@@ -419,6 +393,7 @@ def look(
         except (StoreError, OSError) as error:
             verdict.misread.append(f"refused after the replay: {type(error).__name__}: {error}")
         die(root)
+
     found = checker.check(disk.tree())
     note_faults(verdict, found, "after the replay")
     note_content(verdict, found.bodies, found.queues, promise, (), everything=True)
@@ -504,15 +479,18 @@ def run(seconds: float, seed: int, quick: bool, part: tuple[int, int] = (0, 1), 
         root = folder / "store"
         states = make_states(root)
         every = itertools.chain(swapped(root, TINY), lost_ends(root, states), cases(states, root, quick and not case))
+
         for number, (kind, key, state, damage, must_open) in enumerate(every):
             if key != case if case else number % part[1] != part[0]:
                 continue
             if not quick and time.monotonic() > until_s:
                 break
+
             try:
                 _, verdict = look_any(kind, state, root, damage, must_open)
             except (AssertionError, ArithmeticError, LookupError, ValueError, MemoryError, TypeError) as error:
                 verdict = Verdict(misread=[f"{type(error).__name__}: {error}"])
+
             counts.take(kind, verdict, key, again("replays", seed, key))
             if case:
                 break

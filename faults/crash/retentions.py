@@ -35,7 +35,7 @@ from messagestore import (
     deliver_delayed,
 )
 from messagestore.files.consumer_offsets import publish_offsets
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 _SECONDS = 4.0
 _QUEUES, _ROWS, _LATE = 3, 30, 6
@@ -53,7 +53,9 @@ def retentions(root: Path, chance: random.Random, counts: Counts) -> Verdict:
         for topic in (_MANY, _SINGLE, _LATER):
             store.create_topic(topic, _QUEUES)
         _append(store, 0)
+
     publish_offsets(str(root), _GROUP, {(_MANY, queue_id): 0 for queue_id in range(_QUEUES)})
+
     until_s = time.monotonic() + _SECONDS
     read_end, write_end = os.pipe()
     readers = [
@@ -66,12 +68,14 @@ def retentions(root: Path, chance: random.Random, counts: Counts) -> Verdict:
         in_child(partial(_read_as_group, root, until_s, write_end)),
     ]
     os.close(write_end)
+
     killed: list[Callable[[], object]] = [
         partial(_write, root, chance.randrange(1 << 30)),
         partial(_delete, root),
         partial(_deliver, root),
     ]
     pids = [in_child(work) for work in killed]
+
     while time.monotonic() < until_s:
         time.sleep(chance.random() * 0.3)
         number = chance.choice((0, 1, 1, 2))
@@ -81,15 +85,18 @@ def retentions(root: Path, chance: random.Random, counts: Counts) -> Verdict:
             _kill(pids[number])
             counts.cases["kills of processes beside retention"] += 1
         pids[number] = in_child(killed[number])
+
     for pid in pids:
         _kill(pid)
     with os.fdopen(read_end) as said:
         told = [tuple(map(int, line.split())) for line in said]
+
     failed = sum(not ended(pid) for pid in readers)
     if failed:
         verdict.misread.append(
             f"{failed} of {len(readers)} readers saw something torn, missing, or twice (see the log)"
         )
+
     counts.cases["messages read beside retention"] += sum(seen for seen, _ in told)
     counts.cases["messages that retention took from readers"] += sum(gone for _, gone in told)
     _check(root, verdict, counts)
@@ -127,21 +134,25 @@ def judge_cut(root: Path, acknowledged: int, counts: Counts) -> Verdict:
             verdict.lost.append(
                 f"a reader sees {seen} messages in a queue, {acknowledged + 1} batches were acknowledged"
             )
+
     with MessageStore.open(root, _CONFIG) as store:
         _check_contents(store, verdict)
         ends = {store.max_offset(_MANY, queue_id) for queue_id in range(_QUEUES)}
         last = store.last_batch("many")
         if ends != {0 if last is None else (last.version + 1) * per_queue}:
             verdict.misread.append(f"the queues end at {ends}, and the last batch is {last}")
+
         if acknowledged >= 0:
             request = BatchRequest(app_id="many", version=acknowledged, version_source="user")
             status = store.append_batch(batch_columns("many", acknowledged, _ROWS, _QUEUES), request).status
             if status != "known":
                 verdict.duplicated.append(f"batch {acknowledged} was {status} again")
+
         counts.cases["segments that went before a power cut"] += (
             len(os.listdir(root / "commitlog"))
             < store.writer.end.physical_offset // _CONFIG.mapped_file_size_commit_log
         )
+
     report = verify(root, _CONFIG)
     verdict.misread += [str(each) for each in report.findings]
     return verdict
@@ -225,6 +236,7 @@ def _follow(root: Path, until_s: float, pipe: int, topic: str, queue_id: int, *,
                     for offset, body in zip(offsets, batch["body"].to_pylist(), strict=True):
                         assert _wanted(topic, queue_id, offset) in (None, body), "torn, or another message"
                     start, seen = start + len(offsets), seen + len(offsets)
+
                     while lags and reader.min_offset(topic, queue_id) <= start and time.monotonic() < until_s:
                         time.sleep(0.02)
                     if time.monotonic() > until_s:
@@ -232,6 +244,7 @@ def _follow(root: Path, until_s: float, pipe: int, topic: str, queue_id: int, *,
             except OffsetOutOfRangeError as error:
                 assert error.queue_offset == start < error.min <= error.max, vars(error)
                 gone, start = gone + error.min - start, error.min
+
     assert seen + gone == start
     os.write(pipe, f"{seen} {gone}\n".encode())
 

@@ -75,6 +75,8 @@ MODES = (
     Mode("concurrency", "crash.concurrency", 1, 0.05, "many readers, writers, brokers and streams at once"),
     Mode("deliveries", "crash.deliveries", 2, 0.05, "deliverers of delayed messages die, and a broker takes over"),
     Mode("halves", "crash.halves", 1, 0.05, "transactions interrupted by a kill or a power cut at every operation"),
+    Mode("afar", "crash.afar", 2, 0.1, "faults between Spark and a store on another host, and of its server"),
+    Mode("model", "crash.model", 2, 0.2, "random histories of everything at once, beside a plain model"),
     Mode("mutants", "crash.mutants", 2, 0.0, "bugs planted in the store, each of which must be found"),
 )
 
@@ -132,6 +134,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         epilog="modes:\n" + "\n".join(f"  {mode.name:12} {mode.what}" for mode in MODES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
     parser.add_argument("--only", metavar="MODES", help="run these modes only, with commas between them; otherwise all")
     parser.add_argument("--case", default="", help="run one case of one mode, by the key that a failure printed")
     parser.add_argument("--seed", type=int, default=1, help="for everything that is left to chance (default: 1)")
@@ -146,16 +149,19 @@ def _main(arguments: Sequence[str] | None) -> int:
     )
     parser.add_argument("--part", default="", metavar="I/N", help="run one share of one mode, in this process")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts to a file")
+
     options = parser.parse_args(arguments)
     modes = [mode for mode in MODES if not options.only or mode.name in options.only.split(",")]
     if not modes or (options.case and len(modes) != 1):
         parser.error(f"--only: found {options.only!r}; the modes are {', '.join(mode.name for mode in MODES)}")
+
     if options.case or options.part or options.json:
         counts = run_here(modes[0], options)
         if options.json is not None:
             options.json.write_text(json.dumps(counts.to_dict()))
             return 0
         return report({modes[0].name: counts})
+
     return run_all(modes, options)
 
 
@@ -183,6 +189,7 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
     began_s = time.monotonic()
     total = sum(mode.share for mode in modes) or 1.0
     results = {mode.name: Counts() for mode in modes}
+
     with tempfile.TemporaryDirectory() as folder:
         waiting = []
         for mode in modes:
@@ -193,16 +200,19 @@ def run_all(modes: Sequence[Mode], options: argparse.Namespace) -> int:
                 if options.deep is not None:
                     arguments += ["--deep", f"{options.deep * mode.share / total * options.jobs / parts:.0f}"]
                 waiting.append(Job(mode, arguments, Path(folder, f"{mode.name}-{part}.json")))
+
         running: list[Job] = []
         while waiting or running:
             for job in [job for job in running if is_over(job)]:
                 running.remove(job)
                 results[job.mode.name].add(job.result())
                 print(f"    {job.words}: {time.monotonic() - job.started_s:.0f} s", flush=True)
+
             while waiting and len(running) < options.jobs:
                 running.append(waiting.pop(0))
                 running[-1].start()
             time.sleep(0.05)
+
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     took_s = time.monotonic() - began_s
     print(f"==> {took_s:.0f} s, {used.ru_utime + used.ru_stime:.0f} s of processors, seed {options.seed}")

@@ -41,7 +41,7 @@ from crash.power_cut import (
     choices,
     with_names_in_order,
 )
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 
 __all__ = ["MODES", "FailDisk", "Image", "KillDisk", "Killed", "Operation", "RecordingDisk"]
 
@@ -232,11 +232,14 @@ class KillDisk(Disk):
     linked = _reading("linked")
     open_folder = _reading("open_folder")
     folder_at_path = _reading("folder_at_path")
+    hold_root = _reading("hold_root")
+    root_at_path = _reading("root_at_path")
     check_folders = _reading("check_folders")
     watch = _reading("watch")
     data_ranges = _reading("data_ranges")
     length = _reading("length")
     free = _reading("free")
+    free_names = _reading("free_names")
     used_percent = _reading("used_percent")
     modified_s = _reading("modified_s")
     start_writeback = _reading("start_writeback")

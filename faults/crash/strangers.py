@@ -20,16 +20,17 @@ from pathlib import Path
 from unittest import mock
 
 from crash.harness import SMALL, batch_columns, commit_staged, die
+from crash.simdisk import KillDisk, Operation
 from messagestore import BatchRequest, Message, MessageStore, StoreError, StorePoisonedError
-from messagestore.files import written
+from messagestore.batches.append import append_batch
+from messagestore.batches.staging import StagedChunks, StagedFile, StagingWriter
+from messagestore.files import unsynced as written
 from messagestore.files.consumer_offsets import publish_offsets
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.staging_files import Write, process_token, sweep, sweep_write
 from messagestore.format.record_columns import encode
 from messagestore.log import dispatch
 from messagestore.log.store_files import Paths, StoreFiles
-from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.write.transaction import append_batch
 
 NOBODY = 65534
 _ANSWERS: tuple[type[BaseException], ...] = (StoreError, OSError)
@@ -179,6 +180,8 @@ def _each_root_folder(folder: Path) -> None:
         for path in root.rglob("*"):
             info = path.lstat()
             bits = mode & 0o060
+            if path.name == "lock" or path.suffix == ".lock":  # whoever may not write may not hold it either
+                bits = bits if bits & 0o020 else 0
             allowed = 0o700 | bits | (0o010 if bits else 0) if path.is_dir() else 0o600 | bits
             found = (info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode) & 0o777)
             assert found == (NOBODY, NOBODY, allowed), f"{path}: {found[0]}:{found[1]} {found[2]:o}"
@@ -229,10 +232,10 @@ def _orphans_in_staging(folder: Path) -> None:
             sweep(staging, 86_400.0)
             request = BatchRequest(app_id="app", version=batch, version_source="user")
             with store._attached.writing("a commit") as writer:
-                append_batch(writer, StagedChunks([good]), request)
-            sweep_write([good.path])
-            assert not os.path.exists(lost.path), "a failed attempt is left after its commit"
-            assert other.finish().path, "a file of a live driver was deleted"
+                append_batch(writer, StagedChunks(staging, [good]), request)
+            sweep_write(staging, [good.name])
+            assert not os.path.exists(os.path.join(staging, lost.name)), "a failed attempt is left after its commit"
+            assert other.finish().name, "a file of a live driver was deleted"
             driver.communicate()
             sweep(staging, 86_400.0)
 
@@ -260,11 +263,13 @@ def _torn_bytes_of_years(folder: Path) -> None:
         a_store(root, killed=True)
         shutil.rmtree(root / "spark" / "cut")
         (root / "spark" / "cut").mkdir()
+
         paths = [root / "spark" / "cut" / f"{7:020d}-{now_ms - age * day_ms}.bin" for age in ages]
         for path, size in zip(paths, sizes, strict=True):
             path.touch()
             os.truncate(path, size)
         (root / "spark" / "cut" / "notes.txt").write_text("mine")
+
         StoreFiles(Paths(root), SMALL, None, Disk()).sweep_cut()
         left = sorted(paths[:kept])
         assert sorted((root / "spark" / "cut").glob("*.bin")) == left, f"{ages}, {sizes}"
@@ -318,11 +323,65 @@ def _change(path: Path, how: str) -> None:
         copy.rename(file)
 
 
+def _folder_moved_under_a_session(folder: Path) -> None:
+    """Rename a store's folder at each operation of a session, with a link to another store or that store in its place.
+
+    The other store keeps every byte, and the one that was renamed has all that was acknowledged.
+    """
+    for name in ("store", "other"):
+        with MessageStore.open(folder / "begin" / name, SMALL) as store:
+            store.put_message(Message("single", b"0", queue_id=0, keys=["k"]))
+    number = operations = 0
+    while number <= operations:
+        place = folder / str(number)
+        shutil.copytree(folder / "begin", place)
+        operations = _moved_at(number, place)
+        shutil.rmtree(place)
+        number += 1
+
+
+def _moved_at(number: int, place: Path) -> int:
+    """Rename the folder of a session at one of its operations; return how many there were."""
+    root, moved, other, disk = place / "store", place / "moved", place / "other", KillDisk()
+    there = other if number % 2 else root
+
+    def contents(path: Path) -> Tree:
+        return {name.removeprefix(str(path)): found for name, found in tree_of(path).items()}
+
+    def move(_: Operation) -> None:
+        if len(disk.operations) == number and not moved.exists():
+            root.rename(moved)
+            if number % 2:
+                root.symlink_to(other)
+            else:
+                other.rename(root)
+
+    disk.before, before = move, contents(other)
+    acknowledged: list[bytes] = []
+    with contextlib.suppress(*_ANSWERS), MessageStore.open(root, SMALL, disk=disk) as store:
+        for count in range(1, 8):
+            body = b"%d" % count * 700
+            store.put_message(Message("single" if count % 2 else "new", body, queue_id=0, keys=["k"]))
+            acknowledged.append(body)
+        assert store.append_batch(batch_columns("app-1", 0, 10), BatchRequest("app-1", 0)).status == "appended"
+        acknowledged.append(b"")
+    die(root)
+    if moved.exists():
+        assert contents(there) == before, f"operation {number} changed the other store"
+    with MessageStore.open(moved if moved.exists() else root, SMALL) as store:
+        got = store.get_message("single", 0, 0).messages + store.get_message("new", 0, 0).messages
+        missing = {body for body in acknowledged if body} - {message.body for message in got}
+        assert not missing, f"operation {number}: {len(missing)} acknowledged puts are not in the renamed store"
+        assert b"" not in acknowledged or store.last_batch("app-1") is not None, f"operation {number}: no batch"
+    return len(disk.operations)
+
+
 CASES: dict[str, Callable[[Path], None]] = {
     "files that were just replaced": files_that_were_just_replaced,
     "links to a victim": _links_to_a_victim,
     "folders elsewhere": _folders_elsewhere,
     "root works for the owner": _root_works_for_the_owner,
+    "a folder moved under a session": _folder_moved_under_a_session,
     "orphans in staging": _orphans_in_staging,
     "torn bytes of years": _torn_bytes_of_years,
 }

@@ -7,9 +7,10 @@ operation, and notes with each promise how many operations had been done when it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from crash import hostile
 from crash.harness import SMALL, Promise, Step, die, payload, put_text, run_steps
@@ -255,28 +256,39 @@ def make_base(name: str, root: Path) -> Base:
     """Create one of `BASES` in memory; `root` is where it will live."""
     if name == "empty":
         return Base({}, Promise(), [])
+
     closed, steps, when, nth = _TORN.get(name, (name, [], None, 0))
     config, disk, promise = _CLOSED[closed], MemKillDisk(root), Promise()
     run_steps(root, FILLED, disk, promise, config)
     die(root)
+
     if when is None:
         return Base(disk.content(), promise, FILLED)
+
     disk = MemKillDisk(root, disk.content(), half_writes=True)
     kill_when(disk, when, nth=nth)
     with contextlib.suppress(Killed, StorePoisonedError):
         run_steps(root, [("open",), *steps, ("close",)], disk, promise, config)
     die(root)
+
     if not disk.dead:
         raise AssertionError(f"{name}: nothing was killed")
     return Base(disk.content(), promise, [*FILLED, *steps])
 
 
 class Bases:
-    """Bases, each created on first use; they belong to one place."""
+    """Bases, each created on first use; they belong to one place.
 
-    def __init__(self, root: Path) -> None:
+    Parameters
+    ----------
+    root : Path
+    made : dict of str -> Base
+        Those that there are already.
+    """
+
+    def __init__(self, root: Path, made: Mapping[str, Base] = MappingProxyType({})) -> None:
         self.root = root
-        self._made: dict[str, Base] = {}
+        self._made = {name: replace(base, promise=copy_of(base.promise)) for name, base in made.items()}
 
     def __getitem__(self, name: str) -> Base:
         if name not in self._made:

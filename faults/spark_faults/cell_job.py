@@ -70,6 +70,7 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
     """Run the query of one cell until it ends by itself; then count."""
     place, victim = cell.split(":")
     root, checkpoint = str(folder / "store"), str(folder / "checkpoint")
+
     others = []
     if not folder.exists():
         fill(root, 0 if place == FIRST else ROWS)
@@ -79,6 +80,7 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
         else:
             at = "offsets" if place == FIRST else place
             plan.write_text(f"{at} {os.getpid() if victim == 'driver' else victim} {BATCH}")
+
     runs = 0
     while True:
         runs += 1
@@ -95,6 +97,7 @@ def one(spark: object, folder: Path, cell: str, plan: Path) -> int:
             print("FAILED", cell, *lines[-1:], flush=True)
             if runs >= RUNS and not others:
                 raise
+
     assert not plan.exists(), f"{cell}: nobody came to this place"
     wait_for_zombie(plan)
     check_copied(cell, root, killing.ARRIVING if place == FIRST else ROWS)

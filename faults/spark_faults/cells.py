@@ -66,6 +66,7 @@ def run(cells: dict[str, list[str]], *, say: bool = False) -> Counter[str]:
             for _ in range(len(wanted) + 1):
                 if not left:
                     break
+
                 before = len(left)
                 done = _job(master, Path(folder), left)
                 for line in done.stdout.splitlines():
@@ -75,9 +76,12 @@ def run(cells: dict[str, list[str]], *, say: bool = False) -> Counter[str]:
                         tally[f"Spark cells, victim {cell.partition(':')[2]}"] += 1
                         if say:
                             print(f"{cell:24} each row once, in order; the query ran {runs} times in the last JVM")
+
                 killed = left and left[0].endswith((":jvm", ":zombie", ":driver")) and not Path(folder, "plan").exists()
                 assert not left or killed or len(left) < before, _report(left[0], done)
+
             assert not left, _report(left[0], done)
+
     tally["Spark cells"] = sum(tally.values())
     return tally
 

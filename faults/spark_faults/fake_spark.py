@@ -101,7 +101,11 @@ class Driver:
     ----------
     begins : dict of int to int | None
         The ends of the input's queues when the query asked where it begins, until offsets/0 is written.
+    kind : type of MessageStoreDataSource
+        The data source that the query uses.
     """
+
+    kind: type[MessageStoreDataSource] = FakeSource
 
     def __init__(
         self,
@@ -129,7 +133,7 @@ class Driver:
         self.on_commit: Callable[[Attempt], None] = lambda _: None
 
     def _new_reader(self) -> Any:
-        return FakeSource(dict(self.source_options)).streamReader(READ)
+        return self.kind(dict(self.source_options)).streamReader(READ)
 
     # ---- the micro-batch
 
@@ -229,23 +233,25 @@ class Driver:
         """Create the sink as a planner does."""
         options = dict(self.sink_options)
         if not self.foreach:
-            return FakeSource(options).streamWriter(WRITTEN, overwrite=False)
+            return self.kind(options).streamWriter(WRITTEN, overwrite=False)
         if "txnAppId" in options:
             options["txnVersion"] = str(number)
         if self.checkpoint.query_id:  # as MessageStoreSink does
             options["txnVersionSource"] = "spark"
-        return FakeSource(options).writer(WRITTEN, overwrite=False)
+        return self.kind(options).writer(WRITTEN, overwrite=False)
 
     def _task(self, index: int, number: int, partition: bytes) -> tuple[Any, list[bytes]]:
         """Run all attempts of one task; return its message or None, and the rows that it wrote."""
         self.task_error = None
         for _ in range(self.attempts):
             process = self.faults("task")
+
             try:
                 with process.running():
                     query_id = self.checkpoint.query_id or None
                     process.task(index, query_id, number if query_id else None, self.run_id if query_id else None)
                     reader, writer = pickle.loads(pickle.dumps(self.reader)), pickle.loads(self.writer)
+
                     rows: list[bytes] = []
                     given = pickle.loads(partition)
                     batches = self._transformed(iter(()) if given is None else reader.read(given), rows, process)
@@ -257,6 +263,7 @@ class Driver:
                 continue
             finally:
                 process.die()
+
         return None, []
 
     def _transformed(

@@ -20,7 +20,7 @@ from messagestore import (
     VersionRegressionError,
 )
 from messagestore.files.staging_files import sweep
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from spark_faults.fake_spark import Checkpoint, Driver, Job, QueryFailedError
 from spark_faults.ledger import check, raw_bodies, visible
 from spark_faults.processes import WAIT_S, Killed, Process, site_of
@@ -65,12 +65,14 @@ class History(World):
             (2, self.taken_over),
         ]
         actions = [action for action in actions if self.kinds is None or action[1].__name__ in self.kinds]
+
         weights, calls = zip(*actions, strict=True)
         try:
             with self.process("setup").running(), MessageStore.open(self.input, self.config) as store:
                 store.create_topic("in", QUEUES)
             self.append()
             self.new_query()
+
             self.action_count = self.rng.choices((1, 2, 3, 4), (3, 4, 2, 1))[0]
             for number in range(self.action_count) if only is None else only:
                 self.rng.seed(f"{self.seed} {number}")
@@ -78,6 +80,7 @@ class History(World):
                 self.tally["action " + action.__name__.replace("_", " ")] += 1
                 self.note(f"action {action.__name__}")
                 action()
+
             self.note("finish")
             self.rng.seed(f"{self.seed} end")
             self.finish()
@@ -103,11 +106,13 @@ class History(World):
         driver = self.driver(query)
         if self.drive(query, driver, driver.batches(), stop="commit") != "commit":
             return
+
         attempt, process = driver.attempt, driver.commit_process or Process()
         assert attempt is not None
         self.processes.append(process)
         process.disk.stop_at = len(process.disk.operations) + self.rng.randrange(30)
         self.ledger.attempted(attempt)
+
         errors: list[BaseException] = []
         thread = threading.Thread(target=_commit, args=(driver, process, attempt.version, errors))
         thread.start()
@@ -115,14 +120,17 @@ class History(World):
             pass
         self.asleep = process.disk.stopped.is_set()
         self.tally["a commit sleeps"] += self.asleep
+
         driver.die(zombie=True)
         for _ in range(2):
             after = self.driver(query)
             self.drive(query, after, after.batches())
+
         process.disk.go_on.set()
         thread.join(WAIT_S)
         assert not thread.is_alive(), "a commit never ends"
         self.asleep = False
+
         process.die()
         for error in errors:
             self.tally[f"a sleeper ended with {type(error).__name__}"] += 1
@@ -151,20 +159,24 @@ class History(World):
         self.new_query()
         query = self.queries[-1]
         query.source["startingOffsets"] = "latest"
+
         for _ in range(self.rng.randint(1, 3)):
             driver = self.driver(query)
             stop = self.rng.choice(("offsets", "planned", "task", "commit", "returned"))
             places = driver.batches()
+
             place = self.step(query, driver, places)
             if place == "started":
                 self.append()
             while place not in (stop, "commits", "idle", "failed"):
                 place = self.step(query, driver, places)
+
             self.tally["first batches killed"] += place == stop
             driver.die()
             self.append()
             if place != stop:
                 break
+
             if query.checkpoint.offsets and self.rng.random() < 0.5:
                 query.source["startingOffsets"] = f'{{"in": {{"{QUEUES}": 0}}}}'
                 self.tally["first batches whose place is gone"] += 1
@@ -234,12 +246,14 @@ class History(World):
         """Run a batch job until it succeeds; then the same version with other rows, and an older version."""
         rng = self.rng
         number = sum(label.startswith("j") for label in self.labels.values())
+
         label, version = f"j{number}/", rng.randrange(3)
         rows = [f"{rng.randrange(QUEUES)}/{i}".encode() for i in range(rng.randint(1, 30))]
         sink = {"path": self.out, "topic": "out", "storeConfig": self.settings, "lockTimeout": "20ms"}
         if rng.random() < 0.8:
             sink |= {"txnAppId": f"job-{number}", "txnVersion": str(version)}
         query = Query(label, Checkpoint(""), {}, sink)
+
         for _ in range(TURNS):
             job = self.job(query, rows)
             if rng.random() < 0.6:
@@ -250,6 +264,7 @@ class History(World):
             job.die()
             if job.checkpoint.commits or "txnAppId" not in sink:
                 break
+
         if "txnAppId" in sink:
             self._refused(query, [*rows, b"0/99"], version, BatchConflictError)
             if version:
@@ -324,11 +339,13 @@ class History(World):
         query = self.aside()
         if query is None:
             return
+
         out, away = Path(self.out), Path(self.out + "-away")
         out.rename(away)
         exists = self.rng.random() < 0.5
         if exists:
             out.mkdir()
+
         version = _next(query.checkpoint)
         self.elsewhere = True
         driver = self.driver(query)
@@ -338,9 +355,11 @@ class History(World):
             assert out.exists() is exists, "a refused batch made the folder"
             assert not exists or not list(out.iterdir()), f"a refused batch left {list(out.iterdir())}"
             self.tally["queries without their store"] += 1
+
         driver.die()
         for process in self.processes:
             process.die()
+
         self.elsewhere = False
         if exists:
             out.rmdir()
@@ -355,17 +374,21 @@ class History(World):
         query = self.aside()
         if query is None:
             return
+
         out, away = Path(self.out), Path(self.out + "-away")
         shutil.copytree(out, self.out + "-backup")
+
         before = self.ledger.last(query.app, query.checkpoint.query_id)
         driver = self.driver(query)
         self.drive(query, driver, driver.batches())
         driver.die()
         for process in self.processes:
             process.die()
+
         self.append()
         out.rename(away)
         Path(self.out + "-backup").rename(out)
+
         if not query.done_for and not query.tampered and _next(query.checkpoint) > before + 1:
             self.elsewhere = True
             driver = self.driver(query)
@@ -374,6 +397,7 @@ class History(World):
             self.tally["queries over an older backup"] += 1
         for process in self.processes:
             process.die()
+
         self.elsewhere = False
         shutil.rmtree(out)
         away.rename(out)
@@ -382,6 +406,7 @@ class History(World):
         """Use a second sink under the same app id: the last batch comes again, for another topic."""
         self.append()
         self.run_out()
+
         written = [
             query
             for query in self.queries
@@ -389,11 +414,13 @@ class History(World):
         ]
         if not written or self.gone:
             return
+
         query = self.rng.choice(written)
         twin = Query(query.label, query.checkpoint.copy(), dict(query.source), {**query.sink, "topic": "audit"})
         twin.foreach = query.foreach
         assert twin.checkpoint.last is not None
         twin.checkpoint.commits.discard(twin.checkpoint.last)
+
         driver = self.driver(twin)
         driver.on_commit = lambda _: None
         try:
@@ -407,6 +434,7 @@ class History(World):
             self.tally["second topics refused"] += refused
         else:
             assert driver.attempt is None or not driver.attempt.rows, f"{driver.attempt}: passed for a replay"
+
         driver.die()
 
     def taken_over(self) -> None:
@@ -419,14 +447,17 @@ class History(World):
         known = [query for query in known if self.ledger.last(query.app, query.checkpoint.query_id) >= 0]
         if not known:
             return
+
         old = self.rng.choice(known)
         new = Query(f"n{len(self.queries)}/", Checkpoint(self.identifier()), dict(old.source), dict(old.sink))
         new.source["startingOffsets"], new.foreach = "earliest", old.foreach
+
         self.append()
         self._other_query(new, {})
         self.queries.append(new)
         old.done_for = old.replaced = True
         new.sink["onNewQuery"] = "continue"
+
         for _ in range(TURNS):
             driver = self.driver(new)
             self.draw_fault(driver)
@@ -435,6 +466,7 @@ class History(World):
             driver.die()
             if end == "idle":
                 break
+
         del new.sink["onNewQuery"]
         if self.ledger.owners[new.app] == new.checkpoint.query_id:
             self.tally["apps taken over"] += 1

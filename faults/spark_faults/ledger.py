@@ -98,6 +98,7 @@ def visible(root: str, topic: str) -> dict[int, list[bytes]]:
 def raw_bodies(root: str, topic: str) -> dict[int, list[bytes]]:
     """Read the same from the CommitLog's bytes with a second codec; the log ends at the first zero."""
     found: dict[int, list[bytes]] = defaultdict(list)
+
     for segment in sorted((Path(root) / "commitlog").iterdir()):
         data = segment.read_bytes()
         at = 0
@@ -107,6 +108,7 @@ def raw_bodies(root: str, topic: str) -> dict[int, list[bytes]]:
                 break
             if size == 0:
                 return found
+
             record = reference.decode(data[at : at + size])
             assert record["physical_offset"] == int(segment.name) + at
             if record["topic"] == topic:
@@ -130,6 +132,7 @@ def check(queues: dict[int, list[bytes]], ledger: Ledger, apps: dict[str, str]) 
     there = Counter(body for bodies in queues.values() for body in bodies)
     twice = [body for body, count in there.items() if count > 1]
     assert not twice, f"duplicated: {twice[:5]}"
+
     allowed: set[bytes] = set()
     for key, attempts in ledger.tried.items():
         sure = ledger.sure.get(key)
@@ -138,11 +141,14 @@ def check(queues: dict[int, list[bytes]], ledger: Ledger, apps: dict[str, str]) 
             assert not lost, f"{key}: lost {lost[:5]}"
             allowed.update(sure.rows)
             continue
+
         kept = [attempt for attempt in attempts if attempt.rows and all(row in there for row in attempt.rows)]
         whole = max(kept, key=lambda attempt: len(attempt.rows), default=None)
         allowed.update([] if whole is None else whole.rows)
+
     strange = [body for body in there if body not in allowed]
     assert not strange, f"a part of a batch, or rows that nobody gave: {strange[:5]} ({apps})"
+
     for queue_id, bodies in queues.items():
         last: dict[tuple[bytes, bytes], int] = {}
         for body in bodies:

@@ -18,11 +18,14 @@ import pytest
 
 from crash.simdisk import KillDisk, Killed, Operation
 from messagestore import StoreConfig, message_store
+from messagestore.batches.staging import StagingWriter
 from messagestore.session import AttachedStore
 from messagestore.spi import Proven
 from messagestore.spi.local import LocalReader, LocalWriter
-from messagestore.write.staging import StagingWriter
-from pyspark_messagestore import follower, same_log, sink, source
+from messagestore.spi.location import Location
+from pyspark_messagestore.sink import writers as sink
+from pyspark_messagestore.source import follower, same_log
+from pyspark_messagestore.source import readers as source
 
 T = TypeVar("T")
 _current = threading.local()
@@ -116,8 +119,6 @@ class Process:
         path = os.path.realpath(os.fspath(root))
         if path not in self.stores:
             self.stores[path] = _Store(path, config or StoreConfig(), self.disk)
-        elif config is not None:
-            self.stores[path].use(config)
         return self.stores[path]
 
     def task(self, partition_id: int, query_id: str | None, batch_id: int | None, run_id: str | None = None) -> None:
@@ -159,13 +160,15 @@ class _Writer(LocalWriter):
 class ProcessStores:
     """Opens stores as the process that the calling thread plays; tasks pickle it by its name."""
 
-    def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> LocalReader:
+    def reader(
+        self, path: Location | str, config: StoreConfig | None = None, proven: Proven | None = None
+    ) -> LocalReader:
         """Return a reader; reading changes nothing, so it needs no process."""
         return LocalReader(path, config, proven)
 
     def writer(
         self,
-        path: str,
+        path: Location | str,
         config: StoreConfig,
         *,
         staging_ttl_s: float,

@@ -141,6 +141,7 @@ def main() -> int:
     parser.add_argument("--actions", help="some of its actions: 0,3")
     parser.add_argument("--cell", action="append", help="a cell on a real Spark, place:victim; or `quick`, or `all`")
     arguments = parser.parse_args()
+
     tally: Counter[str] = Counter()
     try:
         if arguments.cell is not None:
@@ -156,6 +157,7 @@ def main() -> int:
     except AssertionError:
         traceback.print_exc()
         return 1
+
     for name, count in sorted(tally.items()):
         print(f"{count:8,}  {name}")
     return 0

@@ -64,17 +64,21 @@ class World:
         self.rng = random.Random(seed)
         self.tally = tally
         self.story: list[str] = []
+
         self.out = str(folder / "out")
         self.input = self.out if self.rng.random() < 0.6 else str(folder / "in")
+
         settings = folder / "small.properties"
         settings.write_text(PROPERTIES + "cleanInterval=1ms\n" * (self.rng.random() < 0.5))
         self.config = StoreConfig.load(settings).replace(lock_timeout="20ms")
         self.settings = str(settings)
+
         self.ledger = Ledger()
         self.labels: dict[str, str] = {}
         self.written = 0
         self.seen: dict[bytes, int] = {}
         self.gone: set[bytes] = set()
+
         self.queries: list[Query] = []
         self.processes: list[Process] = []
         self.doom: dict[str, dict[str, object]] = {}
@@ -105,6 +109,7 @@ class World:
         rng = self.rng
         kind = rng.choice(("none", "task", "bad row", "commit", "commit", "commit", "raises after", "planner", "abort"))
         half = rng.random() < 0.5
+
         if kind == "commit" and rng.random() < 0.6:
             self.doom["commit"] = {"site": (rng.choice(COMMIT_SITES), rng.randrange(3)), "half": half}
         elif kind == "commit":
@@ -243,10 +248,13 @@ class World:
         queue_ids = [rng.randrange(QUEUES) for _ in range(rng.randint(1, 25))]
         bodies = [f"{queue_id}/{self.written + i:0{400 * fat}}".encode() for i, queue_id in enumerate(queue_ids)]
         self.written += len(bodies)
+
         self.note(f"append {bodies[0]!r} and {len(bodies) - 1} more")
+
         process = Process(rng.randrange(40) if rng.random() < 0.2 else None)
         self.processes.append(process)
         numbers = range(self.written, self.written + len(bodies)) if rng.random() < 0.3 else None
+
         try:
             with process.running(), MessageStore.open(self.input, self.config) as store:
                 if rng.random() < 0.4:

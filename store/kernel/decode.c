@@ -103,7 +103,7 @@ PyObject *kernel_frame(PyObject *module, PyObject *arguments) {
         const uint8_t *p = data.bytes + start;
         if (!frame_of(p, size, &f) || f.size != size) break;
         if (promises && !is_promised(p, &f, &promised, good)) break;
-        if (verify && !crcs_match(p, &f)) break;
+        if (verify && (!crcs_match(p, &f) || crc_name_is_damaged(p, &f))) break;
         rows[good] = (Row){start,       start + f.topic,   start + f.properties, f.body, f.body_size, f.topic_size,
                            f.properties_size, f.sys_flag, CLEAN};
         body_bytes += f.body_size;

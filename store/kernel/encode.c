@@ -12,7 +12,7 @@
 enum { GOOD, BAD_ROW, DAMAGED, TOO_SMALL };
 
 enum { MAX_QUEUE_ID = 65535, MAX_FIELDS = 8, KNOWN_NAMES = 16 };
-enum { BODY_FIELD = 0, KEYS_FIELD = 2, TAGS_FIELD = 3, PROPERTIES_FIELD = 4 }; /* their numbers in the digests */
+enum { BODY_FIELD = 0, KEYS_FIELD = 2, TAGS_FIELD = 3, PROPERTIES_FIELD = 4 }; /* their numbers in the digest */
 
 /* ---- columns */
 
@@ -82,7 +82,7 @@ static inline bool text_of(const Column *column, int64_t i, Text *text) {
 
 typedef struct {
     long number;
-    Py_buffer values, present; /* int32[n] or uint64[n], and bool[n] or nothing */
+    Py_buffer values, present; /* uint64[n], and bool[n] or nothing */
 } Field;
 
 typedef struct {
@@ -98,7 +98,7 @@ typedef struct {
     Py_buffer topic_codes, topic_bytes, topic_ends, topic_magics, topic_hashes; /* codes: nothing if all are 0 */
     Py_buffer reserved, reserved_ends;
     Py_buffer stamps; /* the properties behind the user's, the same in each record */
-    Fields digest, earlier; /* of rowsum-2 and of rowsum-1, besides body, keys, tags and properties */
+    Fields digest; /* besides body, keys, tags and properties */
     int64_t topic_count, reserved_count, max_body_size;
     bool property_crc;
 } Batch;
@@ -110,12 +110,10 @@ static void drop_batch(Batch *b) {
                             &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved, &b->reserved_ends,
                             &b->stamps};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) PyBuffer_Release(buffers[i]);
-    Fields *digests[] = {&b->digest, &b->earlier};
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < digests[k]->count; i++) {
-            PyBuffer_Release(&digests[k]->fields[i].values);
-            PyBuffer_Release(&digests[k]->fields[i].present);
-        }
+    for (int i = 0; i < b->digest.count; i++) {
+        PyBuffer_Release(&b->digest.fields[i].values);
+        PyBuffer_Release(&b->digest.fields[i].present);
+    }
 }
 
 /* Whether ends of int64 begin at 0 or above, never go back, and stay within `size`. */
@@ -133,7 +131,7 @@ static bool ends_fit(const Py_buffer *ends, int64_t count, int64_t size, const c
 }
 
 /* From None, which leaves the digest out, or a tuple of (number, values, present). */
-static bool take_fields(PyObject *from, Fields *f, int64_t n, Py_ssize_t width) {
+static bool take_fields(PyObject *from, Fields *f, int64_t n) {
     if (from == Py_None) return true;
     f->wanted = true;
     Py_ssize_t count = PyTuple_Check(from) ? PyTuple_Size(from) : -1;
@@ -157,7 +155,7 @@ static bool take_fields(PyObject *from, Fields *f, int64_t n, Py_ssize_t width) 
             return false;
         }
         before = field->number;
-        if (!holds(&field->values, n, width, "fields") ||
+        if (!holds(&field->values, n, 8, "fields") ||
             (field->present.buf != NULL && !holds(&field->present, n, 1, "fields")))
             return false;
     }
@@ -170,14 +168,14 @@ static bool optional(const Py_buffer *buffer, int64_t count, Py_ssize_t width, c
 
 /* Take the arguments and compare every size with its buffer. On failure, an exception is set; `drop_batch` is due. */
 static bool take_batch(PyObject *from, Batch *b) {
-    PyObject *body, *key_lists, *keys, *unique_key, *tags, *pair_lists, *names, *values, *digest, *earlier;
+    PyObject *body, *key_lists, *keys, *unique_key, *tags, *pair_lists, *names, *values, *digest;
     long long n, max_body_size;
     int property_crc;
     memset(b, 0, sizeof *b);
-    if (!PyArg_ParseTuple(from, "LOOOOOOOOy*y*z*z*z*y*y*y*y*y*y*OOy*Lp", &n, &body, &key_lists, &keys, &unique_key, &tags,
+    if (!PyArg_ParseTuple(from, "LOOOOOOOOy*y*z*z*z*y*y*y*y*y*y*Oy*Lp", &n, &body, &key_lists, &keys, &unique_key, &tags,
                           &pair_lists, &names, &values, &b->head, &b->queue_ids, &b->flags, &b->times, &b->topic_codes,
                           &b->topic_bytes, &b->topic_ends, &b->topic_magics, &b->topic_hashes, &b->reserved,
-                          &b->reserved_ends, &digest, &earlier, &b->stamps, &max_body_size, &property_crc))
+                          &b->reserved_ends, &digest, &b->stamps, &max_body_size, &property_crc))
         return false;
     b->n = n;
     b->max_body_size = max_body_size;
@@ -215,7 +213,7 @@ static bool take_batch(PyObject *from, Batch *b) {
            ends_fit(&b->reserved_ends, b->reserved_count, b->reserved.len, "reserved") &&
            holds(&b->queue_ids, n, 4, "queue_ids") && optional(&b->flags, n, 4, "flags") &&
            optional(&b->times, n, 8, "times") && optional(&b->topic_codes, n, 8, "topic_codes") &&
-           take_fields(digest, &b->digest, n, 8) && take_fields(earlier, &b->earlier, n, 4);
+           take_fields(digest, &b->digest, n);
 }
 
 /* ---- one row */
@@ -297,12 +295,7 @@ static int measure(const Batch *b, int64_t row, Row *r) {
 /* ---- the names of properties: mostly those of the row before */
 
 typedef struct {
-    Text text;
-    uint32_t hash;
-} Name;
-
-typedef struct {
-    Name names[KNOWN_NAMES]; /* of the row before: legal, and all different */
+    Text names[KNOWN_NAMES]; /* of the row before: legal, and all different */
     int64_t count;
 } Names;
 
@@ -337,23 +330,22 @@ static bool names_are_legal(const Batch *b, const Row *r, Names *known) {
     for (int64_t k = 0; k < count; k++) {
         Text name;
         if (!text_of(&b->names, r->first_pair + k, &name)) return false;
-        if (k < known->count && same(name, known->names[k].text)) continue;
+        if (k < known->count && same(name, known->names[k])) continue;
         changed = true;
         if (!name_is_legal(b, name)) return false;
         if (k >= KNOWN_NAMES) continue;
-        known->names[k].text = name;
-        if (b->earlier.wanted) known->names[k].hash = java_hash(0, name.at, (size_t)name.size);
+        known->names[k] = name;
     }
     if (!changed) return true;
     known->count = count < KNOWN_NAMES ? count : KNOWN_NAMES;
     if (count > KNOWN_NAMES) return !name_is_twice(b, r);
     for (int64_t i = 1; i < count; i++)
         for (int64_t k = 0; k < i; k++)
-            if (same(known->names[i].text, known->names[k].text)) return false;
+            if (same(known->names[i], known->names[k])) return false;
     return true;
 }
 
-/* ---- the digest rowsum-2 (row_digest.py): each field that is there is an item, of its number and its hash */
+/* ---- the digest (row_digest.py): each field that is there is an item, of its number and its hash */
 
 typedef struct {
     uint8_t bytes[16 * (MAX_FIELDS + 4)];
@@ -379,69 +371,12 @@ static inline void add_fields(const Fields *f, int64_t row, Items *items, long b
     }
 }
 
-/* ---- the digest rowsum-1 of earlier releases (earlier_digest.py) */
-
-static inline uint32_t mixed_with(uint32_t mixed, uint32_t value, uint32_t number) {
-    mixed = (mixed ^ (value + number)) * 0x9E3779B1u;
-    return mixed ^ mixed >> 15;
-}
-
-static inline uint32_t fmix(uint32_t x) {
-    x = (x ^ x >> 16) * 0x85EBCA6Bu;
-    x = (x ^ x >> 13) * 0xC2B2AE35u;
-    return x ^ x >> 16;
-}
-
-static inline uint64_t splitmix64(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
-static uint32_t mixed_fields(const Fields *f, int64_t row, uint32_t mixed, int *next, long below) {
-    for (; *next < f->count && f->fields[*next].number < below; ++*next) {
-        const Field *field = &f->fields[*next];
-        if (!is_present(field, row)) continue;
-        mixed = mixed_with(mixed, (uint32_t)native_i32((const uint8_t *)field->values.buf + 4 * row), (uint32_t)field->number);
-    }
-    return mixed;
-}
-
-/* The hash of a row that was checked. */
-static uint64_t earlier_hash(const Batch *b, const Row *r, int64_t row, uint32_t crc, const Names *known) {
-    int next = 0;
-    Text text, value;
-    uint32_t mixed = mixed_fields(&b->earlier, row, 0, &next, KEYS_FIELD);
-    if (r->last_key > r->first_key) {
-        uint32_t joined = 0;
-        for (int64_t i = r->first_key; i < r->last_key; i++) {
-            if (i > r->first_key) joined = 31 * joined + ' ';
-            if (text_of(&b->keys, i, &text)) joined = java_hash(joined, text.at, (size_t)text.size);
-        }
-        mixed = mixed_with(mixed, joined, KEYS_FIELD);
-    }
-    if (r->tags.at != NULL) mixed = mixed_with(mixed, java_hash(0, r->tags.at, (size_t)r->tags.size), TAGS_FIELD);
-    if (r->last_pair > r->first_pair) {
-        uint32_t sum = 0;
-        for (int64_t i = r->first_pair; i < r->last_pair; i++) {
-            int64_t k = i - r->first_pair;
-            if (!text_of(&b->names, i, &text) || !text_of(&b->values, i, &value)) continue;
-            uint32_t hash = k < KNOWN_NAMES ? known->names[k].hash : java_hash(0, text.at, (size_t)text.size);
-            sum += fmix(hash * 31 + java_hash(0, value.at, (size_t)value.size));
-        }
-        mixed = mixed_with(mixed, sum, PROPERTIES_FIELD);
-    }
-    mixed = mixed_fields(&b->earlier, row, mixed, &next, 1 << 30);
-    return splitmix64((uint64_t)crc << 32 | mixed);
-}
-
 /* ---- encoding */
 
 typedef struct {
     uint8_t *data, *starts, *tags_codes, *key_hashes, *key_counts;
     int64_t size, key_hash_count; /* the room there is */
-    uint64_t hash_sum, earlier_hash_sum;
+    uint64_t hash_sum;
 } Output;
 
 static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *position, int64_t *key_position, Names *known,
@@ -533,7 +468,6 @@ static int encode_row(const Batch *b, int64_t row, Output *out, int64_t *positio
         add_fields(&b->digest, row, &items, 1 << 30);
         out->hash_sum += xxh3(items.bytes, items.size);
     }
-    if (b->earlier.wanted) out->earlier_hash_sum += earlier_hash(b, &r, row, crc, known);
     put_native_64(out->starts + 8 * place, (uint64_t)*position);
     put_native_64(out->tags_codes + 8 * place, (uint64_t)(int64_t)tags_code);
     put_native_32(out->key_counts + 4 * place, (uint32_t)r.key_count);
@@ -601,7 +535,7 @@ PyObject *kernel_encode_size(PyObject *module, PyObject *batch) {
     return found;
 }
 
-/* encode(batch, order or None, data, starts, tags_codes, key_hashes, key_counts): the sums of the row hashes, or None. */
+/* encode(batch, order or None, data, starts, tags_codes, key_hashes, key_counts): the sum of the row hashes, or None. */
 PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
     (void)module;
     Batch b;
@@ -612,7 +546,7 @@ PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
     if (take_batch(batch, &b) && optional(&order, b.n, 8, "order") && holds(&starts, b.n + 1, 8, "starts") &&
         holds(&tags_codes, b.n, 8, "tags_codes") && holds(&key_counts, b.n, 4, "key_counts") &&
         item_count(&key_hashes, 4, "key_hashes") >= 0) {
-        Output out = {data.buf, starts.buf, tags_codes.buf, key_hashes.buf, key_counts.buf, data.len, key_hashes.len / 4, 0, 0};
+        Output out = {data.buf, starts.buf, tags_codes.buf, key_hashes.buf, key_counts.buf, data.len, key_hashes.len / 4, 0};
         Names known;
         known.count = 0;
         int64_t position = 0, key_position = 0, row = 0;
@@ -634,7 +568,7 @@ PyObject *kernel_encode(PyObject *module, PyObject *arguments) {
         if (code == BAD_ROW)
             found = Py_NewRef(Py_None);
         else if (!raised(code, row))
-            found = Py_BuildValue("KK", (unsigned long long)out.hash_sum, (unsigned long long)out.earlier_hash_sum);
+            found = PyLong_FromUnsignedLongLong(out.hash_sum);
     }
     drop_batch(&b);
     PyBuffer_Release(&order);

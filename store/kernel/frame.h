@@ -67,6 +67,25 @@ static inline bool frame_of(const uint8_t *p, int64_t available, Frame *f) {
     return f->properties_size == left;
 }
 
+/* Whether the ten digits at `found` are those of the CRC of a record's first bytes, with the separator behind them. */
+static inline bool crc_digits_match(const uint8_t *p, int32_t covered, const uint8_t *found) {
+    uint32_t crc = crc32_update(0, p, (size_t)covered) & CRC_MASK;
+    for (int i = 0; i < 10; i++, crc /= 10) /* the last digit comes first */
+        if (found[i] != '0' + crc % 10) return false;
+    return found[10] == 0x02;
+}
+
+/* Whether the record ends in the value of `__CRC32#`, and most of the name before it is right, but not all: bits of the
+ * name were flipped. A property of another name has that value by chance once in 2^31 times. */
+static inline bool crc_name_is_damaged(const uint8_t *p, const Frame *f) {
+    if (f->properties_size < PROPERTY_CRC_SIZE) return false;
+    int32_t covered = f->size - PROPERTY_CRC_SIZE;
+    int same = 0;
+    for (int i = 0; i < PROPERTY_CRC_BEGIN_SIZE; i++) same += p[covered + i] == "__CRC32#\x01"[i];
+    if (same == PROPERTY_CRC_BEGIN_SIZE || 2 * same < PROPERTY_CRC_BEGIN_SIZE) return false;
+    return crc_digits_match(p, covered, p + covered + PROPERTY_CRC_BEGIN_SIZE);
+}
+
 /* Whether BODYCRC and, if the record ends in one, `__CRC32#` are those of its bytes. */
 static inline bool crcs_match(const uint8_t *p, const Frame *f) {
     if (f->body_size && (crc32_update(0, p + f->body, (size_t)f->body_size) & CRC_MASK) != f->body_crc) return false;
@@ -74,11 +93,7 @@ static inline bool crcs_match(const uint8_t *p, const Frame *f) {
     int32_t covered = f->size - PROPERTY_CRC_SIZE;
     const uint8_t *found = p + covered;
     if (memcmp(found, "__CRC32#\x01", PROPERTY_CRC_BEGIN_SIZE) != 0) return true;
-    uint32_t crc = crc32_update(0, p, (size_t)covered) & CRC_MASK;
-    found += PROPERTY_CRC_BEGIN_SIZE;
-    for (int i = 0; i < 10; i++, crc /= 10) /* the last digit comes first */
-        if (found[i] != '0' + crc % 10) return false;
-    return found[10] == 0x02;
+    return crc_digits_match(p, covered, found + PROPERTY_CRC_BEGIN_SIZE);
 }
 
 #endif

@@ -1,8 +1,8 @@
 """A message store in Apache RocketMQ's file format, for Python. No broker has to run.
 
-`MessageStore` writes and reads a store, `ReadOnlyStore` only reads one, `Message` is what is put, and `StoreConfig`
-holds the settings. Every error is a `StoreError`. The names in `__all__` are the public interface; everything else may
-change.
+`MessageStore` writes and reads a store, `ReadOnlyStore` only reads one, `Consumer` reads topics as a member of a group,
+`Message` is what is put, and `StoreConfig` holds the settings. Every error is a `StoreError`. The names in `__all__`
+are the public interface; everything else may change.
 
 Examples
 --------
@@ -13,10 +13,19 @@ Examples
 b'EWR to IAH'
 """
 
+from messagestore.batches.append import BatchRequest, BatchResult, StoredBatch
+from messagestore.broker.delivery import Delivered
+from messagestore.broker.expired import ExpiredFiles
+from messagestore.broker.half_checks import CheckReport, LocalTransactionState
+from messagestore.broker.halves import HalfMessage
+from messagestore.consume.consumer import Consumer
+from messagestore.consume.messages import ConsumedMessage
 from messagestore.errors import (
+    AccessDeniedError,
     AppendMessageStatus,
     BatchConflictError,
     ChecksumError,
+    CommitUnknownError,
     ConfigError,
     CorruptionError,
     HalfMessageEndedError,
@@ -26,6 +35,7 @@ from messagestore.errors import (
     NotAStoreError,
     NotRecoveredError,
     OffsetOutOfRangeError,
+    ProtocolError,
     PutMessageStatus,
     QueryConflictError,
     StoreClosedError,
@@ -34,6 +44,7 @@ from messagestore.errors import (
     StoreLockedError,
     StorePermissionError,
     StorePoisonedError,
+    StoreUnavailableError,
     StoreWentBackwardsError,
     TornRecordError,
     UnknownTopicError,
@@ -49,27 +60,26 @@ from messagestore.format.message import (
     PutMessageResult,
 )
 from messagestore.format.record_columns import MessageColumns
-from messagestore.half_checks import CheckReport, LocalTransactionState
-from messagestore.half_messages import HalfMessage
-from messagestore.log.expired import ExpiredFiles
 from messagestore.message_batch import MessageBatch
 from messagestore.message_store import MessageStore, deliver_delayed
 from messagestore.read_only_store import ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
-from messagestore.write.delivery import Delivered
-from messagestore.write.statistics import StoreStats, TopicStats
-from messagestore.write.transaction import BatchRequest, BatchResult, StoredBatch
+from messagestore.writer.statistics import StoreStats, TopicStats
 
 __all__ = [
     "ASYNC_FLUSH",
     "SYNC_FLUSH",
+    "AccessDeniedError",
     "AppendMessageStatus",
     "BatchConflictError",
     "BatchRequest",
     "BatchResult",
     "CheckReport",
     "ChecksumError",
+    "CommitUnknownError",
     "ConfigError",
+    "ConsumedMessage",
+    "Consumer",
     "CorruptionError",
     "Delivered",
     "ExpiredFiles",
@@ -90,6 +100,7 @@ __all__ = [
     "NotRecoveredError",
     "OffsetOutOfRangeError",
     "OpenHalf",
+    "ProtocolError",
     "PutMessageResult",
     "PutMessageStatus",
     "QueryConflictError",
@@ -103,6 +114,7 @@ __all__ = [
     "StorePermissionError",
     "StorePoisonedError",
     "StoreStats",
+    "StoreUnavailableError",
     "StoreWentBackwardsError",
     "StoredBatch",
     "TopicStats",

@@ -414,6 +414,36 @@ class LostBatchesError(StoreError, RuntimeError):
         self.version = version
 
 
+class StoreUnavailableError(StoreError, ConnectionError):
+    """The server of a store on another host gave no answer, or no answer that counts, within `retryTimeout`."""
+
+
+class CommitUnknownError(StoreUnavailableError):
+    """A commit got no answer. The batch may be in the log or not, so commit it again: it is recognised if it is there.
+
+    Nothing that was staged is deleted.
+    """
+
+
+class AccessDeniedError(StoreError, PermissionError):
+    """The server of a store refuses the token or the certificate of this client, or the token's role does not allow the
+    request.
+
+    Attributes
+    ----------
+    unknown : bool
+        The server does not know who asks: the token is missing or wrong.
+    """
+
+    unknown = False
+
+
+class ProtocolError(StoreError, ValueError):
+    """A message between client and server of a store is not one that the receiver knows: the versions differ, or the
+    message was damaged or cut.
+    """
+
+
 # ---- the disk must be looked at
 
 

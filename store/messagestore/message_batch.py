@@ -107,10 +107,12 @@ class MessageBatch:
             raise MessageIllegalError("batch: found no message; give at least one", field="batch")
         for message in messages:
             arguments.instance("messages", message, Message)
+
         first, now_ms = messages[0], time.time_ns() // 1_000_000
         for row, message in enumerate(messages):
             _check_of_batch(message, first, row)
         times = [now_ms if m.born_timestamp_ms is None else m.born_timestamp_ms for m in messages]
+
         columns = {
             "body": list_array([memoryview(m.body).tobytes() for m in messages], pa.binary()),
             "tags": list_array([m.tags for m in messages], pa.string()),
@@ -121,6 +123,7 @@ class MessageBatch:
             "flag": list_array([m.flag for m in messages], pa.int32()),
             "born_timestamp_ms": list_array(times, pa.int64()),
         }
+
         return cls.from_arrow(pa.record_batch(columns), topic=first.topic, queue_id=first.queue_id or 0)
 
 
@@ -131,15 +134,18 @@ def _check_of_batch(message: Message, first: Message, row: int) -> None:
         if found != wanted:
             fault = f"{name}: found {found!r}; allowed is {wanted!r}, as in the first message. Use append_batch"
             raise MessageIllegalError(fault, field=name, row=row)
+
     for name in _OF_THE_BATCH:
         found, wanted = getattr(message, name), getattr(_NEW, name)
         if found != wanted:
             fault = f"{name}: found {found!r}; allowed in a batch is {wanted!r}. Put this message by itself"
             raise MessageIllegalError(fault, field=name, row=row)
+
     record.size_of_body(message.body, row)
     check_keys(message.keys, row)
     check_tags(message.tags, row)
     check_properties(message.properties, row)
+
     error = record.bad_number(message, first.queue_id or 0, row)
     if error is not None:
         raise error

@@ -11,113 +11,86 @@ Examples
 ...     [message.body for message in store.get_message("flights", 0, queue_offset=0).messages]
 [b'EWR to IAH']
 
-The classes check their arguments and pass the work on: appending is in `write`, reading in `read`.
+The classes check their arguments and pass the work on: putting is in `puts`, batches are in `batches`, and reading is
+in `read`.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+import threading
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cached_property, partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any
 
 import pyarrow as pa
 
+from messagestore.batches.append import (
+    BatchRequest,
+    BatchResult,
+    Chunks,
+    StoredBatch,
+    append_batch,
+    last_batch,
+)
+from messagestore.broker import retries
+from messagestore.broker.delivery import Delivered
+from messagestore.broker.expired import ExpiredFiles, asked_for
+from messagestore.broker.half_checks import Check, CheckReport, HalfChecks
+from messagestore.broker.halves import HalfMessage, HalfMessages
 from messagestore.errors import (
-    AppendMessageStatus,
     ConfigError,
     MessageIllegalError,
     PutMessageStatus,
     StoreClosedError,
     StoreError,
     StorePoisonedError,
-    note_statuses,
 )
-from messagestore.files.mapped_file import Disk
-from messagestore.files.subscription_groups import SubscriptionGroupConfig, SubscriptionGroups
+from messagestore.files.disk import Disk
+from messagestore.files.subscription_groups import SubscriptionGroupConfig
 from messagestore.files.topics import PERM_READ_WRITE, TopicConfig
-from messagestore.format import arguments, javahash, record, record_columns, record_encode, rerouting
+from messagestore.format import arguments, record_columns
 from messagestore.format.batch_record import SOURCE_SPARK, check_app_id
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
 from messagestore.format.half_records import OpenHalf
-from messagestore.format.hosts import offset_message_id
-from messagestore.format.layout import SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
 from messagestore.format.message import (
-    ANY_QUEUE,
-    MAX_GROUP_TOPIC_SIZE,
-    RETRY_PREFIX,
     Message,
     MessageExt,
     PutMessageResult,
-    check_delay_level,
     check_group,
-    check_queue_id,
     check_topic,
 )
-from messagestore.format.properties import (
-    check_keys,
-)
+from messagestore.format.message_columns import ArrowStream, columns_of
 from messagestore.format.record_columns import MessageColumns
 from messagestore.format.record_decode import COLUMNS
-from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
+from messagestore.format.rows import Rows
 from messagestore.format.unique_key import new_unique_key
-from messagestore.half_checks import Check, CheckReport, HalfChecks
-from messagestore.half_messages import HalfMessage, HalfMessages
-from messagestore.log.expired import ExpiredFiles, asked_for
-from messagestore.log.refusals import check_writable_topic
 from messagestore.message_batch import MessageBatch
+from messagestore.puts import DEFAULT_QUEUE_NUMS, Puts
+from messagestore.read.ahead import Ahead
 from messagestore.read.log_follower import Listener, LogFollower, follow_messages
 from messagestore.read.view import StoreView
 from messagestore.read_only_store import CHUNK_ROWS, ReadOnlyStore
 from messagestore.recovery.report import RecoveryReport
-from messagestore.session import attached_store
-from messagestore.write import retries
-from messagestore.write.delivery import Delivered
-from messagestore.write.log_writer import LogWriter
-from messagestore.write.promised_puts import OnewayPut, PutFuture, in_doubt
-from messagestore.write.states import Health
-from messagestore.write.statistics import StoreStats, clock
-from messagestore.write.transaction import (
-    BatchRequest,
-    BatchResult,
-    Chunks,
-    StoredBatch,
-    append_batch,
-    digests_needed,
-    last_batch,
-)
+from messagestore.session import CHANGEABLE, AttachedStore, attached_store
+from messagestore.writer.log_writer import LogWriter
+from messagestore.writer.states import Health
+from messagestore.writer.statistics import StoreStats
 
-DEFAULT_QUEUE_NUMS = 8
-CHANGEABLE = ("max_message_size", "max_msgs_num_batch", "put_in_flight_size", "sync_flush_timeout")
-"""The settings of an open store that `MessageStore.alter_config` changes."""
 _ENCODERS = 2
-_STORED = (PutMessageStatus.PUT_OK, AppendMessageStatus.PUT_OK)
-_NOTHING_WAITS: list[tuple[str, str]] = []
-_Put = TypeVar("_Put", "Message", "MessageBatch")
+_log = logging.getLogger(__name__)
 
 
-def _settings(config: StoreConfig | None) -> StoreConfig:
-    return StoreConfig() if config is None else arguments.instance("config", config, StoreConfig)
-
-
-def _note_failure(error: BaseException) -> None:
-    """Give an error of a put RocketMQ's statuses, if the operating system raised it and nobody did before."""
-    unknown = PutMessageStatus.UNKNOWN_ERROR
-    if isinstance(error, OSError) and getattr(error, "put_status", unknown) is unknown:
-        note_statuses(error, unknown, AppendMessageStatus.UNKNOWN_ERROR)
-
-
-def _stamped(columns: MessageColumns, now_ms: int) -> MessageColumns:
-    """The messages, with a UNIQ_KEY for each that has none."""
-    given = [None] * columns.row_count if columns.unique_key is None else columns.unique_key.to_pylist()
-    keys = [new_unique_key(now_ms) if key is None else key for key in given]
-    return replace(columns, unique_key=pa.array(keys, pa.string()))
+def _settings(config: StoreConfig | None) -> StoreConfig | None:
+    return None if config is None else arguments.instance("config", config, StoreConfig)
 
 
 class MessageStore(ReadOnlyStore):
@@ -160,20 +133,33 @@ class MessageStore(ReadOnlyStore):
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], config: StoreConfig, disk: Disk | None = None, *, accept_loss: bool = False
+        self,
+        root: str | os.PathLike[str],
+        config: StoreConfig | None,
+        disk: Disk | None = None,
+        *,
+        accept_loss: bool = False,
     ) -> None:
         self._attached = attached_store(root, config, disk)
-        self._writer: LogWriter | None = self._attached.open_session(
-            "a session (MessageStore.open)", accept_loss=accept_loss
+        self._puts = Puts(
+            self._attached,
+            self._attached.open_session(
+                "a session (MessageStore.open)", config=self._attached.settings(config), accept_loss=accept_loss
+            ),
         )
-        self._turns: dict[str, int] = {}
-        self._half_messages = HalfMessages(self)
-        self._half_checks = HalfChecks(self._half_messages)
         self._followers: list[LogFollower] = []
         self._closed = False
         self.report: RecoveryReport | None = self._attached.report
         super().__init__(None)  # type: ignore[arg-type] # the view is made when first asked for
         self._statistics = self._attached.statistics
+
+    @cached_property
+    def _half_messages(self) -> HalfMessages:
+        return HalfMessages(self._puts)
+
+    @cached_property
+    def _half_checks(self) -> HalfChecks:
+        return HalfChecks(self._half_messages)
 
     @classmethod
     def open(
@@ -194,7 +180,8 @@ class MessageStore(ReadOnlyStore):
         root : path
             The store's root folder.
         config : StoreConfig | None
-            The settings; None: the defaults. File sizes and index slots count only while the store has no files; after
+            The settings; None: the defaults, or those of the sessions that this process has open. All sessions of a
+            process share their settings. File sizes and index slots count only while the store has no files; after
             that, those of the store count.
         disk : Disk | None
             For tests: the object through which all system calls on files go.
@@ -209,7 +196,7 @@ class MessageStore(ReadOnlyStore):
         NotAStoreError
             The folder holds something else.
         ConfigError
-            A setting does not allow writing to this store.
+            A setting does not allow writing to this store, or a session of this process is open with another value.
         CorruptionError
             Stored bytes are damaged. Nothing was changed.
         StorePermissionError
@@ -242,9 +229,7 @@ class MessageStore(ReadOnlyStore):
             With `fail_on_unproven`: the machine was restarted, and the store must be recovered before all of it can be
             read.
         """
-        return ReadOnlyStore(
-            StoreView(arguments.path("root", root), None if config is None else _settings(config), disk)
-        )
+        return ReadOnlyStore(StoreView(arguments.path("root", root), _settings(config), disk))
 
     @property
     def writer(self) -> LogWriter:
@@ -254,19 +239,17 @@ class MessageStore(ReadOnlyStore):
         ------
         StoreClosedError
         """
-        if self._closed or self._writer is None:
-            raise StoreClosedError("the store is closed. Open it again")
-        return self._writer
+        return self._puts.writer
 
     @property
     def view(self) -> StoreView:
         """The internal reader, which sees everything that was put. It is no part of the stable interface."""
         writer = self.writer
         if writer.pending and self._attached.config.flush_disk_type == ASYNC_FLUSH:
-            writer.commit()
-            writer.drain()
+            writer.drain_pool()
+            writer.publish()
         if self._view is None:
-            self._view = self.create_view()
+            self._view = self._puts.create_view()
         return self._view
 
     def _is_closed(self) -> bool:
@@ -347,9 +330,9 @@ class MessageStore(ReadOnlyStore):
             at_once=at_once,
         )
         self.writer.check_usable()
-        retention = self._attached.retention
-        assert retention is not None
-        return retention.run(expiry)
+        services = self._attached.services
+        assert services is not None
+        return services.retention.run(expiry)
 
     # ---- topics
 
@@ -403,21 +386,9 @@ class MessageStore(ReadOnlyStore):
         ...     store.create_topic("flights", queue_nums=4).write_queue_nums
         4
         """
-        check_topic(topic)
-        with self._configuring() as writer:
-            topics = writer.files.topics
-            found = topics.get(topic)
-            if found is None:
-                found = topics.create(
-                    topic,
-                    queue_nums,
-                    read_queue_nums=read_queue_nums,
-                    perm=perm,
-                    order=order,
-                    attributes=attributes,
-                )
-                topics.save()
-            return found
+        return self._puts.create_topic(
+            topic, queue_nums, read_queue_nums=read_queue_nums, perm=perm, order=order, attributes=attributes
+        )
 
     def alter_topic(
         self,
@@ -465,7 +436,7 @@ class MessageStore(ReadOnlyStore):
         8
         """
         check_topic(topic)
-        with self._configuring() as writer:
+        with self._puts.configuring() as writer:
             topics = writer.files.topics
             topics.alter(
                 topic,
@@ -475,7 +446,7 @@ class MessageStore(ReadOnlyStore):
                 order=order,
                 attributes=attributes,
             )
-            topics.save()
+            topics.save_or_drop()
             found = topics.get(topic)
             assert found is not None
             return found
@@ -529,8 +500,8 @@ class MessageStore(ReadOnlyStore):
         3
         """
         check_group(group)
-        with self._configuring():
-            groups = self._groups()
+        with self._puts.configuring():
+            groups = self._puts.groups()
             found = groups.get(group)
             if found is None:
                 found = groups.create(
@@ -539,7 +510,7 @@ class MessageStore(ReadOnlyStore):
                     retry_queue_nums=retry_queue_nums,
                     consume_enable=consume_enable,
                 )
-                groups.save()
+                groups.save_or_drop()
             return found
 
     def alter_group(
@@ -580,15 +551,15 @@ class MessageStore(ReadOnlyStore):
         ...     store.alter_group("boards", consume_enable=False).consume_enable
         False
         """
-        with self._configuring():
-            groups = self._groups()
+        with self._puts.configuring():
+            groups = self._puts.groups()
             altered = groups.alter(
                 arguments.text("group", group),
                 retry_max_times=retry_max_times,
                 retry_queue_nums=retry_queue_nums,
                 consume_enable=consume_enable,
             )
-            groups.save()
+            groups.save_or_drop()
             return altered
 
     def group_config(self, group: str) -> SubscriptionGroupConfig | None:
@@ -599,25 +570,7 @@ class MessageStore(ReadOnlyStore):
         CorruptionError
             The file cannot be read.
         """
-        return self._groups().get(arguments.text("group", group))
-
-    @contextmanager
-    def _configuring(self) -> Iterator[LogWriter]:
-        """The writer, if it may change a file of `config/`: a broker that came in between has these files in memory."""
-        self.writer.check_usable()  # before the mutex, which nobody releases in a forked child
-        writer = self.writer
-        with writer.mutex:
-            writer.check_turn()
-            writer.check_usable()
-            writer.check_locks()
-            yield writer
-
-    def _groups(self) -> SubscriptionGroups:
-        """The table of consumer groups, as it is on the disk now."""
-        files = self.writer.files
-        groups = SubscriptionGroups(files.disk, files.paths.root)
-        groups.load()
-        return groups
+        return self._puts.groups().get(arguments.text("group", group))
 
     def alter_config(self, **changes: int) -> StoreConfig:
         """Change settings of the open store, for all sessions of this process; the next put follows them.
@@ -649,9 +602,7 @@ class MessageStore(ReadOnlyStore):
             if name not in CHANGEABLE:
                 fault = f"{name}: found a setting that cannot be changed while the store is open"
                 raise ConfigError(f"{fault}; allowed are {', '.join(CHANGEABLE)}", key=name, value=value)
-        with self._attached.mutex:
-            self._attached.use(self._attached.config.replace(**changes))
-            return self._attached.config
+        return self._attached.alter(**changes)
 
     # ---- puts
 
@@ -696,14 +647,7 @@ class MessageStore(ReadOnlyStore):
         ...     result.is_ok, result.queue_id, result.queue_offset
         (True, 2, 0)
         """
-        began_s = clock()
-        try:
-            result = self._flushed(self._append_message(message), wait=message.wait_store_msg_ok)
-        except BaseException as error:
-            self._put_failed(began_s, error)
-            raise
-        self._statistics.put_ended(began_s, result.status)
-        return result
+        return self._puts.put_message(message)
 
     def put_message_async(self, message: Message) -> Future[PutMessageResult]:
         """Append one message, and return at once with a Future of the result (RocketMQ's asyncPutMessage).
@@ -741,7 +685,7 @@ class MessageStore(ReadOnlyStore):
         >>> results[-1].status.name, results[-1].queue_offset
         ('PUT_OK', 99)
         """
-        return self._put_async(self._append_message, message)
+        return self._puts.put_message_async(message)
 
     def put_message_oneway(self, message: Message) -> None:
         """Append one message, without waiting for its sync and without a result.
@@ -762,7 +706,7 @@ class MessageStore(ReadOnlyStore):
         >>> sorted((status.name, count) for status, count in store.oneway_counts().items())
         [('MESSAGE_ILLEGAL', 1), ('PUT_OK', 1)]
         """
-        self._put_oneway(self._append_message, message)
+        self._puts.put_message_oneway(message)
 
     def oneway_counts(self) -> dict[PutMessageStatus, int]:
         """How many one-way puts of this process ended with each status. Those in flight are counted when they end."""
@@ -783,7 +727,7 @@ class MessageStore(ReadOnlyStore):
             return self._statistics.stats(disk_used={})
         files = writer.files
         visible, synced = writer.state.visible_end, writer.synced_end  # before the end, which only grows
-        end, committed = writer.end.physical_offset, writer.committed_end
+        end, committed = writer.end.physical_offset, writer.drained_end
         folders = {"commitlog": files.paths.commit_log, "consumequeue": files.paths.consume_queue}
         disk_used = {name: files.disk.used_percent(path) for name, path in folders.items() if files.disk.exists(path)}
         return self._statistics.stats(
@@ -792,87 +736,6 @@ class MessageStore(ReadOnlyStore):
             commit_behind=max(0, end - committed),
             disk_used=disk_used,
         )
-
-    def _append_message(
-        self, message: Message, unique_key: str | None = None, extra: Sequence[tuple[str, str]] | None = None
-    ) -> PutMessageResult:
-        """Append a message, which is not synced yet; the result says PUT_OK.
-
-        `extra`: reserved properties; None: those that a broker stamps.
-        """
-        writer = self.writer
-        arguments.instance("message", message, Message)
-        arguments.true_or_false("wait_store_msg_ok", message.wait_store_msg_ok)
-        files = writer.files
-        config = files.config
-        topic = check_topic(message.topic)
-        queue_nums = DEFAULT_QUEUE_NUMS
-        if topic.startswith(RETRY_PREFIX) and extra is None:
-            group = topic.removeprefix(RETRY_PREFIX)
-            settings = self._groups().get(group) or SubscriptionGroupConfig(group)
-            message, nums, extra = retries.put_to_retry_topic(message, settings, record.stamps(config))
-            topic, queue_nums = message.topic, nums or queue_nums
-        known = files.topics.get(topic)
-        queue_id = self._queue_id(topic, message, queue_nums if known is None else known.write_queue_nums)
-        level, waiting = check_delay_level(message.delay_time_level), _NOTHING_WAITS
-        if unique_key is None and (level or config.stamp_uniq_key):
-            unique_key = new_unique_key(writer.files.disk.time_ns() // 1_000_000)
-        if level:
-            level = min(level, len(config.delays_ms))
-        message = message if known is None else known.flagged(message)
-        if level:
-            waiting = rerouting.waiting_properties(level, topic, queue_id)
-            if record.is_half(message.sys_flag):
-                waiting = waiting[:1]  # as in RocketMQ: a transaction that is not committed goes where it came for
-            else:
-                message, queue_id = replace(message, topic=SCHEDULE_TOPIC), level - 1
-        data, tags_code, key_hashes = record_encode.encode_one(
-            message,
-            queue_id=queue_id,
-            store_host=files.store_host,
-            limits=config,
-            property_crc=config.enabled_append_prop_crc,
-            unique_key=unique_key,
-            extra_properties=[*(record.stamps(config) if extra is None else extra), *waiting],
-        )
-        self.writer.check_fits(len(data) + (MAX_GROUP_TOPIC_SIZE if level else 0))
-        if known is None:
-            self.create_topic(topic, queue_nums)  # only now: a message that is refused must not create a topic
-        topic = message.topic
-        if topic == SCHEDULE_TOPIC:
-            tags_code = config.delays_ms[queue_id]
-        rolled_back = message.sys_flag & SYS_FLAG_TRANSACTION_MASK == SYS_FLAG_TRANSACTION_ROLLBACK
-        put, held_s = writer.append(
-            data,
-            topic,
-            queue_id,
-            tags_code,
-            () if rolled_back else key_hashes,
-            property_crc=config.enabled_append_prop_crc,
-            flush_disk_type=config.flush_disk_type,
-            half=record.is_half(message.sys_flag),
-        )
-        return self._result(put, held_s)
-
-    def _result(self, put: Row, held_s: float) -> PutMessageResult:
-        """The result of a put that is not synced yet; it says PUT_OK."""
-        place, writer = put.physical_offset, self.writer
-        message_id = offset_message_id(writer.files.store_host, place)
-        one, time_ms, held_ms = 1, put.store_timestamp_ms, held_s * 1000
-        committed = writer.pool is None or writer.committed_end >= put.end
-        values = (
-            *_STORED,
-            place,
-            put.size,
-            put.queue_offset,
-            message_id,
-            one,
-            time_ms,
-            put.queue_id,
-            held_ms,
-            committed,
-        )
-        return tuple.__new__(PutMessageResult, values)  # at a third of what the call of the class costs
 
     def put_messages(self, batch: MessageBatch) -> PutMessageResult:
         """Append messages for one topic and queue, side by side in one segment and with one store time.
@@ -898,73 +761,15 @@ class MessageStore(ReadOnlyStore):
         StoreFullError, StorePoisonedError, StoreLockedError
             As for `put_message`.
         """
-        return self._put(lambda: self._append_side_by_side(batch), wait=True)
+        return self._puts.put_messages(batch)
 
     def put_messages_async(self, batch: MessageBatch) -> Future[PutMessageResult]:
         """Append a batch as `put_messages` does, and return at once with a Future, as `put_message_async` does."""
-        return self._put_async(self._append_side_by_side, batch)
+        return self._puts.put_messages_async(batch)
 
     def put_messages_oneway(self, batch: MessageBatch) -> None:
         """Append a batch as `put_messages` does, without a result, as `put_message_oneway` does; it counts as one."""
-        self._put_oneway(self._append_side_by_side, batch)
-
-    def _append_side_by_side(self, batch: MessageBatch) -> PutMessageResult:
-        """Append a batch, which is not synced yet; the result says PUT_OK."""
-        writer, config = self.writer, self.writer.files.config
-        arguments.instance("batch", batch, MessageBatch)
-        if not batch.columns.row_count:
-            raise MessageIllegalError("batch: found no message; give at least one", field="batch")
-        levels = batch.columns.delay_time_level
-        if levels is not None and levels.any():  # as in RocketMQ
-            raise MessageIllegalError(
-                "batch: found a delay level; allowed is none. Use append_batch", field="delay_time_level"
-            )
-        columns = batch.columns
-        if config.stamp_uniq_key:
-            columns = _stamped(columns, writer.files.disk.time_ns() // 1_000_000)
-        chunk = record_columns.encode(
-            columns,
-            limits=config,
-            store_host=writer.files.store_host,
-            born_host=self._born_host(),
-            digests=(),
-            multi_tag_topics=writer.files.topics.with_multi_tags,
-        )
-        if len(chunk.run_topics) != 1:
-            raise MessageIllegalError(
-                "batch: found several topics or queues; allowed is one. Use append_batch", field="batch"
-            )
-        topic, queue_id = check_topic(chunk.run_topics[0]), int(chunk.run_queue_ids[0])
-        if topic.startswith(RETRY_PREFIX):  # as in RocketMQ
-            raise MessageIllegalError(
-                f"batch: found the retry topic {topic}; allowed are other topics. Use send_back, or put_message",
-                field="topic",
-            )
-        self._check_queue(topic, queue_id)
-        size = chunk.end
-        if size > config.max_message_size:
-            raise MessageIllegalError(
-                f"batch: found {size} bytes of records; allowed are {config.max_message_size} (maxMessageSize). Use "
-                f"append_batch",
-                field="batch",
-                size=size,
-                limit=config.max_message_size,
-            )
-        self.writer.check_fits(size)
-        rows, held_s = writer.append_side_by_side(chunk, topic, queue_id, config.flush_disk_type)
-        ids = ",".join(offset_message_id(writer.files.store_host, at) for at in rows.physical_offsets.tolist())
-        return PutMessageResult(
-            status=PutMessageStatus.PUT_OK,
-            append_status=AppendMessageStatus.PUT_OK,
-            physical_offset=rows.physical_offset,
-            size=size,
-            queue_offset=int(rows.queue_offsets[0]),
-            message_id=ids,
-            message_count=rows.row_count,
-            store_timestamp_ms=int(rows.store_timestamps_ms[0]),
-            queue_id=queue_id,
-            page_cache_ms=held_s * 1000,
-        )
+        self._puts.put_messages_oneway(batch)
 
     def add_arriving_listener(self, listener: Listener) -> LogFollower:
         """Call a function for each message that arrives from now on, in the order of the log.
@@ -1178,50 +983,6 @@ class MessageStore(ReadOnlyStore):
         """
         self._half_checks.start(check)
 
-    def create_view(self) -> StoreView:
-        """A reader of its own. It is no part of the stable interface."""
-        return StoreView(self._attached.paths.root, self._attached.config, self._attached.disk)
-
-    def create_own_topic(self, topic: str, queue_nums: int) -> TopicConfig:
-        """Create a topic that may be a broker's own, unless it exists. It is no part of the stable interface."""
-        with self.writer.mutex:
-            topics = self.writer.files.topics
-            found = topics.get(topic)
-            if found is None:
-                found = topics.create(topic, queue_nums)
-                topics.save()
-            return found
-
-    def choose_queue(self, message: Message) -> int:
-        """The queue of a message; a missing topic is created. It is no part of the stable interface."""
-        topic = check_topic(message.topic)
-        known = self.writer.files.topics.get(topic)
-        queue_id = self._queue_id(topic, message, DEFAULT_QUEUE_NUMS if known is None else known.write_queue_nums)
-        if known is None:
-            self.create_topic(topic)
-        return queue_id
-
-    def put_encoded(
-        self, data: bytearray, topic: str, queue_id: int, tags: str | None, keys: Sequence[str], *, wait: bool
-    ) -> PutMessageResult:
-        """Append an encoded record that fits, and commit it. It is no part of the stable interface."""
-
-        def append() -> PutMessageResult:
-            config = self.writer.files.config
-            put, held_s = self.writer.append(
-                data,
-                topic,
-                queue_id,
-                javahash.tags_code(tags) if tags else 0,
-                [javahash.index_hash(topic, key) for key in keys],
-                property_crc=config.enabled_append_prop_crc,
-                flush_disk_type=config.flush_disk_type,
-            )
-            self.writer.commit(put.end)
-            return self._result(put, held_s)
-
-        return self._put(append, wait=wait)
-
     # ---- batches
 
     def start_batches(self, app_id: str, version: int) -> BatchResult:
@@ -1297,7 +1058,12 @@ class MessageStore(ReadOnlyStore):
         return last_batch(self.writer, app_id)
 
     def append_batch(
-        self, columns: MessageColumns | Iterable[MessageColumns], request: BatchRequest | None = None
+        self,
+        columns: MessageColumns | pa.RecordBatch | pa.Table | ArrowStream | Iterable[Any],
+        request: BatchRequest | None = None,
+        *,
+        topic: str | None = None,
+        queue_id: int | None = None,
     ) -> BatchResult:
         """Append messages for any topics and queues as one batch, which is in the log completely or not at all.
 
@@ -1306,11 +1072,16 @@ class MessageStore(ReadOnlyStore):
 
         Parameters
         ----------
-        columns : MessageColumns or iterable of MessageColumns
-            The messages, with their queue ids. All parts are held in memory, encoded, until the batch is appended.
+        columns : MessageColumns, pa.RecordBatch, pa.Table, ArrowStream, or iterable of these
+            The messages. An `ArrowStream` is a frame of another library that has `__arrow_c_stream__`, such as pandas
+            or Polars. Columns of a frame are taken by their names, as in `MessageColumns.from_arrow`: `body`, `topic`,
+            `queue_id`, and others. All parts are held in memory, encoded, until the batch is appended.
         request : BatchRequest | None
             An `app_id` and a `version` make the batch exactly-once: if it is appended a second time, the store
             recognises it and writes nothing. None: a batch that nothing recognises.
+        topic, queue_id : str | None, int | None
+            One topic, or one queue, for all rows of all frames; it takes precedence over a column. `MessageColumns`
+            have their own, so these must be None then.
 
         Returns
         -------
@@ -1320,7 +1091,10 @@ class MessageStore(ReadOnlyStore):
         Raises
         ------
         MessageIllegalError
-            A message, topic or queue id is not allowed. Nothing was written.
+            A message, topic or queue id is not allowed, or a column of a frame is unknown, is missing, or has a type
+            that cannot be stored. Nothing was written.
+        ConfigError
+            An argument is none of what is allowed. Nothing was written.
         BatchConflictError, QueryConflictError
             The store holds this batch with other rows, or the app's batches are another query's. Nothing was written.
         VersionRegressionError, LostBatchesError
@@ -1334,9 +1108,8 @@ class MessageStore(ReadOnlyStore):
         Examples
         --------
         >>> import pyarrow as pa
-        >>> from messagestore import BatchRequest, MessageColumns, MessageStore
-        >>> rows = pa.record_batch({"body": [b"B12", b"C3"], "queue_id": pa.array([0, 1], pa.int32())})
-        >>> gates = MessageColumns.from_arrow(rows, topic="gates")
+        >>> from messagestore import BatchRequest, MessageStore
+        >>> gates = pa.table({"body": ["B12", "C3"], "topic": ["gates", "gates"], "queue_id": [0, 1]})
         >>> with MessageStore.open("store") as store:
         ...     first = store.append_batch(gates, BatchRequest(app_id="gates-of-the-day", version=0))
         ...     again = store.append_batch(gates, BatchRequest(app_id="gates-of-the-day", version=0))
@@ -1344,32 +1117,37 @@ class MessageStore(ReadOnlyStore):
         ('appended', 'known', 1)
         """
         writer, config = self.writer, self.writer.files.config
-        parts = (
-            [columns] if isinstance(columns, MessageColumns) else list(arguments.instance("columns", columns, Iterable))
-        )
-        for part in parts:
-            arguments.instance("columns", part, MessageColumns)
+        parts = columns_of(columns, topic, queue_id)
         if request is not None:
             arguments.instance("request", request, BatchRequest)
         pieces = [part.slice(start, CHUNK_ROWS) for part in parts for start in range(0, part.row_count, CHUNK_ROWS)]
-        first_rows = itertools.accumulate((piece.row_count for piece in pieces), initial=0)
+        first_rows = list(itertools.accumulate((piece.row_count for piece in pieces), initial=0))
 
-        digests, multi_tags = digests_needed(writer, request), writer.files.topics.with_multi_tags
+        multi_tags = writer.files.topics.with_multi_tags
 
         def encode(piece: MessageColumns, first_row: int) -> Rows:
-            hosts = {"store_host": writer.files.store_host, "born_host": self._born_host()}
             return record_columns.encode(
-                piece, limits=config, first_row=first_row, digests=digests, multi_tag_topics=multi_tags, **hosts
+                piece,
+                limits=config,
+                store_host=writer.files.store_host,
+                born_host=self._puts.born_host,
+                first_row=first_row,
+                multi_tag_topics=multi_tags,
             )
 
         if len(pieces) > 1:
-            with ThreadPoolExecutor(_ENCODERS) as pool:  # most of encoding is Arrow's and numpy's, without the GIL
-                chunks = Chunks(pool.map(encode, pieces, first_rows))
+            with ExitStack() as threads:  # most of encoding is Arrow's and numpy's, without the GIL
+                turns = [slice(first, None, _ENCODERS) for first in range(_ENCODERS)]
+                each = [map(encode, pieces[turn], first_rows[turn]) for turn in turns]
+                made = [threads.enter_context(Ahead(rows, len(pieces))) for rows in each]
+                chunks = Chunks(next(made[number % _ENCODERS]) for number in range(len(pieces)))
         else:
             chunks = Chunks(map(encode, pieces, first_rows))
         return append_batch(writer, chunks, request or BatchRequest(flush_disk_type=config.flush_disk_type))
 
-    def send_back(self, message: MessageExt, group: str, delay_level: int | None = None) -> PutMessageResult:
+    def send_back(
+        self, message: MessageExt, group: str, delay_level: int | None = None, *, reason: str | None = None
+    ) -> PutMessageResult:
         """Send back a message that a consumer could not process, as a RocketMQ consumer does, so that it comes again.
 
         The message waits at delay level 3 + its `reconsume_times`, and is then delivered to the group's retry topic
@@ -1385,6 +1163,9 @@ class MessageStore(ReadOnlyStore):
             The consumer group.
         delay_level : int | None
             Another level to wait at. None or 0: the usual one. Below 0: to the dead-letter topic at once.
+        reason : str | None
+            Why it could not be processed: the user's property DEAD_LETTER_REASON of a message that goes to the
+            dead-letter topic.
 
         Returns
         -------
@@ -1417,6 +1198,7 @@ class MessageStore(ReadOnlyStore):
         if delay_level is not None and (type(delay_level) is not int or not -(1 << 31) <= delay_level < 1 << 31):
             text = f"delay level: found {delay_level!r}; allowed is None, or a whole number"
             raise MessageIllegalError(text, field="delay_time_level")
+
         stored = self.look_message_by_offset(message.physical_offset)
         if stored is None or (stored.topic, stored.queue_id, stored.body) != (
             message.topic,
@@ -1428,13 +1210,15 @@ class MessageStore(ReadOnlyStore):
                 "messages that were read from it",
                 field="message",
             )
+
         settings = self.group_config(group) or SubscriptionGroupConfig(group)
-        again, queue_nums, kept = retries.sent_back(stored, settings, delay_level)
+        again, queue_nums, kept = retries.sent_back(stored, settings, delay_level, reason)
         assert queue_nums is not None
+
         known = self.create_topic(again.topic, queue_nums)
         again = replace(again, queue_id=random.randrange(max(1, min(queue_nums, known.write_queue_nums))))
         unique_key = stored.unique_key or new_unique_key(self.writer.files.disk.time_ns() // 1_000_000)
-        return self._put(lambda: self._append_message(again, unique_key, kept), wait=True)
+        return self._puts.put_again(again, unique_key, kept)
 
     def deliver_delayed(self) -> Delivered:
         """Deliver delayed messages that are due to their topics and queues, as one batch.
@@ -1466,11 +1250,11 @@ class MessageStore(ReadOnlyStore):
         ...     store.deliver_delayed().count, store.get_message("gates", 0, 0).messages[0].body
         (1, b'B12')
         """
-        writer, delivery = self.writer, self._attached.delivery
+        writer, services = self.writer, self._attached.services
         writer.check_usable()
-        if delivery is None:
+        if services is None:
             raise StoreClosedError("the store is closed. Open it again")
-        return delivery.deliver()
+        return services.delivery.deliver()
 
     def flush(self) -> None:
         """Wait until everything that was put so far is on the disk and visible to readers.
@@ -1480,114 +1264,8 @@ class MessageStore(ReadOnlyStore):
         StorePoisonedError
             A sync failed, now or earlier.
         """
-        self._await(self.writer.end.physical_offset, 3600.0)
+        self._puts.wait_for(self.writer.end.physical_offset, 3600.0)
         self.writer.check_dispatched()
-
-    def _put(self, append: Callable[[], PutMessageResult], *, wait: bool) -> PutMessageResult:
-        """Append, wait for the sync if `wait` says so, and count how the put ends."""
-        began_s = clock()
-        try:
-            result = self._flushed(append(), wait=wait)
-        except BaseException as error:
-            self._put_failed(began_s, error)
-            raise
-        self._statistics.put_ended(began_s, result.status)
-        return result
-
-    def _put_failed(self, began_s: float, error: BaseException) -> None:
-        """Give an error of a put RocketMQ's statuses, and count the put."""
-        _note_failure(error)
-        self._statistics.put_failed(began_s, error)
-
-    def _put_async(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> PutFuture:
-        future = PutFuture(self._attached.statistics)
-        try:
-            self._end_later(self._append_with_room(append, put), put, future)
-        except Exception as error:  # noqa: BLE001 - the Future raises it
-            _note_failure(error)
-            if not future.done():
-                future.set_exception(error)
-        return future
-
-    def _put_oneway(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> None:
-        counted = OnewayPut(self._attached.statistics)
-        try:
-            self._end_later(self._append_with_room(append, put), put, counted)
-        except (StoreError, OSError) as error:
-            _note_failure(error)
-            counted.set_exception(error)
-
-    def _append_with_room(self, append: Callable[[_Put], PutMessageResult], put: _Put) -> PutMessageResult:
-        """Append what nobody waits for, as soon as there is room for one more in flight."""
-        flush = self._attached.flush
-        if flush is not None:
-            flush.promised.await_room(self._attached.config.put_in_flight_size)
-        return append(put)
-
-    def _end_later(self, result: PutMessageResult, put: Message | MessageBatch, future: PutFuture | OnewayPut) -> None:
-        """Complete the Future of a put that was appended: now, or when it is synced."""
-        flush, config = self._attached.flush, self._attached.config
-        wait = put.wait_store_msg_ok if isinstance(put, Message) else True
-        if flush is None or not wait or config.flush_disk_type == ASYNC_FLUSH:
-            future.set_result(self._flushed(result, wait=False))
-        else:
-            flush.promise(result, future, config.sync_flush_timeout / 1000)
-
-    def _flushed(self, result: PutMessageResult, *, wait: bool) -> PutMessageResult:
-        """The result of a put when its sync is done, or with `wait` False when its sync was asked for."""
-        config, flush = self._attached.config, self._attached.flush
-        end = result.physical_offset + result.size
-        try:
-            if flush is None:  # the store was closed for a broker after the append, and made durable
-                self._await(end, 0.0)
-            elif config.flush_disk_type == ASYNC_FLUSH:
-                if result.committed:  # otherwise the commit wakes it
-                    flush.wake()
-            elif not wait:
-                flush.request(end)
-            elif not self._await(end, config.sync_flush_timeout / 1000):
-                return result._replace(status=PutMessageStatus.FLUSH_DISK_TIMEOUT)
-        except StorePoisonedError as error:
-            raise in_doubt(error, result.physical_offset) from error
-        return result
-
-    def _await(self, end: int, timeout_s: float) -> bool:
-        flush = self._attached.flush
-        if flush is not None:
-            return flush.wait(end, timeout_s)
-        with self._attached.mutex:  # until the store is closed
-            if self.writer.synced_end < end:
-                self.writer.check_usable()
-        return True
-
-    def _born_host(self) -> bytes:
-        return self.writer.files.store_host[:-4] + bytes(4)
-
-    def _queue_id(self, topic: str, message: Message, count: int) -> int:
-        check_writable_topic(self.writer.files, topic)
-        if message.queue_id is not None:
-            if type(message.queue_id) is int and message.queue_id == ANY_QUEUE and count:
-                return random.randrange(count)
-            return check_queue_id(message.queue_id, queue_count=count)
-        if message.keys:
-            check_keys(message.keys)
-            return javahash.queue_of_key(message.keys[0], count)
-        turn = self._turns[topic] = self._turns.get(topic, time.time_ns() % count) + 1
-        return turn % count
-
-    def _check_queue(self, topic: str, queue_id: int | None) -> int:
-        """The topic's queue count; the topic is made when it is missing."""
-        topics = self.writer.files.topics
-        config = topics.get(topic)
-        if config is None:
-            if queue_id is not None:
-                check_queue_id(queue_id, queue_count=DEFAULT_QUEUE_NUMS)
-            config = self.create_topic(topic)
-        else:
-            check_writable_topic(self.writer.files, topic)
-        if queue_id is not None:
-            check_queue_id(queue_id, queue_count=config.write_queue_nums)
-        return config.write_queue_nums
 
     def close(self) -> None:
         """Sync and publish what is pending, mark the store as closed, and let other writers in.
@@ -1603,24 +1281,43 @@ class MessageStore(ReadOnlyStore):
         if self._closed:
             return
         self._closed = True
-        self._half_checks.close()
-        self._half_messages.close()
+
+        writer = self._puts.close()
+        for part in ("_half_checks", "_half_messages"):  # those that were used
+            if part in self.__dict__:
+                getattr(self, part).close()
+
         super().close()
-        writer, self._writer = self._writer, None
-        if writer is None:
-            return
         flush = self._attached.flush
         self._attached.close_session(writer)
         if flush is not None and flush is not self._attached.flush:
             flush.promised.join()
+
         followers, self._followers = self._followers, []
         for follower in followers:
             if writer.health is Health.SOUND:
                 follower.finish(writer.end.physical_offset)
             else:
                 follower.close()
+
         if writer.health is Health.POISONED:
             writer.check_usable()
+
+    def __del__(self) -> None:
+        """Let other writers in if the session was never closed, and warn, as Python does for a file."""
+        writer = None if getattr(self, "_closed", True) else self._puts.writer
+        if writer is None or writer is not self._attached.writer or writer.pid != os.getpid():
+            return  # it is closed, for a broker or at the end of the process, or it is the parent's
+        warnings.warn(
+            f"{self._attached.paths.root}: a MessageStore was dropped and not closed, so no other process could write. "
+            "Close it, or use it in a with statement",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+        work = partial(_close_dropped, self._attached, writer, self._followers)
+        with suppress(RuntimeError):  # the interpreter ends, and closes the store in any case
+            threading.Thread(target=work, name="messagestore-close", daemon=True).start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -1631,6 +1328,20 @@ class MessageStore(ReadOnlyStore):
             if error is None:
                 raise
             error.add_note(f"{poisoned}")  # the caller's own exception, such as KeyboardInterrupt, goes on
+
+
+def _close_dropped(attached: AttachedStore, writer: LogWriter, followers: list[LogFollower]) -> None:
+    """Close the session of a store that was dropped.
+
+    A thread of its own does this: the one in which Python dropped the store may hold any lock, and may be at any place
+    in an append.
+    """
+    for follower in followers:
+        follower.close()
+    try:
+        attached.close_session(writer)
+    except (StoreError, OSError) as error:
+        _log.warning("%s: a store that was dropped could not be closed: %s", attached.paths.root, error)
 
 
 def deliver_delayed(
@@ -1650,7 +1361,7 @@ def deliver_delayed(
     root : path
         The store's root folder.
     config : StoreConfig | None
-        The settings; None: the defaults.
+        The settings; None: the defaults, or those of the sessions that this process has open.
     timeout_s : float | None
         How long to wait for another writer; None: the setting `lockTimeout`.
     disk : Disk | None
@@ -1675,7 +1386,7 @@ def deliver_delayed(
     >>> deliver_delayed("store").count
     0
     """
-    store = attached_store(arguments.path("root", root), None if config is None else _settings(config), disk)
-    with store.writing("delivering delayed messages", timeout_s):
-        assert store.delivery is not None
-        return store.delivery.deliver()
+    store = attached_store(arguments.path("root", root), _settings(config), disk)
+    with store.writing("delivering delayed messages", timeout_s, config=store.settings(config)):
+        assert store.services is not None
+        return store.services.delivery.deliver()

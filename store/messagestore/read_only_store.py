@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from messagestore.broker.open_halves import OpenHalves
 from messagestore.errors import (
     OffsetOutOfRangeError,
     StoreClosedError,
@@ -19,6 +22,7 @@ from messagestore.errors import (
 from messagestore.format import arguments
 from messagestore.format.half_records import OpenHalf
 from messagestore.format.hosts import parse_offset_message_id
+from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import (
     GetMessageResult,
     MessageExt,
@@ -26,9 +30,9 @@ from messagestore.format.message import (
 )
 from messagestore.format.record_decode import COLUMNS
 from messagestore.read import query
-from messagestore.read.open_halves import OpenHalves
+from messagestore.read.scan import Bound, Scan
 from messagestore.read.view import StoreView
-from messagestore.write.statistics import Statistics, StoreStats, clock
+from messagestore.writer.statistics import Statistics, StoreStats, clock
 
 CHUNK_ROWS = 65_536
 """How many rows a read returns at most, and a batch encodes at once, unless the caller says otherwise."""
@@ -44,6 +48,10 @@ class ReadOnlyStore:
     Use one object from one thread at a time. Several threads need an object each. Only `close` may be called by another
     thread: a `wait` or `follow` that is going on then ends with `StoreClosedError`, within about a tenth of a second.
     What a call returns belongs to the caller and stays valid after `close`.
+
+    As in RocketMQ's store, a topic or queue that does not exist is an empty one, and never an error: both of its
+    offsets are 0, `get_message` answers NO_MESSAGE_IN_QUEUE, `get_batch` None, `query_message` and `read` find nothing,
+    and `wait` and `follow` wait for its first message. `topics` says which topics exist.
 
     Raises
     ------
@@ -121,6 +129,8 @@ class ReadOnlyStore:
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The queue offset of the first message that retention has not deleted; equal to `max_offset` if none is left.
+
+        A topic or queue that does not exist has the minimum offset 0.
 
         Raises
         ------
@@ -268,12 +278,10 @@ class ReadOnlyStore:
         Returns
         -------
         list of MessageExt
-            The newest matches, in the order of the log: the oldest of them first.
+            The newest matches, in the order of the log: the oldest of them first. A topic that does not exist has none.
 
         Raises
         ------
-        UnknownTopicError
-            The store has no such topic.
         ConfigError
             `key` is empty, `max_count` is below 1, or a number is not a whole number.
 
@@ -351,7 +359,7 @@ class ReadOnlyStore:
         boundary : str
             "lower": the first message that was stored at this time or later; the queue's maximum offset if there is
             none. "upper": the last message that was stored at this time or earlier; the queue's minimum offset if there
-            is none.
+            is none. Both are 0 if the topic or queue does not exist.
 
         Raises
         ------
@@ -466,6 +474,94 @@ class ReadOnlyStore:
             )
         yield from self.view.read(topic, queue_id, start, high if end is None else min(end, high), columns)
 
+    def scan(
+        self,
+        topics: str | re.Pattern[str] | Sequence[str],
+        *,
+        start: Bound = None,
+        end: Bound = None,
+        tags: str | Sequence[str] | None = None,
+        keys: str | Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+    ) -> pa.RecordBatchReader:
+        """Read whole topics as one frame, for Polars, DuckDB, pandas, or whatever else reads Arrow.
+
+        What is visible when this is called is read: of each batch all messages or none, also across queues. What the
+        bounds leave out is not read from the disk, except as far as they are compared with it. Memory use is some
+        batches of at most 16,384 rows and 16 MiB of records, however long the topics are.
+
+        Parameters
+        ----------
+        topics : str, re.Pattern, or sequence of str
+            One topic, several, or those whose whole name matches a pattern, except retry, dead letter and system
+            topics. A topic that does not exist is an empty one.
+        start, end : int, datetime, or mapping of (str, int) to int, optional
+            The first message of each queue, and one past the last. A number is a queue offset; a mapping has one for
+            each (topic, queue id), and leaves other queues whole. A `datetime`, which needs a time zone, is a store
+            time: messages that were stored from `start` on and before `end`. None: the first message that is left, and
+            the end that is visible now.
+        tags : str or sequence of str, optional
+            Only messages with one of these tags.
+        keys : str or sequence of str, optional
+            Only messages with one of these keys, or with one as unique key. The index finds them.
+        columns : sequence of str, optional
+            The columns, in this order; nothing else is decoded. They have the names and types of Spark's source: topic,
+            queueId, queueOffset, body, tags, keys, properties, bornTimestamp, storeTimestamp, msgId, which are the
+            default; and offsetMsgId, commitLogOffset, storeSize, flag, sysFlag, bodyCrc, reconsumeTimes, bornHost,
+            storeHost, preparedTransactionOffset, systemProperties, brokerName. Times are Arrow timestamps.
+        filter : pyarrow.compute.Expression, optional
+            Only rows for which it is true. It may use columns that are not given. It saves no reading: use the bounds,
+            tags and keys for that.
+
+        Returns
+        -------
+        pa.RecordBatchReader
+            The rows, topic by topic, queue by queue, in the order of queue offsets. Compressed bodies are
+            decompressed. The reader has files and a thread of its own: it may be read by any one thread, beside other
+            scans of this store, and after the store is closed.
+
+        Raises
+        ------
+        ConfigError, MessageIllegalError
+            An argument is none of what is allowed. These come from the call itself, those that follow from reading.
+        OffsetOutOfRangeError
+            Retention has deleted the next message, perhaps since this was called. All messages before it were given.
+        StoreWentBackwardsError
+            A message that was visible is gone: the queue was deleted, or the store was restored.
+        CorruptionError
+            A message is damaged, or a compressed body cannot be read.
+
+        Notes
+        -----
+        A message whose store time lies more than an hour before that of a message ahead of it in its queue, because a
+        clock was set back, may be missed by bounds in time.
+
+        Examples
+        --------
+        >>> import pyarrow.compute as pc
+        >>> from messagestore import Message, MessageStore
+        >>> with MessageStore.open("store") as store:
+        ...     for carrier in ("UA", "AA", "UA"):
+        ...         _ = store.put_message(Message("arrivals", carrier.encode(), queue_id=0, tags=carrier))
+        ...     frame = store.scan("arrivals", tags="UA", columns=["queueOffset", "body"])
+        ...     late = store.scan("arrivals", columns=["body"], filter=pc.field("queueOffset") >= 1)
+        >>> frame.read_all().to_pydict()
+        {'queueOffset': [0, 2], 'body': [b'UA', b'UA']}
+        >>> late.read_pandas()["body"].tolist()
+        [b'AA', b'UA']
+        """
+        wanted = Scan.of(topics, start, end, tags, keys, columns, filter)
+        view = self.view
+        view.check_place()
+        own = StoreView(view.files.paths.root, view.files.config, view.files.disk, view.tail)
+        try:
+            view.check_place()  # so the same folder was opened
+        except BaseException:
+            own.close()
+            raise
+        return wanted.reader(own)
+
     def wait(self, topic: str, queue_id: int, queue_offset: int, timeout: float | None = None) -> bool:
         """Wait until a queue has a message at `queue_offset`.
 
@@ -563,7 +659,9 @@ class ReadOnlyStore:
 
         Raises
         ------
-        OffsetOutOfRangeError, StoreWentBackwardsError, CorruptionError, ConfigError
+        StoreWentBackwardsError
+            As in `read`; and the queue was made again, so that its numbers mean other messages than those given.
+        OffsetOutOfRangeError, CorruptionError, ConfigError
             As in `read`.
 
         Examples
@@ -585,12 +683,15 @@ class ReadOnlyStore:
         self, topic: str, queue_id: int, start: int, columns: Sequence[str], timeout_s: float
     ) -> Iterator[pa.RecordBatch]:
         with self._until_closed():
-            position = start
+            position, place = start, self._place_before(topic, queue_id, start)
+            with_place = list(dict.fromkeys([*columns, "physical_offset"]))
             self.view.await_change(0)
             while True:
-                for batch in self._read(topic, queue_id, position, None, columns):
+                for batch in self._read(topic, queue_id, position, None, with_place):
+                    self._check_continues(topic, queue_id, position, place)
                     position += batch.num_rows
-                    yield batch
+                    place = batch["physical_offset"][-1].as_py()
+                    yield batch.select(list(columns))
                 reached = position if position > start else 0  # the first message may be one that is still to come
                 end = self._wait(topic, queue_id, position, timeout_s, least=reached)
                 if end < reached:
@@ -601,11 +702,38 @@ class ReadOnlyStore:
                 if end <= position:
                     return
 
+    def _check_continues(self, topic: str, queue_id: int, position: int, place: int) -> None:
+        """Refuse what was read at `position` if the message before it is no longer the one that was there, at `place`.
+
+        The queue may have been made again, and may have grown past `position` since the last look.
+        """
+        if place >= 0 and self._place_before(topic, queue_id, position) not in (place, -1):
+            raise StoreWentBackwardsError(
+                f"{topic}/{queue_id}: message {position - 1} was there, and is another one now. The queue was made "
+                f"again, and its numbers began again below it. Follow it from its first message: "
+                f"{self.min_offset(topic, queue_id)}"
+            )
+
+    def _place_before(self, topic: str, queue_id: int, position: int) -> int:
+        """The physical offset of the message before `position`, also of one that retention has deleted; -1: unknown."""
+        if not 0 < position <= self.view.max_offset(topic, queue_id):
+            return -1
+        units = self.view.units(topic, queue_id, position - 1, position)
+        if not len(units) or int(units["size"][0]) == FILLER_UNIT_SIZE:
+            return -1
+        return int(units["physical_offset"][0])
+
     def close(self) -> None:
         """Close all files. A second call does nothing."""
         view, self._view = self._view, None
         if view is not None:
             view.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            "an open store cannot be pickled or copied. Send its path, and open the store there, with "
+            "MessageStore.open_read_only to read it"
+        )
 
     def __enter__(self) -> Self:
         return self

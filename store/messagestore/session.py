@@ -10,6 +10,9 @@ harm.
     attached without interruption, counter is newer    -> catch up
     anything else                                      -> recover, as on open
 
+While it is attached, it holds its root folder open and acts in that folder only. The settings are those of the sessions
+that are open, which all ask for the same ones; between sessions, each commit brings its own.
+
 A broker that starts meanwhile waits in the kernel, and a thread watches for such a broker. The store then finishes what
 was begun and closes as in a detach, even under an open session, and the broker continues. The session's next append
 raises `StoreLockedError`.
@@ -30,6 +33,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from messagestore.broker.delivery import Delivery
+from messagestore.broker.open_halves import OpenHalves
 from messagestore.errors import (
     ConfigError,
     CorruptionError,
@@ -40,42 +45,52 @@ from messagestore.errors import (
     StorePermissionError,
 )
 from messagestore.files.broker_name import read_broker_name, write_broker_name
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root, other_names, writable_by_others
-from messagestore.files.transient_store_pool import TransientStorePool
 from messagestore.files.writer_lock import Attachment, WriterLock, attach
-from messagestore.format.config import ASYNC_FLUSH, StoreConfig
+from messagestore.format.config import StoreConfig, java_key, settings
 from messagestore.format.layout import STATE_POISONED
 from messagestore.log.refusals import refuse_to_write
-from messagestore.log.store_files import Paths, StoreFiles, make_own_folders, make_root, with_fixed
+from messagestore.log.store_files import FIXED, Paths, StoreFiles, make_own_folders, make_root
 from messagestore.log.store_identity import establish
-from messagestore.read.open_halves import OpenHalves
 from messagestore.read.view import StoreView
 from messagestore.recovery.recover import recover
 from messagestore.recovery.report import RecoveryReport
-from messagestore.write.allocate_segments import AllocateService
-from messagestore.write.catching_up import catch_up
-from messagestore.write.commit_service import CommitService
-from messagestore.write.delivery import Delivery, follow
-from messagestore.write.flush import FlushService
-from messagestore.write.log_writer import LogWriter
-from messagestore.write.retention import Retention
-from messagestore.write.service import PeriodicService, Stopping
-from messagestore.write.service_thread import held_lock
-from messagestore.write.standing import broker_comes
-from messagestore.write.states import PRESENCES, Health, Presence, PresenceEvent, moved
-from messagestore.write.statistics import Statistics
+from messagestore.services import Services
+from messagestore.writer.catching_up import catch_up
+from messagestore.writer.flush import FlushService
+from messagestore.writer.log_writer import LogWriter
+from messagestore.writer.service_thread import held_lock
+from messagestore.writer.standing import broker_comes
+from messagestore.writer.states import PRESENCES, Health, Presence, PresenceEvent, moved
+from messagestore.writer.statistics import Statistics
 
 _stores: dict[str, AttachedStore] = {}
 _stores_mutex = threading.Lock()
 _BRIEFLY_S = 1.0
+_BETWEEN_TURNS = "closing the store"
 _warned: set[str] = set()
 _looked_for_links: set[str] = set()
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.2
 """The interval at which the store checks whether a broker waits."""
 _LONGEST_PAUSE_S = 3600.0
+CHANGEABLE = ("max_message_size", "max_msgs_num_batch", "put_in_flight_size", "sync_flush_timeout")
+"""The settings of an open store that `MessageStore.alter_config` changes."""
+_LOOKED_AT = frozenset(
+    {
+        *CHANGEABLE,
+        "flush_disk_type",
+        "lock_timeout",
+        "attach_timeout",
+        "proven_tail_size",
+        "fail_on_unproven",
+        "read_up_to",
+    }
+)
+"""The settings that say how one call behaves: another caller's do not change what an earlier one has been promised."""
+_LEVELS = "message_delay_level"
 _NOT_WRITABLE = (
     "this user may not create files there, as a writer must. Make the folder writable for this user, or open the store "
     "read-only"
@@ -85,7 +100,10 @@ _NOT_WRITABLE = (
 def attached_store(
     root: str | os.PathLike[str], config: StoreConfig | None = None, disk: Disk | None = None
 ) -> AttachedStore:
-    """The store of this process at a root, created at the first call. This call locks and reads nothing."""
+    """The store of this process at a root, created at the first call. This call locks and reads nothing.
+
+    `config` is for a store that is created here. `writing` and `open_session` take the settings that count.
+    """
     path = os.path.realpath(os.fspath(root))
     with _stores_mutex:
         store = _stores.get(path)
@@ -99,8 +117,6 @@ def attached_store(
             store = None
         if store is None:
             store = _stores[path] = AttachedStore(path, config or StoreConfig(), disk or Disk())
-    if config is not None:
-        store.use(config)
     return store
 
 
@@ -113,25 +129,22 @@ class AttachedStore:
         self.disk = disk
         self.pid = os.getpid()
         self.mutex = threading.RLock()
-        self.writer: LogWriter | None = None
-        self.flush: FlushService | None = None
-        self.retention: Retention | None = None
-        self.services: list[PeriodicService] = []
-        """The threads of an open session, besides the flush thread."""
-        self.allocation: AllocateService | None = None
-        self.commit_service: CommitService | None = None
-        """Commits the TransientStorePool of `writer`, if it has one."""
+
+        self.services: Services | None = None
+        """The writer of this process, and the threads that work for it; None: there is no writer now."""
         self.report: RecoveryReport | None = None
+
         self.statistics = Statistics()
         """What this process has put and read."""
-        self.delivery: Delivery | None = None
-        """Delivers the store's delayed messages, through `writer`."""
         self.presence = Presence.DETACHED
         """What this process holds. It changes after a lock is taken and before one is released, so it never names a
         lock that is not held.
         """
+
         self._attachment: Attachment | None = None
         self._lock = WriterLock(self.paths.writer_lock)
+        self._turn_of = _BETWEEN_TURNS
+        """What the thread does that holds `mutex`; for other threads that wait for it in vain."""
         self._sessions = 0
         """The number of open sessions; while one is open, this process is HOLDING."""
         self._last_used_s = 0.0
@@ -141,88 +154,154 @@ class AttachedStore:
     def forget_threads(self) -> None:
         """Replace the locks in a forked child, where the threads that held them do not exist."""
         self.mutex = threading.RLock()
+        self._turn_of = _BETWEEN_TURNS
         self._awake = held_lock()
         self.statistics.forget_threads()
-        for part in (self.writer, self.flush, self.commit_service, *self.services):
-            if part is not None:
-                part.forget_threads()
+        if self.services is not None:
+            self.services.forget_threads()
 
     @property
     def attached(self) -> bool:
         """Whether this process keeps brokers out of the store."""
         return self.presence in (Presence.ATTACHED, Presence.HOLDING)
 
+    @property
+    def writer(self) -> LogWriter | None:
+        """The store's writer in this process; None: it has none now."""
+        services = self.services
+        return None if services is None else services.writer
+
+    @property
+    def flush(self) -> FlushService | None:
+        """Syncs for groups of puts; None: the store is closed, or is being closed."""
+        services = self.services
+        return None if services is None or services.stopped else services.flush
+
     def _move(self, event: PresenceEvent) -> None:
         self.presence = moved(PRESENCES, self.presence, event)
 
-    def use(self, config: StoreConfig) -> None:
-        """Take over another configuration (timeouts, limits); settings that are fixed in the store stay."""
+    # ---- settings
+
+    def settings(self, config: StoreConfig | None) -> StoreConfig:
+        """The settings for a caller: those that he gave, or those of the open sessions, or the defaults."""
+        if config is not None:
+            return config
+        return self.config if self._sessions else StoreConfig()  # no lock: this does not wait for a commit
+
+    def alter(self, **changes: int) -> StoreConfig:
+        """Change settings that are looked at anew each time, for all open sessions; return all settings."""
         with self.mutex:
-            self.config = config
-            known_root(self.paths.root, config.file_mode_bits)
+            self.config = self.config.replace(**changes)
             if self.writer is not None:
                 files = self.writer.files
-                files.config = with_fixed(config, files.config)
-                files.commit_log.delays_ms = files.config.delays_ms
+                files.config = files.config.replace(**changes)
+            return self.config
+
+    def _take_settings(self, config: StoreConfig) -> None:
+        """Work with the settings of the caller who comes. Call it under the mutex, before he does anything.
+
+        What the callers before him have asked for is kept: open sessions cannot be given other settings, and a store
+        that is attached without a session is closed first, unless the settings are looked at anew each time.
+
+        Raises
+        ------
+        ConfigError
+            Sessions are open with other settings.
+        """
+        files = None if self.writer is None else self.writer.files
+        differing = _differing(config, self.config, self.config if files is None else files.config)
+        if self._sessions:
+            if differing:
+                raise _other_settings(self.paths.root, differing, self.config, config)
+            return
+        if any(name not in _LOOKED_AT for name in differing):
+            with contextlib.suppress(StoreError, OSError):  # the next opening of the store finds what is wrong
+                self.detach()
+        elif files is not None:
+            files.config = files.config.replace(**{name: getattr(config, name) for name in differing})
+        if self.writer is not None:
+            self.writer.files.ask(config)
+        self.config = config
+        known_root(self.paths.root, config.file_mode_bits, only=True)
 
     # ---- taking turns
 
     @contextlib.contextmanager
-    def writing(self, description: str, timeout_s: float | None = None) -> Iterator[LogWriter]:
+    def writing(
+        self, description: str, timeout_s: float | None = None, *, config: StoreConfig | None = None
+    ) -> Iterator[LogWriter]:
         """Hold the store for one append: `with store.writing("query 7") as writer: ...`.
+
+        `config` has the settings of this append; None: those of the last one.
 
         Raises
         ------
+        ConfigError
+            A session of this process is open with other settings.
         StoreLockedError
-            Another process holds the store for longer than `timeout_s` (default `lockTimeout`); the error names it.
+            Another process, or another thread of this one, holds the store for longer than `timeout_s` (default
+            `lockTimeout`); the error names it.
         """
-        with self.mutex:
-            writer = self._enter(description, timeout_s)
+        with self._turn(description, timeout_s, config) as left_s:
+            writer = self._enter(description, left_s, config)
             try:
                 yield writer
             finally:
                 self._leave()
 
-    def open_session(self, description: str, timeout_s: float | None = None, *, accept_loss: bool = False) -> LogWriter:
-        """Hold the store until `close_session`.
+    @contextlib.contextmanager
+    def _turn(self, description: str, timeout_s: float | None, config: StoreConfig | None) -> Iterator[float]:
+        """Hold the store among the threads of this process; yields what is left of the time for the other processes.
+
+        Raises
+        ------
+        StoreLockedError
+            Another thread holds it for longer than `timeout_s`; the error says what for.
+        """
+        limit_s = (config or self.config).lock_timeout_s if timeout_s is None else timeout_s
+        left_s = limit_s
+        if not self.mutex.acquire(blocking=False):
+            begin_s = time.monotonic()
+            if not self.mutex.acquire(timeout=min(limit_s, threading.TIMEOUT_MAX)):
+                holder = f"another thread of this process, pid {os.getpid()} ({self._turn_of})"
+                raise StoreLockedError(
+                    f"{self.paths.root}: still locked by {holder} after {limit_s:g} s. Let that thread finish, or "
+                    f"allow more time (lockTimeout)",
+                    path=self.paths.writer_lock,
+                    holder=holder,
+                )
+            left_s = max(0.0, limit_s - (time.monotonic() - begin_s))
+
+        before, self._turn_of = self._turn_of, description
+        try:
+            yield left_s
+        finally:
+            self._turn_of = before
+            self.mutex.release()
+
+    def open_session(
+        self,
+        description: str,
+        timeout_s: float | None = None,
+        *,
+        config: StoreConfig | None = None,
+        accept_loss: bool = False,
+    ) -> LogWriter:
+        """Hold the store until `close_session`, with the settings of `config`; None: those of the last user.
 
         With `accept_loss`, the store is opened even if the end of the log is provably lost, and continues without it.
         """
-        with self.mutex:
-            writer = self._enter(description, timeout_s, accept_loss=accept_loss)
+        with self._turn(description, timeout_s, config) as left_s:
+            writer = self._enter(description, left_s, config, accept_loss=accept_loss)
             try:
-                self._make_pool(writer)
+                assert self.services is not None
+                self.services.start_session(self.config)
             except BaseException:
                 if not self._sessions:
                     self.detach()
                 raise
             self._sessions += 1
-            self._start_services()
             return writer
-
-    def _make_pool(self, writer: LogWriter) -> None:
-        """Give a session the TransientStorePool that its settings ask for, and the thread that commits it."""
-        config = self.config
-        if not config.transient_store_pool_enable or writer.pool is not None:
-            return
-        if config.flush_disk_type != ASYNC_FLUSH:
-            raise ConfigError(
-                f"transientStorePoolEnable: found true with flushDiskType={config.flush_disk_type}; allowed is true "
-                f"with {ASYNC_FLUSH} only. A put with {config.flush_disk_type} is on the disk when it returns, and the "
-                "pool keeps it in memory",
-                key="transientStorePoolEnable",
-                value=True,
-            )
-        pool = TransientStorePool(writer.log, config.transient_store_pool_size)
-        self.commit_service = CommitService(writer, pool, self._wake_flush)
-        self.commit_service.start()
-        with writer.mutex:
-            writer.pool = pool
-
-    def _wake_flush(self) -> None:
-        flush = self.flush
-        if flush is not None:
-            flush.wake()
 
     def close_session(self, writer: LogWriter) -> None:
         """Release the store; the last session of the process detaches at once.
@@ -236,43 +315,28 @@ class AttachedStore:
             if not self._sessions:
                 self.detach()
 
-    def _start_services(self) -> None:
-        """Start the threads that an open session needs."""
-        retention, delivery = self.retention, self.delivery
-        if self.services or retention is None or delivery is None:
-            return
-
-        def clean(stopping: Stopping) -> None:
-            retention.run_if_due(stopping=stopping)
-
-        def deliver(stopping: Stopping) -> None:
-            delivery.deliver_all(stopping)
-
-        if self.config.retention_enabled:
-            interval_ms = self.config.clean_resource_interval
-            self.services.append(PeriodicService("retention", lambda: interval_ms / 1000, clean))
-        if self.config.deliver_delayed:
-            self.services.append(PeriodicService("delivery", lambda: delivery.pause_s, deliver))
-        for service in self.services:
-            service.start()
-
-    def _stop_services(self) -> None:
-        services, self.services = self.services, []
-        for service in services:
-            service.stop()
-
-    def _enter(self, description: str, timeout_s: float | None, *, accept_loss: bool = False) -> LogWriter:
+    def _enter(
+        self, description: str, timeout_s: float, config: StoreConfig | None, *, accept_loss: bool = False
+    ) -> LogWriter:
         if self.presence is Presence.LEAVING or (
             self._attachment is not None and not (self.attached and self._attachment.intact())
         ):
             self._drop()  # this also completes a release that was interrupted
+
         if self._broker_waits():
             with contextlib.suppress(StoreError, OSError):  # the next opening of the store finds what is wrong
                 self._make_way()
+
+        if config is not None:
+            self._take_settings(config)
+
         try:
             if self.presence is Presence.DETACHED:
+                held = self._hold_root()
                 refuse_to_write(self.disk, self.paths, self.config)  # before anything is created
                 make_root(self.disk, self.paths)
+                if not held:
+                    self._hold_root()
                 _warn_of_others(self.paths.root)
                 _warn_of_hard_links(self.disk, self.paths)
                 self._attachment = attach(self.paths.root, self.disk)
@@ -280,18 +344,16 @@ class AttachedStore:
                 self._last_used_s = time.monotonic()
                 self._watch()
                 make_own_folders(self.disk, self.paths)
+
             if not self._sessions:
-                self._take_lock(self.config.lock_timeout_s if timeout_s is None else timeout_s, description)
+                self._take_lock(timeout_s, description)
+                self._check_place()
                 if self.writer is None or not catch_up(self.writer):
                     self._recover(accept_loss=accept_loss)
+
             assert self.writer is not None
             self.writer.check_usable()
             self._keep_broker_name()
-            if self.flush is None or not self.flush.alive:
-                if self.flush is not None:
-                    self.flush.end()
-                self.flush = FlushService(self.writer, self._remember_poison)
-                self.writer.start_flushing = self.flush.start
         except BaseException as error:
             refused = isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             if refused and not isinstance(error, StorePermissionError):  # that error says what to do
@@ -303,6 +365,36 @@ class AttachedStore:
             raise
         return self.writer
 
+    def _hold_root(self) -> bool:
+        """Hold the folder that is at the root now: from now on, everything is read and written in this folder.
+
+        Returns
+        -------
+        bool
+            False: there is no folder.
+        """
+        try:
+            self.disk.hold_root(self.paths.root, self.config.file_mode_bits)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # `make_root` makes it, or says what is wrong
+        return True
+
+    def _check_place(self) -> None:
+        """Check that the locks were taken in the folder that is held.
+
+        Raises
+        ------
+        StoreLockedError
+            Another folder came to the root's path meanwhile.
+        """
+        if not self._locks_intact():
+            raise StoreLockedError(
+                f"{self.paths.root}: the folder, or a lock file in it, was renamed or replaced while the store was "
+                f"opened. Nothing was written. Try again",
+                path=self.paths.root,
+                holder="a process that moves the store's folder",
+            )
+
     def _keep_broker_name(self) -> None:
         """Write the broker's name into the store if the configuration gives one and the store has another one.
 
@@ -311,11 +403,13 @@ class AttachedStore:
         path, name = self.paths.broker_name, self.config.broker_name
         if not name:
             return
+
         known = ""
         with contextlib.suppress(CorruptionError):
             known = read_broker_name(self.disk, path)
         if known == name:
             return
+
         write_broker_name(self.disk, path, name, via=self.paths.temporary("broker.json"))
         if known:
             _log.warning(
@@ -327,33 +421,38 @@ class AttachedStore:
             )
 
     def _recover(self, *, accept_loss: bool = False) -> None:
-        if self.flush is not None:
-            self.flush.stop()
-            self.flush.end()
-        if self.allocation is not None:
-            self.allocation.stop()
-            self.allocation.forget()
-            self.allocation = None
-        if self.writer is not None:
-            self.writer.retire(self._closed)
-            self.writer.files.close()
-        self.flush = self.writer = self.delivery = None
+        self._let_go(self._closed)
+
         refuse_to_write(self.disk, self.paths, self.config)
-        found = establish(self.disk, self.paths, self.config, accept_loss=accept_loss)
-        files = StoreFiles(self.paths, self.config, found.identity, self.disk)
-        files.first_writer, files.searched_whole = found.first, found.searched_whole
+        established = establish(self.disk, self.paths, self.config, accept_loss=accept_loss)
+        files = StoreFiles(self.paths, self.config, established.identity, self.disk)
+        files.first_writer, files.searched_whole = established.first, established.searched_whole
         files.load()
-        self.writer, self.report = recover(files, accept_loss=accept_loss)
-        self.writer.topics_put = self.statistics.topics_of_writer()
-        self.report.notes[:0] = found.notes
-        self.delivery = Delivery(self.writer)
-        self._follow_deliveries()
-        self.writer.locks_intact = self._locks_intact
-        self.writer.broker_waits = self._broker_waits
-        self.allocation = AllocateService(self.writer)
-        self.writer.allocate_ahead = self.allocation.ask
-        files.commit_log.take_spare = self.allocation.take
-        self.retention = Retention(self.writer, self._half_progress)
+
+        writer, self.report = recover(files, accept_loss=accept_loss)
+        self.report.notes[:0] = established.notes
+        self.report.notes += [files.other_levels] if files.other_levels else []
+
+        with writer.mutex:
+            writer.load_put_times()
+        writer.topics_put = self.statistics.topics_of_writer()
+        writer.locks_intact = self._locks_intact
+        writer.broker_waits = self._broker_waits
+
+        services = Services(writer, self._remember_poison, self._half_progress)
+        self._follow_deliveries(services.delivery)
+        self.services = services
+
+    def _let_go(self, why: Callable[[], StoreError]) -> None:
+        """Stop what works for the writer, and retire it. Callers that still use it get the error of `why`."""
+        services = self.services
+        if services is None:
+            return
+        services.stop()
+        services.end()
+        services.writer.retire(why)  # before the lease is released: see `Standing.check_turn`
+        services.writer.files.close()
+        self.services = None
 
     def _half_progress(self) -> tuple[int, int]:
         """From which half message and which op message on somebody has to look."""
@@ -362,15 +461,14 @@ class AttachedStore:
             halves.refresh()
             return halves.progress()
 
-    def _follow_deliveries(self) -> None:
+    def _follow_deliveries(self, delivery: Delivery) -> None:
         """Let a broker know which delayed messages were delivered. The log knows it in any case."""
-        assert self.writer is not None
         try:
-            follow(self.writer)
+            delivery.follow()
         except (CorruptionError, StoreFullError, OSError) as error:
             _log.warning(
                 "%s: config/delayOffset.json could not be brought up to date, so that a broker would deliver messages "
-                "again: %s",
+                "again, or skip some: %s",
                 self.paths.root,
                 error,
             )
@@ -439,7 +537,10 @@ class AttachedStore:
         if attachment is None or (self._sessions and not attachment.leased):
             return  # without a lease, no broker waits, and an open session ends by itself
         self._watcher = threading.Thread(target=self._watch_attached, name="messagestore-detach", daemon=True)
-        self._watcher.start()
+        try:
+            self._watcher.start()
+        except RuntimeError:  # the interpreter ends, and closes the store
+            self._watcher = None
 
     def _watch_attached(self) -> None:
         while self._watcher is threading.current_thread():
@@ -517,47 +618,45 @@ class AttachedStore:
                 self._drop()
 
     def _tidy(self) -> None:
-        writer, attachment = self.writer, self._attachment
-        if writer is None or attachment is None or not attachment.intact():
+        services, attachment = self.services, self._attachment
+        if services is None or attachment is None or not attachment.intact():
             return
-        self._stop_services()
-        flush, self.flush = self.flush, None
-        try:
-            if flush is not None:
-                flush.stop()
-            if self.allocation is not None:
-                self.allocation.stop()
-            if self.commit_service is not None:
-                self.commit_service.stop()
-            self._make_durable(writer, attachment, flush)
-        finally:
-            if flush is not None:
-                flush.end()
+        services.stop()
+        self._make_durable(services, attachment)
 
-    def _make_durable(self, writer: LogWriter, attachment: Attachment, flush: FlushService | None) -> None:
+    def _make_durable(self, services: Services, attachment: Attachment) -> None:
+        """Publish and sync what is pending, move the clean end, and remove `abort`, as far as this is ours to do."""
+        writer = services.writer
         if writer.health is not Health.SOUND:
             return
+
         if self.presence is not Presence.HOLDING:
             try:
                 self._take_lock(_BRIEFLY_S, "detach")
             except StoreLockedError:
                 return  # the process that holds it is attached, and closes the store itself
             if not catch_up(writer):
-                return
+                if attachment.broker_waits() or not attachment.alone():
+                    return  # a broker recovers by itself, and another process closes the store
+                self._recover()  # others went on, and retention may have deleted what was the end here
+                assert self.services is not None
+                services, writer = self.services, self.services.writer
+
         with writer.mutex:
             writer.watch_turn()  # what is appended now would come after the store was closed for a broker
             if not attachment.intact():  # it may have changed since the check above
                 return
             writer.finish()
-            writer.pool = None  # a put that comes now, before the writer is retired, is committed at once
-            if flush is not None:
-                flush.finished(writer.synced_end)
-            if self.allocation is not None:
-                self.allocation.remove()
-            self._follow_deliveries()
+            writer.pool = None  # a put that comes now, before the writer is retired, is written at once
+
+            services.finished()
+
+            self._follow_deliveries(services.delivery)
             alone = attachment.alone()
             if writer.state.clean_end != writer.end.physical_offset or writer.state.clean != alone:
                 writer.clean_end.move(closing=alone)
+
+            # Last, because a broker that finds no `abort` trusts the files as they are.
             files = writer.files
             if alone and files.abort_is_ours:
                 self.disk.unlink(files.paths.abort)
@@ -565,28 +664,16 @@ class AttachedStore:
 
     def _drop(self, why: Callable[[], StoreError] | None = None) -> None:
         """Forget everything cached and release the locks. Callers that still use the writer get the error of `why`."""
-        self._stop_services()
-        if self.flush is not None:
-            self.flush.stop()
-            self.flush.end()
-            self.flush = None
-        if self.allocation is not None:
-            self.allocation.stop()
-            self.allocation.forget()
-            self.allocation = None
-        if self.commit_service is not None:
-            self.commit_service.stop()
-            self.commit_service.pool.close()
-            self.commit_service = None
-        if self.writer is not None:
-            self.writer.retire(why or self._closed)  # before the lease is released: see `Standing.check_turn`
-            self.writer.files.close()
-            self.writer = self.retention = self.delivery = None
-            self._sessions = 0
+        self._let_go(why or self._closed)
+        self._sessions = 0
+
+        self.disk.release_root(self.paths.root)
         self._move(PresenceEvent.DETACH)
+
         if self._attachment is not None:  # before the lock: its next holder must not find us attached
             self._attachment.detach()
             self._attachment = None
+
         self._release_lock()
         self._lock.close()
         self._lock = WriterLock(self.paths.writer_lock)
@@ -596,6 +683,35 @@ class AttachedStore:
         return StoreClosedError(
             f"{self.paths.root}: another thread of this process has closed the store. Open it again"
         )
+
+
+def _differing(config: StoreConfig, *known: StoreConfig) -> list[str]:
+    """The fields that a configuration has otherwise than all known ones, apart from those that are fixed in a store.
+
+    Of the delay levels, those that the store's files have now count, which are known last, if the configuration chooses
+    any.
+    """
+    names = [setting.name for setting in settings() if setting.name not in FIXED] + ["broker_settings"]
+    differing = [name for name in names if all(getattr(config, name) != getattr(other, name) for other in known)]
+    if _LEVELS in differing:
+        differing.remove(_LEVELS)
+    if config.is_given(_LEVELS) and config.delays_ms != known[-1].delays_ms:
+        differing.append(_LEVELS)
+    return differing
+
+
+def _other_settings(root: str, differing: list[str], open_with: StoreConfig, asked: StoreConfig) -> ConfigError:
+    """The error for a caller whose settings are not those of the sessions that are open."""
+    differences = ", ".join(
+        f"{java_key(name)}: found {getattr(asked, name)!r}, and the open session has {getattr(open_with, name)!r}"
+        for name in differing
+    )
+    return ConfigError(
+        f"{root}: this process has the store open with other settings, which all its sessions share. {differences}. "
+        f"Give the same settings, or none, or close the other session first",
+        key=java_key(differing[0]),
+        value=getattr(asked, differing[0]),
+    )
 
 
 class _Ending:

@@ -49,8 +49,8 @@ def test_time_in_a_library_belongs_to_the_step_that_called_it(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("path", "name", "steps", "step"),
     [
-        ("messagestore/files/mapped_file.py", "fdatasync", call_steps.COMMIT, "sync"),
-        ("messagestore/files/mapped_file.py", "pwrite", call_steps.COMMIT, None),
+        ("messagestore/files/disk.py", "fdatasync", call_steps.COMMIT, "sync"),
+        ("messagestore/files/disk.py", "pwrite", call_steps.COMMIT, None),
         ("messagestore/format/record.py", "crc32", call_steps.COMMIT, None),
         ("messagestore/files/index_file.py", "put", call_steps.COMMIT, "index"),
         ("messagestore/something/new.py", "f", call_steps.COMMIT, "messagestore/something/new"),

@@ -20,7 +20,7 @@ def root(tmp_path: Path):
 @pytest.fixture
 def context(monkeypatch):
     """Spark's TaskContext, as the sink sees it."""
-    from pyspark_messagestore import sink as sink_module
+    from pyspark_messagestore.sink import writers as sink_module
 
     state = SimpleNamespace(partition=0, properties={"sql.streaming.queryId": "q1", "streaming.sql.batchId": "0"})
 

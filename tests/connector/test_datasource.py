@@ -20,7 +20,7 @@ import pyspark_messagestore
 from messagestore import ConfigError, NotAStoreError
 from messagestore.session import attached_store
 from pyspark_messagestore import DefaultSource, MessageStoreDataSource, MessageStoreSink
-from pyspark_messagestore.source import BatchReader, StreamReader
+from pyspark_messagestore.source.readers import BatchReader, StreamReader
 
 BODIES = StructType().add("body", "string")
 
@@ -36,7 +36,7 @@ def test_discovery() -> None:
     assert issubclass(DefaultSource, DataSource)
     assert DefaultSource.name() == MessageStoreDataSource.name() == "messagestore"
     assert type(source()) is MessageStoreDataSource
-    assert MessageStoreSink.__module__ == "pyspark_messagestore.sink"
+    assert MessageStoreSink.__module__ == "pyspark_messagestore.sink.writers"
     with pytest.raises(AttributeError):
         pyspark_messagestore.Nothing  # noqa: B018 # the access is what is tested
 

@@ -16,15 +16,16 @@ import sys
 import traceback
 from types import SimpleNamespace
 from pyspark.sql.types import StructField, StructType
-from pyspark_messagestore import sink
-from pyspark_messagestore.columns import prepare
-from pyspark_messagestore.options import sink_options, source_options
-from pyspark_messagestore.schema import COLUMNS, Projection
-from pyspark_messagestore.source import BatchReader
+from messagestore.spi import STORES
+from pyspark_messagestore.sink import writers as sink
+from pyspark_messagestore.sink.columns import prepare
+from pyspark_messagestore.options.table import sink_options, source_options
+from pyspark_messagestore.source.schema import COLUMNS, Projection
+from pyspark_messagestore.source.readers import BatchReader
 import pyarrow as pa
 from messagestore import Message, MessageBatch, MessageStore
 from messagestore.format.arrow_bytes import list_array
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 class Watch:
     stack = ""
@@ -62,13 +63,13 @@ rows = pa.record_batch({
     "queueId": list_array([0, 1] * 50, pa.int32()),
     "bornTimestamp": list_array([1, 2] * 50, pa.int64()).view(pa.timestamp("us", "UTC")),
 })
-writer = sink.StreamWriter(sink.Sink.plan(sink_options({"path": root, "topic": "t"}), prepare(kinds, "t")))
+writer = sink.StreamWriter(sink.Sink.plan(sink_options({"path": root, "topic": "t"}), prepare(kinds, "t"), STORES))
 message = writer.sink.stage(iter([rows, rows]))
 check("staging")
 writer.commit([message], 0)
 check("commit")
 columns = Projection.of(StructType([StructField(column.name, column.spark_type) for column in COLUMNS]))
-reader = BatchReader(source_options({"path": root, "subscribe": "t"}), columns)
+reader = BatchReader(source_options({"path": root, "subscribe": "t"}), columns, STORES)
 count = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
 assert count == 203, count
 check("read")

@@ -11,7 +11,7 @@ from crash.flips import Sample, make_samples
 from crash.harness import ROOMY, scratch_folder
 from crash.imitate import Process
 from messagestore import StoreConfig
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from crash.imitate import (
 from messagestore import (
     StorePoisonedError,
 )
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from sequences import CONFIG, Start
 
 pytestmark = no_thread_warnings

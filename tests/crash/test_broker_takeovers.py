@@ -42,7 +42,7 @@ from messagestore import (
     StorePoisonedError,
 )
 from messagestore.format.message import BATCH_TOPIC
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from sequences import CONFIG, SIZES, Start, broker_may_lock, filled, recovered, reopened
 
 pytestmark = no_thread_warnings
@@ -235,6 +235,22 @@ def test_a_topic_made_again_next_to_its_first_run_shows_its_later_run(root: Path
     broker.put("java", b"new2", unit=False)
     recovered(root)
     assert seen(root)[("java", 0)] == ["new0", "new1", "new2"]
+
+
+def test_a_file_that_a_killed_broker_was_about_to_make_is_removed(root: Path, process: Start) -> None:
+    """RocketMQ before 5.3 refuses a log or a queue whose last file has no byte, and would have refused what we left."""
+    filled(root, process)
+    broker = Broker(root, CONFIG)
+    broker.put("java", b"kept")
+    empty = [
+        root / "commitlog" / f"{(broker.end // CONFIG.mapped_file_size_commit_log + 1) * CONFIG.mapped_file_size_commit_log:020d}",
+        root / "consumequeue" / "java" / "0" / f"{CONFIG.mapped_file_size_consume_queue:020d}",
+    ]  # fmt: skip
+    for path in empty:
+        path.write_bytes(b"")
+    recovered(root)
+    assert not [path for path in empty if path.exists()]
+    assert seen(root)[("java", 0)][-1] == "kept"
 
 
 def test_stores_with_rocksdb_or_batch_queues_are_refused_before_the_first_byte(root: Path, process: Start) -> None:

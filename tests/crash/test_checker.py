@@ -12,8 +12,8 @@ from crash import checker, flips
 from crash.checker import Checked
 from crash.flips import Sample
 from crash.memdisk import MemDisk
+from messagestore.inspect.verify import verify
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.verify.verify import verify
 
 LOG = "commitlog/" + "0" * 20
 QUEUE = "consumequeue/topic-app-1/0/" + "0" * 20

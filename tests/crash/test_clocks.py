@@ -11,7 +11,7 @@ from crash import checker
 from crash.harness import SMALL
 from crash.imitate import put
 from messagestore import Message, MessageStore
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import ClockDisk
 
 NOW_S = 1_700_000_000

@@ -16,12 +16,12 @@ FAULTS = TESTS.parent / "faults"
 MAP = FAULTS / "README.md"
 ROW_COUNTS = {"C": 22, "D": 24, "E": 22, "L": 19, "S": 25, "H": 18}
 ATTACKS = TESTS.parent / "docs" / "commit-protocol.md"
-ATTACK_COUNT = 46
+ATTACK_COUNT = 45
 ALSO = {
-    "images": ["workloads", "judge"],
+    "images": ["workloads", "judge", "backups"],
     "errors": ["faults", "workloads", "interrupts", "dead_disks", "many_queues"],
     "power": ["kills", "retentions"],
-    "fuzz": ["flips", "strangers", "clocks", "renumbered", "broker_logs", "group_settings"],
+    "fuzz": ["flips", "strangers", "sessions", "clocks", "renumbered", "broker_logs", "group_settings"],
     "concurrency": ["brokers", "retentions"],
     "mutants": [path.stem for path in (FAULTS / "crash").glob("mutants_*.py")],
 }

@@ -24,7 +24,7 @@ from messagestore import (
     StoreConfig,
     StorePoisonedError,
 )
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 from messagestore.files.state import StateFile
 from messagestore.format.config import FLUSHED
 

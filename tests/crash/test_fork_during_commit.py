@@ -19,8 +19,8 @@ import pytest
 from crash.harness import SMALL, tree_hash
 from crash.imitate import commit, put, rows_seen, seen
 from messagestore import MessageStore
-from messagestore.files.mapped_file import Disk, File
-from messagestore.verify.verify import verify
+from messagestore.files.disk import Disk, File
+from messagestore.inspect.verify import verify
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 BOUND_S = 120.0

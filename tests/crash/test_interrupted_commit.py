@@ -23,13 +23,13 @@ from crash.imitate import Process, rows_seen
 from crash.interrupts import ERRORS, Interrupter, Line
 from crash.workloads import Base, Bases
 from messagestore.files.commit_log import CommitLog
-from messagestore.files.mapped_file import Disk
-from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.files.disk import Disk
+from messagestore.files.numbered_files import MappedFileQueue
+from messagestore.inspect.verify import verify
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.verify.verify import verify
-from messagestore.write.catching_up import _catch_up
-from messagestore.write.flush import FlushService
-from messagestore.write.log_writer import LogWriter
+from messagestore.writer.catching_up import _catch_up
+from messagestore.writer.flush import FlushService
+from messagestore.writer.log_writer import LogWriter
 
 pytestmark = no_thread_warnings
 
@@ -61,7 +61,7 @@ def in_function(story: str, *functions: Callable[..., object]) -> list[tuple[Lin
 @pytest.mark.parametrize(
     ("story", "functions", "power_cut"),
     [
-        ("async session", (LogWriter.drain, LogWriter._drain), False),
+        ("async session", (LogWriter.publish, LogWriter._publish), False),
         ("puts", (LogWriter.append, LogWriter.append_side_by_side, LogWriter._check_put, LogWriter._begin_put), False),
         ("group", (FlushService.wait, FlushService.request, LogWriter.append, LogWriter.appended), False),
         ("batches", (CommitLog.write, MappedFileQueue.create), True),

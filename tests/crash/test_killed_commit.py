@@ -26,7 +26,7 @@ from messagestore import (
     MessageStore,
     StorePoisonedError,
 )
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from sequences import CONFIG, SIZES, Start, filled, recovered, reopened
 
 pytestmark = no_thread_warnings

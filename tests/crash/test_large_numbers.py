@@ -23,7 +23,7 @@ from messagestore import (
     MessageStore,
     StoreFullError,
 )
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 SEGMENT_SIZE = SMALL.mapped_file_size_commit_log
 ROWS = 40

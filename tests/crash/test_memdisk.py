@@ -12,7 +12,7 @@ from crash.harness import Promise, die, run_steps
 from crash.memdisk import MemDisk, MemRecordingDisk
 from crash.power_cut import Folder
 from crash.workloads import FILLED, WORKLOADS, Bases, record_in_memory
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 
 def something(disk: Disk, root: Path, chance: random.Random, names: list[str]) -> object:

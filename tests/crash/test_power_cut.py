@@ -106,7 +106,7 @@ def test_a_lost_sector_tears_no_message(shape: str, scratch: Path) -> None:
     for message in wanted:
         result = store.put_message(message)
         ends.append(result.physical_offset + result.size)
-    store.writer.drain()
+    store.writer.publish()
     die(root)
     for sector in range(ends[-1] // 512 + 1):
         copy = fresh(root, scratch / "copy")

@@ -30,7 +30,7 @@ from messagestore import (
     MessageStore,
     StorePoisonedError,
 )
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from sequences import CONFIG, SIZES, Start, filled, image, recording, recovered
 
 pytestmark = no_thread_warnings
@@ -235,7 +235,7 @@ def test_queue_units_do_not_prove_that_async_puts_are_on_the_disk(root: Path, sc
     store = process(root, disk, flush_disk_type=ASYNC_FLUSH, flush_interval_commit_log=3_600_000).session()
     for number in range(2, 8):
         put(store, f"put/{number}/")
-    store.writer.drain()
+    store.writer.publish()
     for one in disk.images(disk.position, ("one file missing", "one missing", "random")):
         target = one.build(scratch / f"image-{time.monotonic_ns()}")
         with another_boot():

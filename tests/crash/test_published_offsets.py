@@ -23,7 +23,7 @@ from crash.power_cut import Folder
 from crash.workloads import Bases
 from messagestore import MessageStore
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 pytestmark = no_thread_warnings
 

@@ -65,9 +65,9 @@ from messagestore import (
     StoreLockedError,
     StorePoisonedError,
 )
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
 from messagestore.read.view import StoreView
-from messagestore.verify.verify import verify
 from small import ClockDisk
 
 pytestmark = no_thread_warnings

@@ -13,7 +13,7 @@ from crash.imitate import (
 from messagestore import (
     MessageStore,
 )
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.read.view import StoreView
 from sequences import CONFIG, Start, filled
 

@@ -18,7 +18,7 @@ from crash.harness import SMALL, Promise, check_store
 from crash.imitate import Process, commit, put, rows_seen, seal, seen
 from crash.simdisk import KillDisk, Operation
 from messagestore import MessageStore, PutMessageStatus, StoreLockedError
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 from messagestore.files.writer_lock import probe_attached
 
 BOUND_S = 120.0

@@ -18,9 +18,10 @@ from crash.harness import APP, SMALL
 from crash.imitate import Process, another_boot
 from crash.simdisk import RecordingDisk
 from messagestore import ASYNC_FLUSH, MessageStore, StoreWentBackwardsError
-from pyspark_messagestore.options import source_options
-from pyspark_messagestore.schema import Projection
-from pyspark_messagestore.source import StreamReader
+from messagestore.spi import STORES
+from pyspark_messagestore.options.table import source_options
+from pyspark_messagestore.source.readers import StreamReader
+from pyspark_messagestore.source.schema import Projection
 
 COLUMNS = Projection.of(StructType().add("queueId", "integer").add("queueOffset", "long").add("body", "binary"))
 ALL = ReadAllAvailable()
@@ -28,7 +29,7 @@ ASYNC = SMALL.replace(flush_interval_commit_log=3_600_000, flush_commit_log_thor
 
 
 def stream(root: Path, **options: str) -> StreamReader:
-    return StreamReader(source_options({"path": str(root), "subscribe": f"topic-{APP}", **options}), COLUMNS)
+    return StreamReader(source_options({"path": str(root), "subscribe": f"topic-{APP}", **options}), COLUMNS, STORES)
 
 
 def delivered(reader: StreamReader, start: dict, end: dict) -> list[bytes]:

@@ -18,9 +18,9 @@ from crash.harness import SMALL, Promise, batch_columns, check_store, do_step, n
 from crash.imitate import rows_seen
 from crash.workloads import WORKLOADS, Bases
 from messagestore import BatchRequest, Message, MessageStore, StoreFullError
-from messagestore.files import mapped_file
-from messagestore.files.mapped_file import Disk
-from messagestore.verify.verify import verify
+from messagestore.files import disk as mapped_file
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
 
 pytestmark = [no_thread_warnings, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -128,11 +128,11 @@ def test_a_user_without_rights_changes_nothing_and_is_told(scratch: Path) -> Non
     def work() -> None:
         os.setgid(65534)
         os.setuid(65534)
-        for folder in (root, free):
+        for folder, allowed in ((root, "readable"), (free, "writable")):
             with pytest.raises(PermissionError) as caught:
                 MessageStore.open(folder, SMALL)
             assert "this process runs as" in str(caught.value)
-            assert "make the folder writable for a group that both are in" in str(caught.value)
+            assert f"make the store {allowed} for a group that both are in" in str(caught.value)
         with pytest.raises(PermissionError):
             MessageStore.open_read_only(root, SMALL).max_offset("single", 0)
 

@@ -26,7 +26,7 @@ from messagestore import (
     StoreLockedError,
     StorePoisonedError,
 )
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from sequences import SIZES, Start, broker_may_lock, recovered
 
 pytestmark = no_thread_warnings

@@ -13,7 +13,7 @@ import pytest
 from interop.compare import ALL_COLUMNS, of_java, of_ours, of_row, same
 from messagestore import ConfigError, Message, MessageStore, NotAStoreError
 from messagestore.format.message import put_topic_fault
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL
 
 HERE = Path(__file__).resolve().parent

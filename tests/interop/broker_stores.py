@@ -46,8 +46,8 @@ from interop.java_build import NEWEST
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaError, JavaGoneError, JavaStore, single
 from interop.trees import difference, tree
 from messagestore import BatchRequest, Message, MessageStore, NotAStoreError, StoreConfig, StoreError
+from messagestore.inspect.verify import Finding, verify
 from messagestore.read_only_store import ReadOnlyStore
-from messagestore.verify.verify import Finding, verify
 from small import columns
 
 Queue = tuple[str, int]

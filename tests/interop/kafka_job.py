@@ -4,13 +4,12 @@
 
 PLAN is a file with JSON. Its `targets` say how the same job is connected: the format, the options of the connection,
 and what a write in `foreachBatch` needs in addition. Everything else is the same code for every format. The targets in
-`on_connect` are done by another process, through Spark Connect; the session of this one is the server.
+`on_connect` are done afterwards by another process, through Spark Connect; the session of this one is the server.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import subprocess
@@ -373,15 +372,17 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spark = builder.getOrCreate()
-        with on_connect(spark, plan) if plan["on_connect"] else contextlib.nullcontext({}) as results:
-            for name, target in plan["targets"].items():
-                Path(target["folder"]).mkdir(exist_ok=True)
-                job = Job(spark, target)
-                results[name] = {step: run() for step, run in job.steps()}
-                results[name]["hostile"] = hostile(job, plan["hostile"])
-                results[name]["options"] = options(job, plan["options"])
-                job.write(job.rows([(b"k", b"v", None, 0)]), "created")
-                results[name]["differences"] = differences(job)
+        results: dict[str, Any] = {}
+        for name, target in plan["targets"].items():
+            Path(target["folder"]).mkdir(exist_ok=True)
+            job = Job(spark, target)
+            results[name] = {step: run() for step, run in job.steps()}
+            results[name]["hostile"] = hostile(job, plan["hostile"])
+            results[name]["options"] = options(job, plan["options"])
+            job.write(job.rows([(b"k", b"v", None, 0)]), "created")
+            results[name]["differences"] = differences(job)
+        if plan["on_connect"]:
+            results |= on_connect(spark, plan)
         spark.stop()
     Path(plan["result"]).write_text(json.dumps(results))
 
@@ -390,9 +391,11 @@ SERVER = {"spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin", "s
 """Settings of a classic session that is a server of Spark Connect, too, at a free port."""
 
 
-@contextlib.contextmanager
-def on_connect(spark: SparkSession, plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run the job in another process meanwhile, through this session as its server. At the end, its results are there."""
+def on_connect(spark: SparkSession, plan: dict[str, Any]) -> dict[str, Any]:
+    """Run the job in another process, through this session as its server, and return its results.
+
+    Not beside the job of this session: Spark then fails now and then with "Task not serializable".
+    """
     services = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
     server = getattr(getattr(services, "SparkConnectService$"), "MODULE$")  # a Scala object
     path, result = Path(sys.argv[1] + ".connect"), Path(plan["result"] + ".connect")
@@ -400,14 +403,9 @@ def on_connect(spark: SparkSession, plan: dict[str, Any]) -> Iterator[dict[str, 
     theirs = {**nothing, "targets": plan["on_connect"], "remote": f"sc://127.0.0.1:{server.localPort()}"}
     path.write_text(json.dumps({**plan, **theirs, "result": str(result)}))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
-    results: dict[str, Any] = {}
-    with subprocess.Popen([sys.executable, __file__, str(path)], env=environment) as client:
-        try:
-            yield results
-            assert client.wait() == 0
-        finally:
-            client.kill()
-    results |= json.loads(result.read_text())
+    subprocess.run([sys.executable, __file__, str(path)], env=environment, check=True)
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """A whole RocketMQ broker in a process of its own: `BrokerStartup` with a `broker.conf`; a name server, and mqadmin.
 
+A broker needs no driver of ours, so any version that Maven has can run (`need_broker`).
+
 with RealBroker("5.3.3", folder, root) as broker:    # "boot success"; a clean shutdown at the end
     ...
 with NameServer("5.3.3", folder) as names, RealBroker("5.3.3", folder, root, names):
@@ -10,17 +12,22 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.peers import ports
+
 from interop import java_build
 from interop.java_store import _FLAGS as FLAGS
 
 START_S = 90
+BROKERS = ("5.5.0", java_build.NEWEST, java_build.OLDER, "5.0.0", java_build.LEGACY)
+"""The brokers that take stores over from us, and give them back."""
+_LOGBACK = '<configuration><root level="ERROR"/></configuration>'
+"""RocketMQ 4.9 and 5.0 do not start without a file that says what to log."""
 CONF = """\
 brokerClusterName=DefaultCluster
 brokerName=broker-a
@@ -41,13 +48,6 @@ maxIndexNum=4000
 mappedFileSizeTimerLog=1048576
 timerWheelEnable=false
 """
-
-
-def free_port() -> int:
-    """Of three in a row that a broker takes."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 _FLAGS_OF_A_BROKER = tuple(flag for flag in FLAGS if "LogFileName" not in flag)
@@ -110,7 +110,7 @@ class NameServer(Server):
     WORDS = "The Name Server boot success"
 
     def __init__(self, version: str, folder: Path) -> None:
-        self._address = f"127.0.0.1:{free_port()}"
+        self._address = f"127.0.0.1:{ports.reserve()}"
         self._jars = java_build.tools_classpath(version)
         folder.mkdir(parents=True, exist_ok=True)
         conf = folder / "namesrv.conf"
@@ -145,10 +145,13 @@ class RealBroker(Server):
     ) -> None:
         """`more` has further lines for its `broker.conf`."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.conf, self.port = folder / "broker.conf", free_port()
+        self.conf = folder / "broker.conf"
+        self.port = ports.reserve(4) + 2  # a broker also listens on the second port below it, and on the one above
         conf = CONF.format(port=self.port, root=root, name_server=name_server or "127.0.0.1:1")
         self.conf.write_text(conf + more)
-        jars = java_build.classpath(version) if name_server is None else java_build.tools_classpath(version)
+        (folder / "conf").mkdir(exist_ok=True)
+        (folder / "conf" / "logback_broker.xml").write_text(_LOGBACK)
+        jars = java_build.tools_classpath(version)
         super().__init__(
             folder, "broker", "-cp", jars, "org.apache.rocketmq.broker.BrokerStartup", "-c", str(self.conf)
         )

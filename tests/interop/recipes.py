@@ -22,7 +22,7 @@ from interop.java_store import JavaStore
 from messagestore import Message, MessageBatch, MessageColumns, MessageStore, StoreConfig
 from messagestore.format.config import ASYNC_FLUSH, SYNC_FLUSH
 from messagestore.format.properties import RESERVED_PROPERTIES
-from messagestore.write.log_writer import LogWriter
+from messagestore.writer.log_writer import LogWriter
 
 T0_MS = 1_700_000_000_000
 QUEUES = 3

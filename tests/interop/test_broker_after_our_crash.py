@@ -18,7 +18,7 @@ from interop.compare import check_messages
 from interop.java_store import Driver
 from interop.steps import append_batch, check, java_puts, java_store
 from messagestore import BatchConflictError, ChecksumError, Message, MessageStore
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 pytestmark = no_thread_warnings
 Start = Callable[..., Driver]

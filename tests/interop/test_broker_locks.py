@@ -24,7 +24,7 @@ from interop.steps import append_batch, check, java_puts, java_store
 from interop.trees import tree
 from kernel import refuse_leases
 from messagestore import MessageStore, StoreLockedError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from processes import SHORT_SESSIONS
 
 pytestmark = no_thread_warnings

@@ -12,7 +12,7 @@ from crash.imitate import walk
 from interop.compare import check_messages
 from interop.java_store import Driver, JavaStore, java_config, single
 from messagestore import MessageStore, NotAStoreError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL
 
 CONFIG = SMALL

@@ -16,7 +16,7 @@ from messagestore import ConfigError, Message, MessageIllegalError, MessageStore
 from messagestore.files.config_file import parsed
 from messagestore.files.consumer_filters import consumer_filters
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.topics import TopicConfig, Topics
 from small import SMALL
 

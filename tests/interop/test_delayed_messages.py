@@ -18,8 +18,8 @@ from interop.java_store import COUNTS
 from interop.real_broker import RealBroker
 from messagestore import BatchRequest, Message, MessageColumns, MessageExt, MessageStore, StoreConfig
 from messagestore.files.delay_offsets import DelayOffsets
-from messagestore.files.mapped_file import Disk
-from messagestore.verify.verify import verify
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
 
 LONGEST_S = 40
 

@@ -18,8 +18,8 @@ from random import Random
 from interop.compare import check_keys, check_messages
 from interop.java_store import ANSWER_S, COUNTS, Driver, JavaStore, batch, java_config, single
 from messagestore import ASYNC_FLUSH, SYNC_FLUSH, BatchRequest, Message, MessageBatch, MessageStore
+from messagestore.inspect.verify import verify
 from messagestore.read_only_store import ReadOnlyStore
-from messagestore.verify.verify import verify
 from small import SMALL, columns
 
 ROUNDS = 10

@@ -94,7 +94,7 @@ def settings(python: str) -> dict[str, str]:
 
 
 def run(python: str, folder: Path, targets: dict[str, Any], on_connect: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Run the job for some targets, one after the other in one session; and meanwhile for some through Connect."""
+    """Run the job for some targets, one after the other in one session; and then for some through Connect."""
     folder.mkdir()
     theirs, others = (
         {name: {**each, "topic": PREFIX, "folder": f"{folder}/{name}"} for name, each in some.items()}
@@ -120,7 +120,7 @@ def run(python: str, folder: Path, targets: dict[str, Any], on_connect: dict[str
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]

@@ -20,7 +20,7 @@ import spark_runs
 from interop.java_store import COUNTS, Driver, JavaStore
 from interop.test_live_tail import MODES, PADDING, QUEUES, SIZES, check_block
 from messagestore.files.consumer_offsets import ConsumerOffsets
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 STOPS = 2
 """How many times the query is stopped and started again while Java writes."""

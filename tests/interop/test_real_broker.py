@@ -6,25 +6,20 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from interop.conftest import need
-from interop.java_build import NEWEST
+from interop.java_build import NEWEST, tools_classpath
 from interop.java_store import COUNTS, Driver
 from interop.real_broker import RealBroker
-from messagestore import ConfigError, Message, MessageStore, StoreConfig, StoreLockedError
-from messagestore.format.broker_keys import KEYS
-from messagestore.verify.verify import verify
+from interop.test_sent_back import clients
+from messagestore import ConfigError, Message, MessageStore, NotAStoreError, StoreConfig, StoreLockedError
+from messagestore.inspect import operator
+from messagestore.inspect.verify import verify
 from processes import SHORT_SESSIONS
-
-CLASSES = (
-    "org.apache.rocketmq.store.config.MessageStoreConfig",
-    "org.apache.rocketmq.common.BrokerConfig",
-    "org.apache.rocketmq.remoting.netty.NettyServerConfig",
-    "org.apache.rocketmq.remoting.netty.NettyClientConfig",
-)
 
 
 @pytest.fixture
@@ -38,11 +33,6 @@ def bodies(root: Path, topic: str) -> list[str]:
         found = store.get_message(topic, 0, 0, 100_000).messages
     COUNTS.messages += len(found)
     return [message.body.decode() for message in found]
-
-
-def test_every_setting_of_a_broker_is_known(each_java: Driver) -> None:
-    """The list in `broker_keys` against RocketMQ's own classes."""
-    assert set(each_java.call("keys", classes=list(CLASSES))) - KEYS == set()
 
 
 def test_a_store_that_a_broker_made_takes_its_sizes_from_the_brokers_file(broker: RealBroker, root: Path) -> None:
@@ -65,6 +55,25 @@ def test_a_store_that_a_broker_made_takes_its_sizes_from_the_brokers_file(broker
         store.put_message(Message("t", b"ours/3", queue_id=0))
     assert bodies(root, "t") == ["ours/0", "ours/1", "ours/2", "ours/3"]
     assert verify(root).ok
+
+
+def test_a_broker_that_keeps_its_topics_and_groups_in_rocksdb(
+    memory: Path, root: Path, drivers: Callable[[str], Driver]
+) -> None:
+    """configManagerVersion=v2: refused by its own file, and by what it leaves on the disk. Its messages are read."""
+    need(NEWEST, tools_classpath)
+    v2 = RealBroker(NEWEST, memory / "broker", root, more="configManagerVersion=v2\n")
+    with v2, clients(drivers(NEWEST), v2) as client:
+        assert client("send", topic="orders", messages=[{"body": "theirs"}]) == ["SEND_OK"]
+    COUNTS.stores += 1
+    with pytest.raises(ConfigError, match="cannot be written with configManagerVersion=v2"):
+        MessageStore.open(root, StoreConfig.load(v2.conf))
+    with pytest.raises(NotAStoreError, match=r"config/rdb: found .*configManagerVersion=v2"):
+        MessageStore.open(root)
+    with pytest.raises(ConfigError, match="configManagerVersion=v2"):
+        operator.groups(str(root))
+    with MessageStore.open_read_only(root) as store:
+        assert [m.body for each in range(4) for m in store.get_message("orders", each, 0).messages] == [b"theirs"]
 
 
 def test_short_sessions_beside_real_starts(broker: RealBroker, root: Path) -> None:

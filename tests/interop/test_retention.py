@@ -16,7 +16,7 @@ from crash.simdisk import KillDisk, Killed
 from interop.compare import check_messages, check_statuses, check_times
 from interop.java_store import Driver, JavaStore, batch, java_config, single
 from messagestore import BatchRequest, Message, MessageStore
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL, bodies, columns
 
 CONFIG = java_config(SMALL)
@@ -153,6 +153,37 @@ def test_our_retention_leaves_what_javas_leaves(
             check_statuses(store, theirs, topic, queue_id)
         check_messages(store, theirs)
     assert verify(root, SMALL).findings == []
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "consumequeue/early", "consumequeue/early/0"])
+def test_java_continues_a_queue_without_messages_that_we_made_again(java: Driver, root: Path, lost: str) -> None:
+    """Retention took all messages of `early`, and somebody its files. The log does not say how many there were. What we
+    make again from the seal tells Java the next number, and the begin and the end of the queue."""
+    filled(java, root, "ours")
+    begin = age(root, 3)
+    with MessageStore.open(root, SMALL) as store:
+        assert store.delete_expired_files(reserved_hours=72).min_offset == begin
+    shutil.rmtree(root / lost)
+    with MessageStore.open(root, SMALL) as store:  # as `messagestore recover`
+        store.check_queues()
+    queues = [("busy", 0), ("busy", 1), ("early", 0), ("late", 0)]
+    with JavaStore(java, root, CONFIG) as theirs, MessageStore.open_read_only(root, SMALL) as store:
+        assert theirs.log()["min"] == begin
+        for topic, queue_id in queues:
+            check_statuses(store, theirs, topic, queue_id)
+        assert store.min_offset("early", 0) == store.max_offset("early", 0) == 40
+        theirs.put([single("early", b"java %d" % n) for n in range(20)])  # into the next file of the queue
+        theirs.dispatched()
+        assert [m.body for m in store.get_message("early", 0, 40).messages] == [b"java %d" % n for n in range(20)]
+        for topic, queue_id in queues:
+            check_statuses(store, theirs, topic, queue_id)
+        check_messages(store, theirs)
+    with MessageStore.open(root, SMALL) as store:
+        assert store.put_message(Message("early", b"ours", queue_id=0)).queue_offset == 60
+    assert verify(root, SMALL).findings == []
+    with JavaStore(java, root, CONFIG) as theirs, MessageStore.open_read_only(root, SMALL) as store:
+        check_statuses(store, theirs, "early", 0)
+        check_messages(store, theirs)
 
 
 def test_batches_are_known_after_javas_retention(java: Driver, root: Path) -> None:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from benchmarks.peers import ports
 
 from crash.imitate import walk
 from interop.conftest import need
 from interop.java_build import NEWEST
 from interop.java_store import COUNTS, Driver
-from interop.real_broker import RealBroker, free_port
+from interop.real_broker import RealBroker
 from interop.test_transactions import messages, soon
 from messagestore import Message, MessageBatch, MessageExt, MessageStore, StoreConfig
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 
 GROUP, RETRY, DEAD = "billing", "%RETRY%billing", "%DLQ%billing"
 SOON = "messageDelayLevel=1s 1s 1s 1s 1s 1s\n"
@@ -50,7 +51,7 @@ def clients(java: Driver, broker: RealBroker, **failures: int) -> Iterator[Calla
     def act(action: str, **fields: Any) -> Any:
         return java.call("clients", action=action, group=GROUP, **fields)
 
-    place = {"broker": f"127.0.0.1:{broker.port}", "names": free_port()}
+    place = {"broker": f"127.0.0.1:{broker.port}", "names": ports.reserve()}
     act("start", topic="orders", failures=failures, maxReconsumeTimes=2, **place)
     try:
         yield act

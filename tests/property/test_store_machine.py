@@ -25,7 +25,7 @@ from messagestore import (
     ReadOnlyStore,
     StoreConfig,
 )
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL, columns
 
 TOPICS = ("t", "u")

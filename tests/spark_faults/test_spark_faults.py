@@ -10,9 +10,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from messagestore import VersionRegressionError
+from messagestore.batches import append as transaction
+from messagestore.batches import rules as batch_rules
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.write import batch_rules, transaction
-from pyspark_messagestore import sink
+from pyspark_messagestore.sink import writers as sink
 from spark_faults import runner
 from spark_faults.histories import History
 from spark_faults.processes import connect

@@ -28,12 +28,14 @@ from messagestore import (
     StoreConfig,
     StoreLockedError,
 )
-from messagestore.files.mapped_file import Disk
+from messagestore.batches.append import Chunks, append_batch
+from messagestore.files.consumer_offsets import publish_offsets
+from messagestore.files.disk import Disk
 from messagestore.files.state import State, StateFile
 from messagestore.format.record_columns import Rows, encode
+from messagestore.inspect import operator
+from messagestore.inspect.verify import verify
 from messagestore.session import attached_store
-from messagestore.verify.verify import verify
-from messagestore.write.transaction import Chunks, append_batch
 from processes import CONTEXT, Java, PatienceDisk, starting_broker
 from small import SMALL, SMALL_ASYNC, SMALL_POOL, bodies, columns, filled, read_all
 
@@ -47,7 +49,7 @@ def append(
 ) -> str:
     """One commit, as the sink makes it."""
     store = attached_store(root, config, disk)
-    with store.writing(f"test {app}") as writer:
+    with store.writing(f"test {app}", config=config) as writer:
         rows = columns(bodies(count, start=1000 * version), topic=app)
         chunk = encode(rows, limits=config, store_host=writer.files.store_host, born_host=bytes(8))
         return append_batch(writer, Chunks([chunk]), BatchRequest(app, version, "spark")).status
@@ -128,6 +130,44 @@ def test_a_session_and_commits_of_one_process(tmp_path: Path) -> None:
     assert verify(root).ok
 
 
+def test_a_thread_waits_for_another_no_longer_than_its_lock_timeout(tmp_path: Path) -> None:
+    """A long commit of one thread, and one more each that commits, opens a session and aborts: the error says who holds
+    the store. One that waits long enough gets its turn, and has used up its time for other processes.
+    """
+    root = tmp_path / "s"
+    store, entered, leave = attached_store(root, CONFIG), threading.Event(), threading.Event()
+    impatient = CONFIG.replace(lock_timeout="200ms")
+
+    def long_commit() -> None:
+        with store.writing("batch 7 of app slow", config=CONFIG):
+            entered.set()
+            assert leave.wait(60)
+
+    thread = threading.Thread(target=long_commit)
+    thread.start()
+    assert entered.wait(60)
+    expected = rf"another thread of this process, pid {os.getpid()} \(batch 7 of app slow\) after 0\.2 s"
+    try:
+        begin_s = time.monotonic()
+        with pytest.raises(StoreLockedError, match=expected), store.writing("another", config=impatient):
+            pass
+        with pytest.raises(StoreLockedError, match=expected):
+            MessageStore.open(root, impatient)
+        with pytest.raises(StoreLockedError, match=expected), store.writing("abort", 0.2, config=CONFIG):
+            pass
+        with pytest.raises(StoreLockedError, match="after 0 s"), store.writing("one try", 0, config=CONFIG):
+            pass
+        assert time.monotonic() - begin_s >= 0.6
+    finally:
+        timer = threading.Timer(0.1, leave.set)
+        timer.start()
+        with store.writing("patient", 60, config=CONFIG), store.writing("within", 0, config=CONFIG):
+            pass
+        thread.join()
+        timer.join()
+    store.detach()
+
+
 def test_detach_after_the_time_out(tmp_path: Path) -> None:
     """attachTimeout after the last commit: C is at the end, `abort` is gone, a broker could start."""
     root = tmp_path / "s"
@@ -155,6 +195,28 @@ def test_abort_stays_while_another_is_attached(tmp_path: Path) -> None:
     attached_store(root).detach()
     assert not (root / "abort").exists()
     assert verify(root).ok
+
+
+def test_abort_goes_with_the_last_process_though_others_deleted_what_it_knew_of_the_log(tmp_path: Path) -> None:
+    """It could not follow from its own end on, and left `abort` for good: a broker would rebuild what is not missing."""
+    root = tmp_path / "s"
+    append(root, "app", 0, config=SMALL)
+    code = (
+        "import sys; from messagestore import Message, MessageStore, StoreConfig\n"
+        f"with MessageStore.open({str(root)!r}) as store:\n"
+        "    for _ in range(40): store.put_message(Message('t', bytes(2000), queue_id=0))\n"
+        "    assert store.delete_expired_files(before_offset=40_000, at_once=True).min_offset > 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+    assert (root / "abort").exists()
+    attached_store(root).detach()
+    assert not (root / "abort").exists()
+    assert verify(root).ok
+    state = StateFile(Disk(), str(root / "spark" / "state")).read()
+    assert state is not None and state.clean and state.clean_end == state.visible_end
+    with MessageStore.open(root, SMALL) as store:
+        assert store.report is not None and store.report.reason == "clean"
+        assert store.max_offset("t", 0) == 40
 
 
 def test_a_killed_committer_is_recovered_by_one_that_stayed_attached(tmp_path: Path) -> None:
@@ -438,6 +500,9 @@ FORBIDDING = [
     ("enableControllerMode=true", "Send the messages to the broker"),
     ("storeType=defaultRocksDB", "Send the messages to the broker"),
     ("rocksdbCQDoubleWriteEnable=true", "Turn it off in the broker"),
+    ("configManagerVersion=v2", "Send the messages to the broker"),
+    ("transRocksDBEnable=true", "Send the messages to the broker"),
+    ("messageStorePlugIn=org.apache.rocketmq.tieredstore.TieredMessageStore", "Send the messages to the broker"),
     ("forceVerifyPropCRC=true", "Set enabledAppendPropCRC=true"),
     ("storePathCommitLog=/nowhere/commitlog", "symbolic link"),
 ]
@@ -464,6 +529,7 @@ def test_a_brokers_settings_that_forbid_to_write(tmp_path: Path, line: str, reme
     "lines",
     [
         "brokerRole=SYNC_MASTER",
+        "messageStorePlugIn=\ntransRocksDBEnable=true ",
         "brokerRole=async_master\nstoreType=default\nduplicationEnable=false\nenableControllerMode=false",
         "forceVerifyPropCRC=true\nenabledAppendPropCRC=true",
         "storePathCommitLog={root}/commitlog",
@@ -502,9 +568,18 @@ def test_the_sizes_of_a_brokers_store_without_messages_are_not_guessed(tmp_path:
         assert read_all(store) == [b"x"]
 
 
-@pytest.mark.parametrize("form", ["consumequeue/CURRENT", "batchconsumequeue/t/0/0", "consumequeue/%LMQ%x/0/0"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "consumequeue/CURRENT",
+        "consumequeue_rocksdb/CURRENT",
+        "config/rdb/CURRENT",
+        "batchconsumequeue/t/0/0",
+        "consumequeue/%LMQ%x/0/0",
+    ],
+)
 def test_a_writer_that_is_refused_creates_nothing(tmp_path: Path, form: str) -> None:
-    """RocksDB queues, BatchConsumeQueues, light queues: no `spark/`, no lock file."""
+    """RocksDB queues, topics and groups in RocksDB, BatchConsumeQueues, light queues: no `spark/`, no lock file."""
     root = tmp_path / "s"
     (root / form).parent.mkdir(parents=True)
     (root / form).write_bytes(b"MANIFEST-000005\n")
@@ -517,6 +592,32 @@ def test_a_writer_that_is_refused_creates_nothing(tmp_path: Path, form: str) -> 
             append(root, "app", 0)
     assert tree_hash(root) == before
     assert sorted(path.name for path in root.iterdir()) == sorted({"commitlog", form.split("/", maxsplit=1)[0]})
+
+
+def test_groups_that_a_broker_keeps_in_rocksdb_are_not_taken_for_none(tmp_path: Path) -> None:
+    """configManagerVersion=v2: what a group has not read is not deleted, and `groups` does not say that there is none.
+    The files of an earlier time do not count. Messages are read."""
+    root = filled(tmp_path / "s", 4)
+    publish_offsets(str(root), "delays", {("t", 0): 1})
+    (root / "config" / "rdb").mkdir()
+    assert operator.groups(str(root))[0]
+    (root / "config" / "rdb" / "CURRENT").write_text("MANIFEST-000005\n")
+    before = tree_hash(root)
+    for look in (
+        lambda: operator.groups(str(root)),
+        lambda: operator.group_settings(str(root)),
+        lambda: operator.group_lag(str(root), None, "delays"),
+        lambda: operator.expired(str(root), at_once=True),
+        lambda: publish_offsets(str(root), "delays", {("t", 0): 2}),
+    ):
+        with pytest.raises(ConfigError, match=r"config/rdb: found .*configManagerVersion=v2.*mqadmin"):
+            look()
+    with pytest.raises(NotAStoreError, match=r"configManagerVersion=v2.*Messages can be read"):
+        MessageStore.open(root)
+    assert any("configManagerVersion=v2" in fault for fault in operator.figures(str(root))["faults"])
+    with MessageStore.open_read_only(root) as store:
+        assert len(read_all(store)) == 2
+    assert tree_hash(root) == before
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from crash.harness import die
 from crash.imitate import Broker, flip, overwrite, seen, units, walk
 from crash.simdisk import KillDisk, Killed
 from messagestore import CorruptionError, Message, MessageStore, StorePoisonedError
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL
 
 
@@ -141,7 +141,7 @@ def test_a_topic_that_a_broker_deleted_stays_deleted(root: Path) -> None:
 
 def test_a_log_that_is_too_long_to_search_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done then makes the queues again."""
-    monkeypatch.setattr("messagestore.recovery.recover.LOOKED_THROUGH_SIZE", 1000)
+    monkeypatch.setattr("messagestore.recovery.apply.LOOKED_THROUGH_SIZE", 1000)
     records = lost_topic(root, named=True)
     with MessageStore.open(root, SMALL) as store:
         (note,) = notes(store)
@@ -331,7 +331,8 @@ def test_what_is_cut_is_said(root: Path, caplog: pytest.LogCaptureFixture) -> No
     assert report is not None
     assert (report.end, report.cut_messages, report.cut_queues) == (places[4], 5, 2)
     assert report.cut is not None
-    assert report.cut.startswith(f"{report.zeroed_bytes} bytes behind {places[4]}: 5 messages of 2 queues (body_crc)")
+    where = f"{report.zeroed_bytes} bytes behind {places[4]}, where a record's body does not match its CRC"
+    assert report.cut.startswith(f"{where}: 5 messages of 2 queues")
     assert [r.getMessage() for r in caplog.records] == [f"{root}: cut off {report.cut}"]
 
 

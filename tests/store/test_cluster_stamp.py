@@ -19,7 +19,7 @@ from messagestore import (
     StoreConfig,
 )
 from messagestore.format import kernel
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL, ClockDisk, bodies, columns
 
 STAMPED = SMALL.replace(stamp_cluster=True, broker_cluster_name="north")

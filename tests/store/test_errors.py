@@ -11,8 +11,10 @@ import pytest
 
 from messagestore import errors
 from messagestore.errors import (
+    AccessDeniedError,
     BatchConflictError,
     ChecksumError,
+    CommitUnknownError,
     ConfigError,
     CorruptionError,
     HalfMessageEndedError,
@@ -22,6 +24,7 @@ from messagestore.errors import (
     NotAStoreError,
     NotRecoveredError,
     OffsetOutOfRangeError,
+    ProtocolError,
     QueryConflictError,
     StoreClosedError,
     StoreError,
@@ -29,6 +32,7 @@ from messagestore.errors import (
     StoreLockedError,
     StorePermissionError,
     StorePoisonedError,
+    StoreUnavailableError,
     StoreWentBackwardsError,
     SyncFailedError,
     TornRecordError,
@@ -55,6 +59,10 @@ EXAMPLES: list[tuple[StoreError, type[Exception]]] = [
     (VersionRegressionError("m", app_id="a", version=3), RuntimeError),
     (LostBatchesError("m", app_id="a", version=3), RuntimeError),
     (HalfMessageEndedError("m", message_id="7F", outcome="committed"), RuntimeError),
+    (StoreUnavailableError("m"), ConnectionError),
+    (CommitUnknownError("m"), StoreUnavailableError),
+    (AccessDeniedError("m"), PermissionError),
+    (ProtocolError("m"), ValueError),
     (CorruptionError("/p", 7, "this", "that"), Exception),
     (TornRecordError("/p", 7, "this", "that"), CorruptionError),
     (ChecksumError("/p", 7, "this", "that", hint="Do something."), CorruptionError),

@@ -20,8 +20,8 @@ from messagestore import (
 )
 from messagestore.files.config_file import parsed
 from messagestore.files.consumer_filters import consumer_filters
-from messagestore.files.mapped_file import Disk
-from messagestore.verify.verify import verify
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
 from small import SMALL, filled
 
 

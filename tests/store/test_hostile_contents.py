@@ -12,11 +12,11 @@ import reference
 from crash.harness import die
 from crash.imitate import another_boot, overwrite, seen
 from messagestore import ASYNC_FLUSH, BatchRequest, Message, MessageStore, StoreConfig
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 from messagestore.format import batch_record, record
 from messagestore.format.message import BATCH_TOPIC
+from messagestore.inspect.verify import verify
 from messagestore.recovery import log_tail
-from messagestore.verify.verify import verify
 from small import SMALL, SMALL_ASYNC, columns
 
 ROOMY = SMALL.replace(mapped_file_size_commit_log=1 << 20, max_message_size=1 << 19)
@@ -39,7 +39,7 @@ def test_zero_bytes_in_properties_are_no_torn_record(tmp_path: Path, config: Sto
         )[number % 3]
         store.put_message(Message("t", body, queue_id=0, **fields))  # type: ignore[arg-type]
         wanted.append(body.decode())
-    store.writer.drain()
+    store.writer.publish()
     die(root)
     with MessageStore.open(root, config) as store:
         assert store.report is not None
@@ -59,7 +59,7 @@ def test_a_put_that_was_written_in_part_is_cut(tmp_path: Path, part: int) -> Non
     root = tmp_path / "store"
     store = MessageStore.open(root, SMALL_ASYNC)
     store.put_message(Message("t", b"whole", queue_id=0))
-    store.writer.drain()
+    store.writer.publish()
     end = store.writer.end.physical_offset
     message = Message("t", b"torn", keys=["k"], properties={"p": "x" + "\0" * 600 + "y"})
     data = record.encode_message(message, queue_id=0, store_host=store.writer.files.store_host, limits=SMALL)

@@ -15,11 +15,11 @@ from crash.imitate import Broker, overwrite, units, walk
 from crash.renumbered import shown
 from crash.surprises import Stream
 from messagestore import BatchRequest, CorruptionError, MagicError, Message, MessageStore
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.state import StateFile
+from messagestore.inspect.verify import verify
 from messagestore.read.queue_ends import QueueEnds
 from messagestore.read.view import StoreView
-from messagestore.verify.verify import verify
 from small import SMALL, columns
 
 FIRST = [b"a0", b"a1", b"a2", b"a3", b"a4"]
@@ -91,13 +91,35 @@ def test_a_writer_goes_on_behind_them(root: Path, end: str) -> None:
     if end == "closed":
         store.close()
     else:
-        store.writer.drain()
+        store.writer.publish()
         die(root)
     with MessageStore.open(root, SMALL) as store:
         assert bodies(store) == [*SHOWN, b"ours", b"batch"]
     assert units(root, "t", 0)[:7] == before
     report = verify(root, SMALL)
     assert report.ok, report.findings[:3]
+
+
+@pytest.mark.parametrize("puts", [0, 1])
+def test_the_only_topic_that_a_broker_deleted_comes_back_after_a_kill(tmp_path: Path, puts: int) -> None:
+    """A killed writer and no queues looked like a folder that somebody had removed, so all queues were rebuilt."""
+    with MessageStore.open(tmp_path, SMALL) as store:
+        store.put_message(Message("t", b"deleted", queue_id=0))
+    broker = Broker(tmp_path, SMALL)
+    broker.delete_topic("t")
+    broker.close()
+    (tmp_path / "config" / "topics.json").write_text('{"dataVersion":{},"topicConfigTable":{}}')
+    with MessageStore.open(tmp_path, SMALL) as store:
+        for _ in range(puts):
+            store.put_message(Message("u", b"new", queue_id=0))
+        store.flush()
+        die(tmp_path)
+    if puts:
+        shutil.rmtree(tmp_path / "consumequeue" / "u")  # what was put since is proven by the log
+    with MessageStore.open(tmp_path, SMALL) as store:
+        assert shown(store, pytest.fail) == ({("u", 0): [b"new"]} if puts else {})
+        assert store.topics() == ({"u": [0]} if puts else {})
+    assert verify(tmp_path, SMALL).ok
 
 
 def test_a_broker_that_dies_with_its_queues_behind(root: Path) -> None:
@@ -170,7 +192,7 @@ def test_the_ends_of_many_queues_are_asked_where_numbers_jump(root: Path, monkey
     assert wanted == 8
     view.refresh()
     assert ends.look()["t", 0] == wanted
-    assert not ends.restarted
+    assert not ends.restarts
     view.close()
 
 

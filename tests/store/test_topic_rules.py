@@ -21,7 +21,7 @@ from messagestore import (
 )
 from messagestore.format import kernel
 from messagestore.format.layout import SYS_FLAG_MULTI_TAGS
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL, ClockDisk, bodies, columns, delayed
 
 ONE = Message("t", b"x", queue_id=0)

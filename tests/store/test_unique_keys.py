@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from messagestore import Message, MessageBatch, MessageExt, MessageStore, StoreConfig
-from messagestore.verify.verify import verify
+from messagestore.inspect.verify import verify
 from small import SMALL, ClockDisk, bodies, columns
 
 STAMPED = SMALL.replace(stamp_uniq_key=True)

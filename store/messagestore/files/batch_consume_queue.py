@@ -21,10 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import UNIT_DTYPE, ConsumeQueue, Units, is_queue_id
-from messagestore.files.mapped_file import Disk
-from messagestore.files.mapped_file_queue import MappedFileQueue
+from messagestore.files.disk import Disk
 from messagestore.format.layout import BATCH_UNIT
 
 BATCH_QUEUE_FOLDER = "batchconsumequeue"
@@ -44,12 +42,7 @@ class BatchConsumeQueue(ConsumeQueue):
         CorruptionError
             RocketMQ would refuse a file, or its size is not a multiple of a unit's size.
         """
-        for offset in self.offsets:
-            self.pool.forget(self.path(offset))
-        MappedFileQueue.load(self)
-        if self.file_size % BATCH_UNIT.size:
-            found = f"{self.file_size} bytes"
-            raise CorruptionError(self.path(self.min_offset), 0, f"a multiple of {BATCH_UNIT.size} bytes", found)
+        self._load_files(BATCH_UNIT.size)
 
     @property
     def first_file_queue_offset(self) -> int:
@@ -75,6 +68,7 @@ class BatchConsumeQueue(ConsumeQueue):
         if count <= 0 or not self.offsets:
             return np.empty(0, UNIT_DTYPE)
         at = self._unit_of(queue_offset)
+
         parts: list[NDArray[np.void]] = []
         end = queue_offset
         while end < queue_offset + count:
@@ -85,8 +79,10 @@ class BatchConsumeQueue(ConsumeQueue):
                 break
             parts.append(units)
             end, at = _end_of(units), at + len(units)
+
         if not parts or int(parts[0]["base"][0]) > queue_offset:
             return np.empty(0, UNIT_DTYPE)
+
         units = np.concatenate(parts)
         counts = units["count"].astype(np.int64)
         found: Units = np.empty(int(counts.sum()), UNIT_DTYPE)
@@ -156,6 +152,7 @@ class BatchConsumeQueue(ConsumeQueue):
                 low = middle + 1
             else:
                 high = middle
+
         while low < high:
             units = self._raw(low, high - low)
             flags = holds(units)

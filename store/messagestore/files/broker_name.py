@@ -3,8 +3,7 @@
     {"brokerName": "broker-a", "crc": .., "formatVersion": 1}
 
 `crc` is the CRC-32 of the name in UTF-8. The file exists only if a writer gave a name. It is replaced as a whole, by a
-process that holds the writer lock. `spark/store.json` does not hold the name, because that file is written once, and
-because earlier releases take an additional field in it for damage.
+process that holds the writer lock. `spark/store.json` does not hold the name, because that file is written once.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, replace_file
+from messagestore.files.disk import Disk, replace_file
 from messagestore.format.config import is_broker_name
 from messagestore.format.record import crc32
 

@@ -14,7 +14,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from messagestore.files.mapped_file import Disk, replace_file, sync_errors
+from messagestore.files.disk import Disk, replace_file, sync_errors
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
 
 _SAFETY_MS = 3000

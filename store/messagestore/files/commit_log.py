@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, PutMessageStatus, StoreError, StoreFullError, note_statuses
-from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
-from messagestore.files.mapped_file_queue import MAX_OFFSET, MappedFileQueue
-from messagestore.files.written import WrittenFiles
+from messagestore.files.disk import Disk, File, FilePool, read_exactly
+from messagestore.files.numbered_files import MAX_OFFSET, MappedFileQueue
+from messagestore.files.unsynced import WrittenFiles
 from messagestore.format import record, record_scan
-from messagestore.format.config import ROCKETMQS_LEVELS, delays_of
+from messagestore.format.delay_levels import DelayLevels
 from messagestore.format.layout import BLANK, MAGIC_BLANK, RECORD_HEAD, TOPIC_LENGTH_SIZES
 
 READ_SIZE = 16 * 1024 * 1024
@@ -35,6 +35,8 @@ _PIECE_SIZE = 1024 * 1024
 Getting new memory from the system for each piece would take longer than reading it."""
 GAP = 16 * 1024
 """Records that lie closer than this are read together: 16 KiB more cost as much as another call."""
+HEAD_READ_SIZE = RECORD_HEAD.size + 24
+"""A record's head has at most this many bytes: both hosts may be IPv6."""
 RECORD_BEGIN = struct.Struct(">ii")
 """TOTALSIZE and MAGICCODE, which begin a record and a BLANK."""
 
@@ -72,8 +74,8 @@ class CommitLog(MappedFileQueue):
 
     Attributes
     ----------
-    delays_ms : tuple of int
-        How long messages of each delay level wait, for those who read units out of the records.
+    delay_levels : DelayLevels
+        Which delay levels count for each record, for those who read units out of the records.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class CommitLog(MappedFileQueue):
     ) -> None:
         super().__init__(directory, segment_size, pool, staging)
         self.preallocate = preallocate
-        self.delays_ms = delays_of(ROCKETMQS_LEVELS)
+        self.delay_levels = DelayLevels()
         self.written = WrittenFiles(self.disk, pool, hold=True)
         self.take_spare: Callable[[], File | None] = lambda: None
         """Gives a file for the next segment that was made ahead, if one is ready."""
@@ -149,20 +151,24 @@ class CommitLog(MappedFileQueue):
         if self.segment_of(begin) != self.segment_of(end - 1):
             segments = (physical_offsets - self.min_offset) // self.segment_size
             breaks |= segments[1:] != segments[:-1]
+
         if not breaks.any():
             data = np.empty(end - begin, np.uint8)
             self.read_into(data.data, begin)
             return data, physical_offsets - begin
+
         span_first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
         span_last = np.append(span_first[1:], len(sizes)) - 1
         span_starts, span_ends = physical_offsets[span_first], ends[span_last]
         span_positions = np.concatenate([[0], np.cumsum(span_ends - span_starts)])
+
         data = np.empty(int(span_positions[-1]), np.uint8)
         view = data.data
         for begin, end, position in zip(
             span_starts.tolist(), span_ends.tolist(), span_positions.tolist(), strict=False
         ):
             self.read_into(view[position : position + end - begin], begin)
+
         spans = np.repeat(np.arange(len(span_first)), span_last - span_first + 1)
         return data, physical_offsets - span_starts[spans] + span_positions[spans]
 
@@ -191,7 +197,7 @@ class CommitLog(MappedFileQueue):
 
     def head(self, physical_offset: int) -> np.void | None:
         """Return the head of the record at an offset, or None if no record of the log can begin there."""
-        data = self.read_array(physical_offset, RECORD_HEAD.size + 24)
+        data = self.read_array(physical_offset, HEAD_READ_SIZE)
         if len(data) < RECORD_HEAD.size:
             return None
         head = record_scan.heads(data, np.zeros(1, np.int64))[0]
@@ -330,11 +336,13 @@ class CommitLog(MappedFileQueue):
         for start in self.offsets:
             if start + self.segment_size <= end:
                 continue
+
             file = self.file(start, writable=True)
             position = max(end - start, 0)
             dirty = self.nonzero_ranges(start + position)
             if not dirty:
                 continue
+
             count += sum(stop - begin for begin, stop in dirty)
             self.disk.punch(file, position, self.segment_size - position)
             self.disk.fdatasync(file)
@@ -348,6 +356,7 @@ class CommitLog(MappedFileQueue):
         start = self.holding(physical_offset)
         if start is None:
             return []
+
         file = self.file(start)
         found: list[tuple[int, int]] = []
         for begin, stop in self.disk.data_ranges(file, physical_offset - start, self.segment_size):

@@ -7,6 +7,9 @@ that.
 
     {"dataVersion":{"counter":..,"stateVersion":..,"timestamp":..},"<table>":{...}, <others>}
 
+A broker with configManagerVersion=v2 (RocketMQ 5.3) keeps its topics, groups and offsets in a RocksDB, `config/rdb`.
+The files are then missing, or old: a group in none of them may well have messages to read.
+
 Threads: one. Processes: before it saves, a process takes a lock and loads, to keep what another process wrote.
 Source: RocketMQ `common/ConfigManager.java`, `remoting/.../DataVersion.java`.
 """
@@ -19,19 +22,34 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, replace_file
+from messagestore.errors import ConfigError, CorruptionError
+from messagestore.files.disk import Disk, replace_file
 from messagestore.files.store_root import known_root
+from messagestore.format.json_text import bounded_json, check_values
 
 T = TypeVar("T")
 
-MAX_SIZE = 128 * 1024 * 1024
-"""The largest number of bytes that are read: enough for the offsets of some hundred groups in 32 000 queues each."""
+MAX_SIZE = 32 * 1024 * 1024
+MAX_VALUES = 2_000_000
+"""The most bytes and the most values that are read: enough for the offsets of 60 groups in 32 000 queues each."""
 
-# A whole string, which is kept unchanged, or a number in the place of a key.
-_UNQUOTED_KEY = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+# A whole string, which is kept unchanged, or a number in the place of a key. A string without an end goes to the end of
+# the text, and nothing is tried twice, so this takes time in proportion to the text.
+_UNQUOTED_KEY = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([{,]\s*+)(-?\d++)(?=\s*:)', re.DOTALL)
 _HINT_WITH_BACKUP = "Restore it from a copy. If you move it away instead, its .bak counts, which may be older."
 _NOT_AS_IT_SHOULD_BE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def why_in_rocksdb(disk: Disk, root: str) -> str | None:
+    """Why the tables of a store's topics, groups and offsets are not in files, and what to do; None if they are."""
+    folder = os.path.join(root, "config", "rdb")
+    if not disk.exists(os.path.join(folder, "CURRENT")):  # every RocksDB has this file
+        return None
+    return (
+        f"{folder}: found the tables of topics, consumer groups and offsets in RocksDB (configManagerVersion=v2), "
+        f"which only the broker reads and writes. Use the broker and mqadmin instead. If the broker has left "
+        f"configManagerVersion=v2 for good, move this folder away"
+    )
 
 
 class ConfigFile:
@@ -50,9 +68,22 @@ class ConfigFile:
         The name in `spark/` under which a new file is created before it gets its own.
     meaning, hint : str
         For errors: what the file is, and what to do if it is damaged.
+    only_in_files : bool
+        Refuse to load a table that a broker keeps in RocksDB.
     """
 
-    def __init__(self, disk: Disk, root: str, name: str, table: str, *, via: str, meaning: str, hint: str) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        name: str,
+        table: str,
+        *,
+        via: str,
+        meaning: str,
+        hint: str,
+        only_in_files: bool = False,
+    ) -> None:
         self.disk = disk
         self.root = root
         known_root(os.path.abspath(root))
@@ -60,6 +91,8 @@ class ConfigFile:
         self._table = table
         self._via = os.path.join(root, "spark", via)
         self._meaning, self._hint = meaning, hint
+        self._only_in_files = only_in_files
+
         self._data_version: dict[str, Any] = {}
         self._others: dict[str, Any] = {}
         self.damage: CorruptionError | None = None
@@ -80,8 +113,14 @@ class ConfigFile:
         ------
         CorruptionError
             There is a file, but neither it nor its `.bak` can be read.
+        ConfigError
+            The table is in RocksDB (`only_in_files`).
         """
         self._data_version, self._others, self.damage = {}, {}, None
+        elsewhere = why_in_rocksdb(self.disk, self.root) if self._only_in_files else None
+        if elsewhere is not None:
+            raise ConfigError(elsewhere, key="configManagerVersion", value="v2")
+
         unreadable: tuple[str, str] | None = None
         for path in (self.path, self.path + ".bak"):
             try:
@@ -89,10 +128,12 @@ class ConfigFile:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except CorruptionError as error:
-                unreadable = unreadable or (path, error.found)
+                unreadable = unreadable or (path, f"{error.found}; allowed is {error.expected}")
                 continue
+
             if not data.strip():
                 continue
+
             try:
                 result = self._taken(data, parse)
             except _NOT_AS_IT_SHOULD_BE as error:
@@ -100,6 +141,7 @@ class ConfigFile:
                 continue
             self.damage = self._damage(unreadable, _HINT_WITH_BACKUP)
             return result
+
         damage = self._damage(unreadable, self._hint)
         if damage is not None:
             raise damage
@@ -110,14 +152,18 @@ class ConfigFile:
 
     def _taken(self, data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
         fields = parsed(data.decode("utf-8"))
-        table = fields.pop(self._table, None) or {}
+        table = fields.pop(self._table, None)
+        if table is None:
+            table = {}
+        if not isinstance(table, dict):
+            raise ValueError(f"{self._table} is no JSON object")
         version = dict(fields.pop("dataVersion", None) or {})
         version["counter"] = int(version.get("counter", 0))
         result = parse(table)
         self._data_version, self._others = version, fields
         return result
 
-    def save(self, table: Mapping[str, Any], **derived: Any) -> None:
+    def save(self, table: Mapping[Any, Any], **derived: Any) -> None:
         """Replace the file: write this table, the next version, and everything else that the last `load` found in it.
 
         Parameters
@@ -145,10 +191,11 @@ def parsed(text: str) -> dict[str, Any]:
 
     Raises
     ------
-    ValueError, TypeError, RecursionError
-        The text is not a JSON object even after this change.
+    ValueError
+        The text is not a JSON object even after this change, or has more values or levels than are read.
     """
-    fields = json.loads(_UNQUOTED_KEY.sub(_quoted_key, text))
+    check_values(text, MAX_VALUES)
+    fields = bounded_json(_UNQUOTED_KEY.sub(_quoted_key, text), MAX_VALUES)
     if not isinstance(fields, dict):
         raise ValueError("no JSON object")
     return fields

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, File, FilePool
-from messagestore.files.mapped_file_queue import MappedFileQueue
-from messagestore.files.written import FileReplaced, WrittenFiles
+from messagestore.files.disk import Disk, File, FilePool
+from messagestore.files.numbered_files import MappedFileQueue
+from messagestore.files.unsynced import FileReplaced, WrittenFiles
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.format.message import LMQ_PREFIX, check_readable_queue, stored_topic_fault, topic_fault
 from messagestore.format.rows import Rows
@@ -78,15 +78,18 @@ class ConsumeQueue(MappedFileQueue):
         CorruptionError
             RocketMQ would refuse a file, or its size is not a multiple of a unit's size.
         """
-        for offset in self.offsets:
-            self.pool.forget(self.path(offset))
-        super().load()
-        if self.file_size % UNIT.size:
-            found = f"{self.file_size} bytes"
-            raise CorruptionError(self.path(self.min_offset), 0, f"a multiple of {UNIT.size} bytes", found)
+        self._load_files(UNIT.size)
         for offset in self.offsets:
             if offset % UNIT.size:
                 raise CorruptionError(self.path(offset), 0, f"a multiple of {UNIT.size} as name", f"{offset}")
+
+    def _load_files(self, unit_size: int) -> None:
+        for offset in self.offsets:
+            self.pool.forget(self.path(offset))
+        super().load()
+        if self.file_size % unit_size:
+            found = f"{self.file_size} bytes"
+            raise CorruptionError(self.path(self.min_offset), 0, f"a multiple of {unit_size} bytes", found)
 
     def assume_file_size(self, size: int) -> None:
         """Use files of this size, in bytes, until an existing file shows another one."""
@@ -134,6 +137,7 @@ class ConsumeQueue(MappedFileQueue):
         offset, end = queue_offset * UNIT.size, self.max_offset
         if count <= 0 or not self.min_offset <= offset < end:
             return np.empty(0, UNIT_DTYPE)
+
         units: Units = np.empty(min(count, (end - offset) // UNIT.size), UNIT_DTYPE)
         view = units.view(np.uint8).data
         while len(view):
@@ -144,6 +148,7 @@ class ConsumeQueue(MappedFileQueue):
                 raise CorruptionError(path, position, f"{size} bytes", f"{found} bytes, then the end of the file")
             offset += size
             view = view[size:]
+
         if UNIT.dtype != UNIT_DTYPE:
             units.byteswap(inplace=True)
         return units
@@ -193,6 +198,8 @@ class ConsumeQueue(MappedFileQueue):
         flags = holds(self.read(start, _PROBE_COUNT))
         if not len(flags):
             return low
+
+        # Steps that double enclose the end in a few reads if the hint is near it.
         step = _PROBE_COUNT
         if flags[0]:
             if not flags.all():
@@ -212,12 +219,14 @@ class ConsumeQueue(MappedFileQueue):
                     low = probe + 1
                     break
                 high, step = probe, step * 2
+
         while high - low > _PROBE_COUNT:
             probe = (low + high) // 2
             if holds(self.read(probe, 1))[0]:
                 low = probe + 1
             else:
                 high = probe
+
         if low == high:
             return low
         flags = holds(self.read(low, high - low))
@@ -247,6 +256,7 @@ class ConsumeQueue(MappedFileQueue):
         """
         if not data:
             return
+
         self._check_place(queue_offset, len(data) // UNIT.size)
         offset = queue_offset * UNIT.size
         done = 0
@@ -254,6 +264,7 @@ class ConsumeQueue(MappedFileQueue):
             start = (offset + done) // self.file_size * self.file_size
             position = offset + done - start
             chunk = memoryview(data)[done : done + self.file_size - position]
+
             if position == 0:
                 self._sync_file(start - 2 * self.file_size)
             if self.holding(start) is None:
@@ -293,9 +304,11 @@ class ConsumeQueue(MappedFileQueue):
         for start in reversed(self.offsets):
             if start + self.file_size <= offset:
                 return
+
             if start >= offset or not self._has_message(start, min(offset, start + self.file_size)):
                 self.remove(start)
                 continue
+
             file = self.written.opened(self.path(start))
             position = offset - start
             if self._has_data(file, position):
@@ -329,6 +342,15 @@ class ConsumeQueue(MappedFileQueue):
         """Drop a file, and that it was written."""
         super().forget_file(path)
         self.written.forget(path)
+
+    def load_after_others(self) -> None:
+        """Read the folder again after another process has written: its retention may have deleted the first files, and
+        what this process wrote into them needs no sync any more.
+        """
+        self.load()
+        for path in list(self.written.files):
+            if self._start(path) < self.min_offset:
+                self.forget_file(path)
 
     def count_below(self, physical_offset: int) -> int:
         """Return how many of the first files hold no message at or above a physical offset. The last file never counts.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from messagestore.files.config_file import ConfigFile
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 _NUMBERS = ("bornTime", "deadTime", "clientVersion")
 

@@ -14,14 +14,17 @@ make a writer that is about to close leave `abort` behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from messagestore.errors import ConfigError, MessageIllegalError, StoreLockedError
 from messagestore.files.config_file import ConfigFile
-from messagestore.files.mapped_file import Disk
+from messagestore.files.config_table import ConfigTable
+from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import WriterLock, probe_java
+from messagestore.format.half_records import GROUP as HALF_GROUP
 from messagestore.format.message import MAX_QUEUE_ID, group_fault, topic_fault
 
 _SEPARATOR = "@"
@@ -29,7 +32,7 @@ _LARGEST_OFFSET = (1 << 63) - 1
 _TIMEOUT_S = 1.0
 
 
-class ConsumerOffsets:
+class ConsumerOffsets(ConfigTable[str, dict[int, int]]):
     """`config/consumerOffset.json` of one store.
 
     Parameters
@@ -39,66 +42,56 @@ class ConsumerOffsets:
         The store.
     """
 
+    writes_what_is_there = False  # a query publishes after each micro-batch, and nothing relies on the file
+
     def __init__(self, disk: Disk, root: str) -> None:
         # A separate name, because recovery sweeps `new-*` in `spark/` under a lock that is not held here.
-        self._file = ConfigFile(
-            disk,
-            root,
-            "consumerOffset.json",
-            "offsetTable",
-            via="consumer-offsets.json",
-            meaning="the broker's table of consumer offsets",
-            hint="Restore it from a copy. If you move it away instead, all consumer groups lose their offsets.",
+        super().__init__(
+            ConfigFile(
+                disk,
+                root,
+                "consumerOffset.json",
+                "offsetTable",
+                via="consumer-offsets.json",
+                meaning="the broker's table of consumer offsets",
+                hint="Restore it from a copy. If you move it away instead, all consumer groups lose their offsets.",
+                only_in_files=True,
+            )
         )
-        self.path = self._file.path
-        self._offsets: dict[str, dict[int, int]] = {}
-        self._changed: dict[str, dict[int, int]] = {}
 
-    # ---- the file
+    def _parsed(self, table: dict[str, Any]) -> dict[str, dict[int, int]]:
+        found: dict[str, dict[int, int]] = {}
+        for name, offsets in table.items():
+            found[name] = {int(queue_id): offset for queue_id, offset in offsets.items()}
+            for offset in found[name].values():
+                if type(offset) is not int or not -_LARGEST_OFFSET - 1 <= offset <= _LARGEST_OFFSET:
+                    raise ValueError(f"offset {offset!r}")
+        return found
 
-    def load(self) -> None:
-        """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
+    def _merged(self, rows: dict[str, dict[int, int]], changed: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+        return rows | {name: rows.get(name, {}) | offsets for name, offsets in changed.items()}
 
-        Raises
-        ------
-        CorruptionError
-            There is a file, but none that can be read.
-        """
-        self._offsets, self._changed = {}, {}
-        self._offsets = self._file.load(_table)
-
-    def save(self) -> None:
-        """Write what was updated since `load` or the last `save`; the rest of the file stays as it is now.
-
-        The caller holds the lock (`publish_offsets`). Without changes, nothing is written.
-        """
-        changed = self._changed
-        if not changed:
-            return
-        self.load()
-        before = {name: dict(offsets) for name, offsets in self._offsets.items()}
-        for name, offsets in changed.items():
-            self._offsets.setdefault(name, {}).update(offsets)
-        if self._offsets != before:
-            self._changed = changed  # the changes remain to be saved if this fails
-            self._file.save(self._offsets, groupTopicMap={group: tuple(self.topics(group)) for group in self.groups})
-        self._changed = {}
+    def _derived(self, rows: dict[str, dict[int, int]]) -> dict[str, Any]:
+        return {"groupTopicMap": {group: tuple(topics) for group, topics in _topics_of_groups(rows).items()}}
 
     # ---- offsets
 
     @property
     def groups(self) -> list[str]:
         """All groups, sorted."""
-        return sorted({pair[1] for name in self._offsets if (pair := _topic_and_group(name)) is not None})
+        return sorted(self.topics_of_groups())
 
     def topics(self, group: str) -> list[str]:
         """Return the topics in which a group has offsets, sorted."""
-        pairs = (_topic_and_group(name) for name in self._offsets)
-        return sorted(pair[0] for pair in pairs if pair is not None and pair[1] == group)
+        return self.topics_of_groups().get(group, [])
+
+    def topics_of_groups(self) -> dict[str, list[str]]:
+        """Return each group and the topics in which it has offsets, both sorted, in one pass."""
+        return _topics_of_groups(self._rows)
 
     def get(self, topic: str, group: str) -> dict[int, int]:
         """Return queue id -> next offset to consume; empty for a group that has never read the topic."""
-        return dict(self._offsets.get(topic + _SEPARATOR + group, {}))
+        return dict(self._rows.get(topic + _SEPARATOR + group, {}))
 
     def update(self, topic: str, group: str, offsets: Mapping[int, int], *, own: bool = False) -> None:
         """Set the offsets of some queues, even to lower ones; `save` writes them.
@@ -118,14 +111,16 @@ class ConsumerOffsets:
         fault = topic_fault(topic)
         if fault is not None:
             raise MessageIllegalError(f"topic: {fault}", field="topic")
+
         for queue_id, offset in offsets.items():
             for key, value, most in (("queue id", queue_id, MAX_QUEUE_ID), ("offset", offset, _LARGEST_OFFSET)):
                 if type(value) is not int or not 0 <= value <= most:
                     message = f"{topic}, consumer group {group}: {key}: found {value!r}; allowed is 0 to {most}"
                     raise ConfigError(message, key=key, value=value)
+
         if offsets:
             name = topic + _SEPARATOR + group
-            for table in (self._offsets, self._changed):
+            for table in (self._rows, self._changed):
                 table.setdefault(name, {}).update(offsets)
 
 
@@ -137,6 +132,7 @@ def publish_offsets(
     timeout_s: float = _TIMEOUT_S,
     *,
     own: bool = False,
+    durable: bool = False,
 ) -> None:
     """Record how far a group has read; other groups, topics and queues in the file stay as they are.
 
@@ -148,6 +144,8 @@ def publish_offsets(
         How long to wait for another process that publishes.
     own : bool
         The group is one of the broker's own.
+    durable : bool
+        Write and sync the file also if it has these offsets: a call that wrote them may have failed before its sync.
 
     Raises
     ------
@@ -169,34 +167,85 @@ def publish_offsets(
             path=root,
             holder=holder.words,
         )
+
     table = ConsumerOffsets(disk, root)
+    table.writes_what_is_there = durable
     by_topic: dict[str, dict[int, int]] = {}
     for (topic, queue_id), offset in offsets.items():
         by_topic.setdefault(topic, {})[queue_id] = offset
+
+    with _locked(disk, root, f"consumer group {group}", timeout_s):
+        for topic, of_topic in by_topic.items():
+            table.update(topic, group, of_topic, own=own)
+        table.save()
+
+
+def most_read(root: str, disk: Disk) -> dict[tuple[str, int], int]:
+    """Return (topic, queue id) -> the largest offset of a consumer group of users.
+
+    Raises
+    ------
+    CorruptionError
+        The file cannot be read.
+    """
+    table = ConsumerOffsets(disk, root)
+    table.load()
+    found: dict[tuple[str, int], int] = {}
+    for group, topics in table.topics_of_groups().items():
+        for topic in topics if group != HALF_GROUP else ():
+            for queue_id, offset in table.get(topic, group).items():
+                found[topic, queue_id] = max(found.get((topic, queue_id), 0), offset)
+    return found
+
+
+def lower_offsets(root: str, topic: str, queue_id: int, end: int, right: int, disk: Disk) -> dict[str, int]:
+    """Give all groups of users whose offset in a queue is above `end` the offset `right`, and return what they had.
+
+    The caller holds the store.
+
+    Raises
+    ------
+    StoreLockedError
+        Another process publishes for too long.
+    CorruptionError
+        The file cannot be read; it is left unchanged.
+    OSError
+        The file cannot be written; it is unchanged.
+    """
+    table = ConsumerOffsets(disk, root)
+    with _locked(disk, root, "offsets beyond the end of a queue", _TIMEOUT_S):
+        table.load()
+        beyond = {group: table.get(topic, group).get(queue_id, 0) for group in table.groups if group != HALF_GROUP}
+        beyond = {group: offset for group, offset in beyond.items() if offset > end}
+        for group in beyond:
+            table.update(topic, group, {queue_id: right}, own=True)
+        table.save()
+    return beyond
+
+
+@contextlib.contextmanager
+def _locked(disk: Disk, root: str, description: str, timeout_s: float) -> Iterator[None]:
     folder = os.path.join(root, "spark")
     if not disk.is_folder(folder):
         disk.mkdir(folder)
     lock = WriterLock(os.path.join(folder, "consumer-offsets.lock"))
     try:
-        lock.acquire(timeout_s, description=f"consumer group {group}")
-        for topic, of_topic in by_topic.items():
-            table.update(topic, group, of_topic, own=own)
-        table.save()
+        lock.acquire(timeout_s, description=description)
+        yield
     finally:
         lock.close()
+
+
+def _topics_of_groups(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        pair = _topic_and_group(name)
+        if pair is not None:
+            found.setdefault(pair[1], []).append(pair[0])
+    return {group: sorted(found[group]) for group in sorted(found)}
 
 
 def _topic_and_group(name: str) -> tuple[str, str] | None:
     """Return the topic and group in a key of the table; a broker ignores a key that lacks either."""
     topic, _, group = name.partition(_SEPARATOR)
     return (topic, group) if topic and group and _SEPARATOR not in group else None
-
-
-def _table(fields: dict[str, Any]) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
-    for name, offsets in fields.items():
-        found[name] = {int(queue_id): offset for queue_id, offset in offsets.items()}
-        for offset in found[name].values():
-            if type(offset) is not int or not -_LARGEST_OFFSET - 1 <= offset <= _LARGEST_OFFSET:
-                raise ValueError(f"offset {offset!r}")
-    return found

@@ -15,7 +15,7 @@ import json
 import os
 
 from messagestore.errors import CorruptionError
-from messagestore.files.mapped_file import Disk, replace_file
+from messagestore.files.disk import Disk, replace_file
 from messagestore.files.writer_lock import WriterLock
 from messagestore.format.record import crc32
 
@@ -72,8 +72,10 @@ def count(disk: Disk, spark: str, **changes: int) -> None:
             counters = read_counters(disk, path)
         except CorruptionError:
             counters = dict.fromkeys(NAMES, 0)
+
         for name, change in changes.items():
             counters[name] = counters.get(name, 0) + change
+
         fields = {"counters": counters, "crc": crc32(_canonical(counters)), "formatVersion": FORMAT_VERSION}
         text = json.dumps(fields, sort_keys=True)
         replace_file(disk, path, text.encode("ascii"), via=os.path.join(spark, "counters.new"))

@@ -10,15 +10,17 @@ Threads: one. Processes: the caller holds the writer lock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from messagestore.files.config_file import ConfigFile
-from messagestore.files.mapped_file import Disk
+from messagestore.files.config_table import ConfigTable
+from messagestore.files.disk import Disk
 
 _LARGEST_OFFSET = (1 << 63) - 1
 
 
-class DelayOffsets:
+class DelayOffsets(ConfigTable[int, int]):
     """`config/delayOffset.json` of one store.
 
     Parameters
@@ -28,39 +30,36 @@ class DelayOffsets:
         The store.
     """
 
-    def __init__(self, disk: Disk, root: str) -> None:
-        self._file = ConfigFile(
-            disk,
-            root,
-            "delayOffset.json",
-            "offsetTable",
-            via="new-delay-offset.json",
-            meaning="the broker's table of delivered messages",
-            hint="Restore it from a copy. If you move it away instead, messages that a broker delivered come again.",
-        )
-        self.path = self._file.path
+    writes_what_is_there = False  # delivery says again and again how far it is
 
-    def load(self) -> dict[int, int]:
-        """Level -> number of the next message to deliver, from the file or its `.bak`.
+    def __init__(self, disk: Disk, root: str) -> None:
+        super().__init__(
+            ConfigFile(
+                disk,
+                root,
+                "delayOffset.json",
+                "offsetTable",
+                via="new-delay-offset.json",
+                meaning="the broker's table of delivered messages",
+                hint="Restore it from a copy. If you move it away instead, messages that a broker "
+                "delivered come again.",
+            )
+        )
+
+    def save(self, offsets: Mapping[int, int] | None = None) -> None:
+        """Write these levels, and those that could not be written before; the other levels in the file stay.
 
         Raises
         ------
         CorruptionError
-            There is a file, but none that can be read.
+            The file is damaged, also if its `.bak` can be read: that may be older.
         """
-        return self._file.load(_table)
+        self._changed.update(offsets or {})
+        super().save()
 
-    def save(self, offsets: dict[int, int]) -> None:
-        """Write these levels; the other levels in the file stay."""
-        found = self.load()
-        if any(found.get(level) != offset for level, offset in offsets.items()):
-            table: dict[Any, int] = found | offsets
-            self._file.save(table)
-
-
-def _table(fields: dict[str, Any]) -> dict[int, int]:
-    found = {int(level): offset for level, offset in fields.items()}
-    for offset in found.values():
-        if type(offset) is not int or not 0 <= offset <= _LARGEST_OFFSET:
-            raise ValueError(f"offset {offset!r}")
-    return found
+    def _parsed(self, table: dict[str, Any]) -> dict[int, int]:
+        found = {int(level): offset for level, offset in table.items()}
+        for offset in found.values():
+            if type(offset) is not int or not 0 <= offset <= _LARGEST_OFFSET:
+                raise ValueError(f"offset {offset!r}")
+        return found

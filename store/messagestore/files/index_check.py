@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.files.index_table import MAX_SECONDS, IndexTable
+from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER
 
 _ENTRY_CHUNK_COUNT = 1 << 20
@@ -100,12 +100,14 @@ def wrong_times(
         header = table.header()
         if header.entry_count <= 1 or header.end_physical_offset < first or header.begin_physical_offset > last:
             continue
+
         for name in ("begin", "end"):
             at, time_ms = getattr(header, f"{name}_physical_offset"), getattr(header, f"{name}_timestamp_ms")
             row = int(np.searchsorted(physical_offsets, at))
             if first <= at <= last and physical_offsets[row] == at and timestamps_ms[row] != time_ms:
                 position = INDEX_HEADER.offset(f"{name}_timestamp_ms")
                 found.append((table.path, position, f"{int(timestamps_ms[row])}, the time of {at}", f"{time_ms}"))
+
         # The time of the first entry is relative to the previous file.
         start = max(2, _first_at_or_above(table, first, header.entry_count))
         entries = table.entries(start, max(0, _first_at_or_above(table, last + 1, header.entry_count) - start))
@@ -113,6 +115,7 @@ def wrong_times(
         known = physical_offsets[rows] == entries["physical_offset"]
         wanted = np.clip((timestamps_ms[rows] - header.begin_timestamp_ms) // 1000, 0, MAX_SECONDS)
         wanted[:] = wanted if header.begin_timestamp_ms > 0 else 0
+
         for number in np.flatnonzero(known & (entries["seconds"] != wanted))[:_LOOKED_UP_COUNT].tolist():
             position = table.entry_position(start + number) + INDEX_ENTRY.offset("seconds")
             found.append((table.path, position, f"{int(wanted[number])} s", f"{int(entries['seconds'][number])} s"))
@@ -120,15 +123,39 @@ def wrong_times(
 
 
 def wrong_headers(tables: Sequence[IndexTable]) -> list[tuple[str, int, str, str]]:
-    """Return the headers that do not match the records of their first and last entry, in the form of `wrong_times`."""
+    """Return the headers that do not match the records of their first and last entry, in the form of `wrong_times`.
+
+    A file without entries begins and ends where the file before it ends, as in RocketMQ. A record without keys makes
+    such a file if the one before is full.
+    """
     found: list[tuple[str, int, str, str]] = []
+    before = None
     for table in tables:
         header = table.header()
-        for name, number in (("begin", 1), ("end", header.entry_count - 1)):
-            at = getattr(header, f"{name}_physical_offset")
-            if 1 <= number < table.max_entry_count and table.entry(number)[1] != at:
-                position = INDEX_HEADER.offset(f"{name}_physical_offset")
-                found.append((table.path, position, f"{table.entry(number)[1]}, as entry {number}", f"{at}"))
+        if header.entry_count <= 1:
+            found += [] if before is None else _wrong_without_entries(table, header, before)
+        else:
+            for name, number in (("begin", 1), ("end", header.entry_count - 1)):
+                at = getattr(header, f"{name}_physical_offset")
+                if number < table.max_entry_count and table.entry(number)[1] != at:
+                    position = INDEX_HEADER.offset(f"{name}_physical_offset")
+                    found.append((table.path, position, f"{table.entry(number)[1]}, as entry {number}", f"{at}"))
+        before = header
+    return found
+
+
+def _wrong_without_entries(
+    table: IndexTable, header: IndexHeader, before: IndexHeader
+) -> list[tuple[str, int, str, str]]:
+    """Return the fields of the header of a file without entries that do not match the header of the file before."""
+    found = []
+    for what in ("timestamp_ms", "physical_offset"):
+        expected = getattr(before, f"end_{what}")
+        for name in (f"begin_{what}", f"end_{what}"):
+            value = getattr(header, name)
+            if value != expected:
+                words = f"{expected}, the end of the file before, because there is no entry"
+                found.append((table.path, INDEX_HEADER.offset(name), words, f"{value}"))
     return found
 
 

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError
+from messagestore.files.disk import Disk, File, FilePool, new_file
 from messagestore.files.index_table import MAX_SECONDS, IndexHeader, IndexTable
-from messagestore.files.mapped_file import Disk, File, FilePool, new_file
-from messagestore.files.written import WrittenFiles
+from messagestore.files.unsynced import WrittenFiles
 from messagestore.format import kernel
 from messagestore.format.javahash import index_hash
 from messagestore.format.rows import Row, Rows
@@ -156,6 +156,7 @@ class IndexService:
             return
         _check(physical_offsets, store_timestamps_ms, key_hashes, key_counts)
         self._make_room()
+
         timestamps = np.broadcast_to(np.asarray(store_timestamps_ms, np.int64), physical_offsets.shape)
         skipped = int(np.searchsorted(physical_offsets, self.end_physical_offset))
         if skipped:  # they were put before
@@ -165,9 +166,11 @@ class IndexService:
                 timestamps[skipped:],
                 key_counts[skipped:],
             )
+
         offsets, times = physical_offsets, timestamps
         if len(key_hashes) != len(key_counts) or (key_counts != 1).any():  # not exactly one key each
             offsets, times = np.repeat(physical_offsets, key_counts), np.repeat(timestamps, key_counts)
+
         done, most = 0, _PUT_COUNT if kernel.lib is not None else _PUT_COUNT_WITHOUT_KERNEL
         while done < len(offsets):
             header = self._make_room()
@@ -181,6 +184,7 @@ class IndexService:
             part = slice(done, end)
             self._header = self._put(header, key_hashes[part], offsets[part], times[part])
             done = end
+
         if len(key_counts) and not key_counts[-1]:
             self._make_room()  # after a full file, a record without keys also creates the next file
 
@@ -193,6 +197,7 @@ class IndexService:
         keys = [
             (key_hash, row.physical_offset, row.store_timestamp_ms) for row in records for key_hash in row.key_hashes
         ]
+
         plain = (
             len(keys) <= _FEW_COUNT
             and len(keys) < self.max_entry_count - header.entry_count
@@ -200,6 +205,7 @@ class IndexService:
             and header.entry_count > 1
             and min(row.store_timestamp_ms for row in records) >= header.begin_timestamp_ms - _MOST_BACK_MS
         )
+
         if not plain:
             rows = Rows.of(records)
             self.put(rows.physical_offsets, rows.store_timestamps_ms, rows.key_hashes, rows.key_counts)
@@ -231,6 +237,7 @@ class IndexService:
         header = IndexHeader(
             header.end_timestamp_ms, header.end_timestamp_ms, header.end_physical_offset, header.end_physical_offset
         )
+
         temporary = os.path.join(self.staging, f"new-{uuid.uuid4().hex}")
         file = IndexTable(self._next_path(), self.pool, self.slot_count, self.max_entry_count)
         with new_file(self.disk, file.path, file.size, via=temporary) as made:
@@ -239,6 +246,7 @@ class IndexService:
                 self.disk.mkdir(self.directory)
                 self.written.folders.add(os.path.dirname(self.directory))
             self.written.folders.add(self.directory)
+
         self.pool.put(made)
         self.written.note(made)
         self.files.append(file)

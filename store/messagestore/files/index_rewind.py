@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from messagestore.files.index_file import IndexService
 from messagestore.files.index_table import IndexTable, SlotPages, page_of
-from messagestore.files.written import WrittenFiles
+from messagestore.files.unsynced import WrittenFiles
 from messagestore.format.layout import INDEX_ENTRY
 
 _SECTOR_SIZE = 512
@@ -169,12 +169,14 @@ def _repair_slots(table: IndexTable, count: int, written: WrittenFiles) -> int:
     used_count = 0
     stale: list[NDArray[np.int64]] = []
     stale_heads: list[NDArray[np.int32]] = []
+
     for first in range(0, table.slot_count, _SLOT_CHUNK_COUNT):
         heads = table.slots(first, min(_SLOT_CHUNK_COUNT, table.slot_count - first))
         places = np.flatnonzero((heads > count) | (heads < 0))
         used_count += int(np.count_nonzero(heads)) - len(places)
         stale.append(places + first)
         stale_heads.append(heads[places])
+
     slots = np.concatenate(stale)
     if len(slots):
         numbers = _newest(table, slots, np.concatenate(stale_heads), count)
@@ -241,6 +243,7 @@ def _scan(table: IndexTable, slots: NDArray[np.int64], count: int) -> NDArray[np
     places = np.full(table.slot_count, -1, np.int32)
     places[slots] = np.arange(len(slots), dtype=np.int32)
     missing, end = len(slots), count + 1
+
     while end > 1 and missing:
         first = max(1, end - _ENTRY_CHUNK_COUNT)
         found = places[table.entries(first, end - first)["key_hash"] % table.slot_count]

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from messagestore.files.mapped_file import Disk, File, FilePool, read_exactly
+from messagestore.files.disk import Disk, File, FilePool, read_exactly
 from messagestore.format import kernel
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT_SIZE
 
@@ -158,6 +158,7 @@ class IndexTable:
         if lib is None:
             keys = zip(key_hashes.tolist(), physical_offsets.tolist(), store_timestamps_ms.tolist(), strict=True)
             return self.put_few(file, header, list(keys))
+
         first_number, count = header.entry_count, len(key_hashes)
         slots: SlotPages | ChosenSlots
         if count < _FEW_SLOTS * page_of(self.slot_count):
@@ -166,6 +167,7 @@ class IndexTable:
             touched = np.zeros(page_of(self.slot_count - 1) + 1, np.bool_)
             lib.index_pages(key_hashes, self.slot_count, touched)
             slots = SlotPages(self.disk, file, self.slot_count, np.flatnonzero(touched))
+
         times = store_timestamps_ms[:1] if not store_timestamps_ms.strides[0] else store_timestamps_ms
         place = (self.slot_count, first_number, header.begin_timestamp_ms, slots.bases, slots.chosen, slots.slots)
         block, used_count = np.empty(min(count, _BLOCK_COUNT), INDEX_ENTRY.dtype).view(np.uint8), header.slot_count
@@ -173,16 +175,19 @@ class IndexTable:
             entries = block[: min(_BLOCK_COUNT, count - first) * INDEX_ENTRY.size]
             used_count += lib.index_put(key_hashes, first, physical_offsets, times, *place, entries)
             self.disk.pwrite(file, entries.data, self.entry_position(first_number + first))
+
         if first_number <= 1:
             header = header._replace(
                 begin_timestamp_ms=int(store_timestamps_ms[0]), begin_physical_offset=int(physical_offsets[0])
             )
+
         header = header._replace(
             end_timestamp_ms=int(store_timestamps_ms[-1]),
             end_physical_offset=int(physical_offsets[-1]),
             slot_count=used_count,
             entry_count=first_number + count,
         )
+
         self.disk.pwrite(file, header.to_bytes(), 0)
         slots.write()
         return header
@@ -196,6 +201,7 @@ class IndexTable:
         first_number = header.entry_count
         slots: dict[int, int] = {}
         entries = []
+
         for number, (key_hash, physical_offset, timestamp_ms) in enumerate(keys, first_number):
             slot = key_hash % self.slot_count
             previous = slots.get(slot)
@@ -205,16 +211,19 @@ class IndexTable:
                 if not 0 < previous < first_number:
                     previous = 0
                     header = header._replace(slot_count=header.slot_count + 1)
+
             slots[slot] = number
             begin_ms = header.begin_timestamp_ms
             seconds = min(max(0, timestamp_ms - begin_ms) // 1000, MAX_SECONDS) if begin_ms > 0 else 0
             entries.append(INDEX_ENTRY.struct.pack(key_hash, physical_offset, seconds, previous))
             if number <= 1:
                 header = header._replace(begin_timestamp_ms=timestamp_ms, begin_physical_offset=physical_offset)
+
         self.disk.pwrite(file, b"".join(entries), self.entry_position(first_number))
         header = header._replace(
             end_timestamp_ms=timestamp_ms, end_physical_offset=physical_offset, entry_count=first_number + len(keys)
         )
+        # The header before the slots, as in `put`.
         self.disk.pwrite(file, header.to_bytes(), 0)
         for slot, number in slots.items():
             self.disk.pwrite(file, number.to_bytes(INDEX_SLOT_SIZE, "big"), slot_position(slot))
@@ -232,6 +241,7 @@ class IndexTable:
         number, number_before = self.slot(key_hash), self.max_entry_count
         found: list[int] = []
         block_start, block = 0, np.empty(0, ENTRY_DTYPE)
+
         for _ in range(_MAX_STEPS):
             if not 0 < number < number_before or len(found) >= max_count:
                 return found
@@ -240,6 +250,7 @@ class IndexTable:
                 near = _NEAR_COUNT if number_before - number < _NEAR_COUNT else 1
                 block_start = max(1, number - near + 1)
                 block = self.entries(block_start, number - block_start + 1)
+
             entry_hash, physical_offset, seconds, previous = block[number - block_start].item()
             if number < header.entry_count:
                 timestamp_ms = header.begin_timestamp_ms + seconds * 1000
@@ -252,6 +263,7 @@ class IndexTable:
             elif (entry_hash - key_hash) % self.slot_count:
                 return found
             number_before, number = number, previous
+
         _log.warning(
             "%s: the search for hash %d stopped after %d entries of other keys and may have missed messages. Search a "
             "shorter time range",
@@ -287,16 +299,20 @@ class SlotPages:
     def __init__(self, disk: Disk, file: File, slot_count: int, pages: NDArray[np.int64]) -> None:
         self.disk = disk
         self.file = file
+
         breaks = np.flatnonzero(np.diff(pages) > _PAGE_GAP_COUNT) + 1
         first_pages, last_pages = pages[np.append(0, breaks)], pages[np.append(breaks, len(pages)) - 1]
         firsts = np.maximum(first_pages * _PAGE_SLOTS - _HEADER_SLOTS, 0)
         ends = np.minimum((last_pages + 1) * _PAGE_SLOTS - _HEADER_SLOTS, slot_count)
         befores = np.cumsum(ends - firsts) - (ends - firsts)
+
         self.slots = np.empty(int((ends - firsts).sum()), SLOT_DTYPE)
         self.bases = np.full(page_of(slot_count - 1) + 1, np.iinfo(np.int64).max)
+
         counts = last_pages - first_pages + 1
         numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts - first_pages, counts)
         self.bases[numbers] = numbers * _PAGE_SLOTS - _HEADER_SLOTS + np.repeat(befores - firsts, counts)
+
         starts = befores * INDEX_SLOT_SIZE
         self._parts = (slot_position(firsts), starts, starts + (ends - firsts) * INDEX_SLOT_SIZE)
         disk.pread_parts(file, self.slots.view(np.uint8).data, *self._parts)

@@ -32,15 +32,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from messagestore.files.mapped_file import Disk
+from messagestore.errors import ConfigError
+from messagestore.files.disk import Disk
 from messagestore.files.state import boot_hash
 
 STAGED = ".staged"
 WRITING = ".writing"
 UNKNOWN = "0"
 _MOST_ANCESTORS = 16
-_PROCESS = r"0|\d+\.\d+\.[0-9a-f]{8}\.[0-9a-f]{8}"
-_NAME = re.compile(rf"({_PROCESS})-([0-9a-f]{{16}})\.(\d+)-({_PROCESS})-[0-9a-f]{{8}}({STAGED}|{WRITING})")
+_MOST_DIGITS = 9
+"""Of a pid: Linux has at most 2^22 of them."""
+PROCESS = r"0|\d+\.\d+\.[0-9a-f]{8}\.[0-9a-f]{8}"
+"""A token, as a regular expression."""
+_NAME = re.compile(rf"({PROCESS})-([0-9a-f]{{16}})\.(\d+)-({PROCESS})-[0-9a-f]{{8}}({STAGED}|{WRITING})")
 _log = logging.getLogger(__name__)
 _warned_s: dict[str, float] = {}
 _WARN_AGAIN_S = 3600.0
@@ -66,7 +70,7 @@ class Write:
 
     def path(self, folder: str) -> str:
         """Return a fresh path for a file that is being written."""
-        writer = _own_token()
+        writer = own_token()
         return os.path.join(folder, f"{self._prefix}{self.batch}-{writer}-{uuid.uuid4().hex[:8]}{WRITING}")
 
     @property
@@ -84,6 +88,25 @@ def finished(path: str) -> str:
     return path.removesuffix(WRITING) + STAGED
 
 
+def path_of(folder: str, name: str) -> str:
+    """Return where a finished file lies. The name may come from another host, so it must be a staging file's.
+
+    Raises
+    ------
+    ConfigError
+        It is another name; a path never is a name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or match[5] != STAGED:
+        raise ConfigError(
+            f"staged file: found the name {name!r:.200}; allowed is a name as `stage` gives it, without a folder. "
+            f"Nothing was read or deleted",
+            key="name",
+            value=name,
+        )
+    return os.path.join(folder, name)
+
+
 # ---- processes
 
 
@@ -96,11 +119,12 @@ def process_token(pid: int) -> str:
 
 
 @lru_cache(1)
-def _own_token() -> str:
+def own_token() -> str:
+    """Return the token of this process."""
     return process_token(os.getpid())
 
 
-os.register_at_fork(after_in_child=_own_token.cache_clear)
+os.register_at_fork(after_in_child=own_token.cache_clear)
 
 
 @lru_cache(1)
@@ -129,6 +153,8 @@ def is_dead(token: str) -> bool:
     pid, start, boot, namespace = token.split(".")
     if (int(boot, 16), int(namespace, 16)) != (boot_hash(), _namespace()):
         return False
+    if len(pid) > _MOST_DIGITS:
+        return True  # this kernel has no such process; a name like this was made up
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
@@ -137,6 +163,12 @@ def is_dead(token: str) -> bool:
         pass
     found = _start_of(int(pid))
     return found is not None and found != start
+
+
+def is_alive(token: str) -> bool:
+    """Whether a process is known to be alive: it runs on this kernel, in this pid namespace."""
+    pid, _, _ = token.partition(".")
+    return token != UNKNOWN and len(pid) <= _MOST_DIGITS and process_token(int(pid)) == token
 
 
 def driver_token() -> str:
@@ -179,6 +211,7 @@ def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[st
     limit_s = time.time() - older_than_s
     gone, left = [], 0
     dead = lru_cache(None)(is_dead)  # many files, few processes
+
     for name in disk.names(folder):
         if not name.endswith((STAGED, WRITING)):
             continue
@@ -189,32 +222,32 @@ def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[st
             gone.append(path)
         else:
             left += _size_of(disk, path)
+
     remove(gone, disk)
     if left:
         _warn_if_large(disk, folder, left)
     return gone
 
 
-def sweep_write(paths: Iterable[str], disk: Disk | None = None) -> list[str]:
+def sweep_write(folder: str, names: Iterable[str], disk: Disk | None = None) -> list[str]:
     """Delete what failed attempts left of the writes of some files, up to the batches of these files.
 
     This is called when the write is committed or aborted: nobody reads these files any more, nor those of earlier
     batches.
     """
     disk = disk or Disk()
-    last: dict[tuple[str, str, str], int] = {}
-    for path in paths:
-        folder, name = os.path.split(path)
-        match = _NAME.fullmatch(name)
+    last: dict[tuple[str, str], int] = {}
+    for match in map(_NAME.fullmatch, names):
         if match is not None:
-            key = (folder, match[1], match[2])
+            key = (match[1], match[2])
             last[key] = max(last.get(key, 0), int(match[3]))
+
     gone = []
-    for folder in {key[0] for key in last}:
-        for name in disk.names(folder):
-            match = _NAME.fullmatch(name)
-            if match is not None and int(match[3]) <= last.get((folder, match[1], match[2]), -1):
-                gone.append(os.path.join(folder, name))
+    for name in disk.names(folder) if last else ():
+        match = _NAME.fullmatch(name)
+        if match is not None and int(match[3]) <= last.get((match[1], match[2]), -1):
+            gone.append(os.path.join(folder, name))
+
     remove(gone, disk)
     return gone
 

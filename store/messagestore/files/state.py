@@ -8,7 +8,7 @@ therefore leaves the previous state.
     | slot 0  | F   | zeros   | slot 1  | F   | zeros        |       a state with counter n is in slot n % 2
 
 F, the flushed end, is written together with the slot before it. It counts if its own CRC matches and it names the CRC
-of that slot; otherwise the flushed end is unknown, as in what earlier releases wrote.
+of that slot; otherwise the flushed end is unknown.
 
 Written only under the writer lock; read by any thread and process at any time.
 """
@@ -20,8 +20,8 @@ import zlib
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from messagestore.files.mapped_file import Disk, File, replace_file
-from messagestore.files.written import WrittenFiles
+from messagestore.files.disk import Disk, File, replace_file
+from messagestore.files.unsynced import WrittenFiles
 from messagestore.format.layout import (
     STATE_ASYNC,
     STATE_CLEAN,
@@ -84,7 +84,7 @@ class State:
         The process that wrote the slot; for messages only.
     known_flushed_end : int
         F: the end up to which the log was synced, which matters while the state is asynchronous;
-        `UNKNOWN_FLUSHED_END` if an earlier release wrote the state.
+        `UNKNOWN_FLUSHED_END` if its bytes are damaged.
     """
 
     counter: int = 1
@@ -125,6 +125,16 @@ class State:
         return bool(self.flags & STATE_CLEAN)
 
     @property
+    def closed(self) -> bool:
+        """Whether a writer of this project closed the store with all that it shows below C."""
+        return self.clean and self.visible_end == self.clean_end
+
+    @property
+    def nothing_in_flight(self) -> bool:
+        """Whether no append and no recovery was under way."""
+        return self.in_flight == NOTHING_IN_FLIGHT
+
+    @property
     def recovering(self) -> bool:
         """A recovery is at work or died, so what is derived from the log above C may be incomplete."""
         return bool(self.flags & STATE_RECOVERING)
@@ -143,12 +153,7 @@ class State:
 
         Everything that was written since the machine was started is then still there.
         """
-        return (
-            self.in_flight == NOTHING_IN_FLIGHT
-            and not self.poisoned
-            and not self.recovering
-            and self.boot_hash == boot_hash()
-        )
+        return self.nothing_in_flight and not self.poisoned and not self.recovering and self.boot_hash == boot_hash()
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the slot and of the flushed end.
@@ -226,11 +231,13 @@ class StateFile:
             data = self._read_slots()
             if data is None:
                 return None
+
             state: State | None = None
             for position in STATE_SLOT_POSITIONS:
                 found = State.from_bytes(data[position : position + _SIZE])
                 if found is not None and (state is None or found.counter > state.counter):
                     state = found
+
             if state is not None:
                 self._last = state
                 return state

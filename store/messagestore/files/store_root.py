@@ -15,7 +15,7 @@ If uid 0 creates new files, they belong to the owner and the group of the root f
 it, the owner may read and write, the group gets the access that the root folder gives it, and others get none.
 
 Roots are known by name for the life of the process (`known_root`). A path that is not below a known root is used as it
-is.
+is. A session holds its root (`HeldRoot`): it acts in the folder that it opened, whatever is at the path by now.
 Threads: safe.
 """
 
@@ -39,7 +39,7 @@ _modes: dict[str, int | None] = {}
 """Each known root, and the mode that is set for its files."""
 
 
-def known_root(root: str, file_mode: int | None = None) -> None:
+def known_root(root: str, file_mode: int | None = None, *, only: bool = False) -> None:
     """Treat paths below `root` as those of a store from now on.
 
     Parameters
@@ -48,9 +48,66 @@ def known_root(root: str, file_mode: int | None = None) -> None:
         An absolute path, spelled as in all paths below it.
     file_mode : int | None
         The mode of new files; None: the known mode stays.
+    only : bool
+        Forget the known mode, also for None.
     """
-    if file_mode is not None or root not in _modes:
+    if only or file_mode is not None or root not in _modes:
         _modes[root] = file_mode
+
+
+class HeldRoot:
+    """The folder of a root, held open: whatever is done below the path of the root is done below this folder.
+
+    A folder that is renamed takes its files with it, and another folder or a link in its place gets none of them.
+
+    Parameters
+    ----------
+    root : str
+        As for `known_root`.
+    file_mode : int | None
+        The mode of new files, whatever another user of the same path has set.
+
+    Attributes
+    ----------
+    folder : int
+        A descriptor of the folder, which closes with the last reference to the object.
+
+    Raises
+    ------
+    OSError
+        There is no such folder.
+    """
+
+    __slots__ = ("_identity", "file_mode", "folder", "root")
+
+    def __init__(self, root: str, file_mode: int | None) -> None:
+        self.root = root
+        self.file_mode = file_mode
+        self.folder = os.open(root, _FOLDER_FLAGS)
+        info = os.fstat(self.folder)
+        self._identity = info.st_dev, info.st_ino
+
+    def relative(self, path: str) -> str | None:
+        """Return the path from the folder on, "." for the folder itself; None for a path that is not below the root."""
+        root = self.root
+        if not path.startswith(root):
+            return None
+        size = len(root)
+        if len(path) == size:
+            return "."
+        return path[size + 1 :] if path[size] == "/" else None
+
+    def at_path(self) -> bool:
+        """Whether the folder is still the one at its path."""
+        try:
+            info = os.stat(self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return self._identity == (info.st_dev, info.st_ino)
+
+    def __del__(self) -> None:
+        if hasattr(self, "folder"):  # false if the folder could not be opened
+            os.close(self.folder)
 
 
 def root_of(path: str) -> str | None:
@@ -72,6 +129,8 @@ class Place:
     path : str
     checked : bool
         Walk from the root to the folder; False for reads of RocketMQ's folders, where a link does no harm.
+    held : HeldRoot | None
+        The root, if the path is below one that is held.
 
     Attributes
     ----------
@@ -84,30 +143,36 @@ class Place:
         On entering, if there is a link or a file where a folder must be.
     """
 
-    __slots__ = ("_owner", "_root_folder", "folder", "name", "path", "root")
+    __slots__ = ("_held", "_root_folder", "folder", "name", "path", "root")
 
-    def __init__(self, path: str, *, checked: bool = True) -> None:
+    def __init__(self, path: str, *, checked: bool = True, held: HeldRoot | None = None) -> None:
         self.path = path
         self.name = path
         self.folder: int | None = None
+        self._held = held
         self._root_folder: os.stat_result | None = None
-        root = root_of(path)
+        root = root_of(path) if held is None else held.root
         self.root = root if root is not None and (checked or path.startswith(f"{root}/{_OWN_FOLDER}/")) else None
 
     def __enter__(self) -> Place:
+        held = self._held
         if self.root is None:
+            if held is not None:
+                self.name, self.folder = held.relative(self.path) or ".", held.folder
             return self
+
         *folders, self.name = self.path[len(self.root) + 1 :].split("/")
-        fd = os.open(self.root, _FOLDER_FLAGS)
+        fd = os.open(self.root, _FOLDER_FLAGS) if held is None else held.folder
         try:
             self._root_folder = os.fstat(fd)
             for depth, name in enumerate(folders):
                 below = self._step(fd, name, "/".join([self.root, *folders[: depth + 1]]), first=depth == 0)
-                os.close(fd)
+                self._close(fd)
                 fd = below
         except BaseException:
-            os.close(fd)
+            self._close(fd)
             raise
+
         self.folder = fd
         return self
 
@@ -116,6 +181,10 @@ class Place:
     ) -> None:
         fd, self.folder = self.folder, None
         if fd is not None:
+            self._close(fd)
+
+    def _close(self, fd: int) -> None:
+        if self._held is None or fd != self._held.folder:
             os.close(fd)
 
     def _step(self, fd: int, name: str, path: str, *, first: bool) -> int:
@@ -164,18 +233,22 @@ class Place:
 
     # ---- new files
 
-    def take_file(self, fd: int) -> None:
-        """Give a new file its owner, group and mode, before anybody else knows its name."""
-        self._take(fd, _PRIVATE)
+    def take_file(self, fd: int, *, writers_only: bool = False) -> None:
+        """Give a new file its owner, group and mode, before anybody else knows its name.
+
+        With `writers_only`, only those who may write it may read it: a lock file, which a reader could lock as well.
+        """
+        self._take(fd, _PRIVATE, writers_only=writers_only)
 
     def take_folder(self, fd: int) -> None:
         """Do the same for a new folder: whoever may read a file may enter."""
         self._take(fd, _PRIVATE | stat.S_IXUSR)
 
-    def _take(self, fd: int, private: int) -> None:
+    def _take(self, fd: int, private: int, *, writers_only: bool = False) -> None:
         root = self._root_folder
         if root is None:
             return
+
         made = os.fstat(fd)
         uid, gid = made.st_uid, made.st_gid
         if os.geteuid() == 0:
@@ -184,14 +257,24 @@ class Place:
             gid = root.st_gid
         if (uid, gid) != (made.st_uid, made.st_gid):
             os.fchown(fd, uid, gid)
+
         assert self.root is not None
-        mode = _modes.get(self.root)
+        mode = _modes.get(self.root) if self._held is None else self._held.file_mode
         if mode is None:  # a group other than the root folder's gets no access
             mode = _PRIVATE | (root.st_mode & _GROUP if gid == root.st_gid else 0)
+
+        if writers_only:
+            mode = of_writers(mode)
         if private & stat.S_IXUSR:
             mode |= (mode & 0o444) >> 2
+
         if mode != made.st_mode & 0o777:
             os.fchmod(fd, mode | (made.st_mode & stat.S_ISGID))
+
+
+def of_writers(mode: int) -> int:
+    """Return a mode without the right to read for those who may not write."""
+    return mode & ~sum(0o4 << shift for shift in (0, 3, 6) if not mode & 0o2 << shift)
 
 
 def writable_by_others(root: str) -> bool:
@@ -207,10 +290,10 @@ def other_names(path: str) -> int:
         return 0
 
 
-def is_owners_link(path: str) -> bool:
+def is_owners_link(path: str, held: HeldRoot | None = None) -> bool:
     """Whether a permitted link stands in the place of one of RocketMQ's folders and leads to a permitted folder."""
     try:
-        with Place(f"{path}/.") as place:
+        with Place(f"{path}/.", held=held) as place:
             return place.folder is not None
     except (NotAStoreError, OSError):
         return False
@@ -226,27 +309,33 @@ def no_access(error: PermissionError, path: str) -> StorePermissionError:
         What was to be used; the error names its folder if that is what refuses.
     """
     root = root_of(path)
+
     found, at = None, path
     while found is None and at != "/":
         try:
             found = os.stat(at, follow_symlinks=False)
         except OSError:
             at = os.path.dirname(at)
+
     reason = f"{path}: {error.strerror}"
     if found is not None:
         reason += (
             f": {at} belongs to {_user(found.st_uid)}, group {_group(found.st_gid)}, mode {found.st_mode & 0o7777:04o}"
         )
     reason += f", and this process runs as {_user(os.geteuid())}"
+
     if root is not None:
         owner = os.stat(root)
         if found is not None and (found.st_uid, os.geteuid()) == (0, owner.st_uid):
             reason += f". Run: sudo chown -R {owner.st_uid}:{owner.st_gid} {root}"
         else:
+            may_read = found is not None and os.access(at, os.R_OK, effective_ids=True)
             reason += (
-                f". The store belongs to {_user(owner.st_uid)}. Run as that user, make the folder writable for a group "
-                f"that both are in (chgrp, chmod, and fileMode in store.properties), or open the store read-only"
+                f". The store belongs to {_user(owner.st_uid)}. Run as that user, or make the store "
+                f"{'writable' if may_read else 'readable'} for a group that both are in (chgrp, chmod, and fileMode in "
+                f"store.properties)" + (", or open it read-only" if may_read else "")
             )
+
     made = StorePermissionError(reason, path=path)
     made.errno = error.errno
     return made

@@ -18,7 +18,8 @@ from typing import Any
 
 from messagestore.errors import ConfigError
 from messagestore.files.config_file import ConfigFile
-from messagestore.files.mapped_file import Disk
+from messagestore.files.config_table import ConfigTable
+from messagestore.files.disk import Disk
 from messagestore.format import arguments
 from messagestore.format.message import MAX_QUEUE_ID, check_group
 
@@ -74,7 +75,7 @@ class SubscriptionGroupConfig:
         return cls(name, consume_enable=enable, others=others, **numbers)
 
 
-class SubscriptionGroups:
+class SubscriptionGroups(ConfigTable[str, SubscriptionGroupConfig]):
     """`config/subscriptionGroup.json` of one store.
 
     Parameters
@@ -85,54 +86,35 @@ class SubscriptionGroups:
     """
 
     def __init__(self, disk: Disk, root: str) -> None:
-        self._file = ConfigFile(
-            disk,
-            root,
-            "subscriptionGroup.json",
-            "subscriptionGroupTable",
-            via="new-subscription-group.json",
-            meaning="the broker's table of consumer groups",
-            hint="Restore it from a copy. If you move it away instead, all groups get the default settings.",
-        )
-        self.path = self._file.path
-        self._groups: dict[str, SubscriptionGroupConfig] = {}
-
-    def load(self) -> None:
-        """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
-
-        Raises
-        ------
-        CorruptionError
-            There is a file, but none that can be read.
-        """
-        self._groups = self._file.load(
-            lambda table: {name: SubscriptionGroupConfig.from_fields(name, fields) for name, fields in table.items()}
+        super().__init__(
+            ConfigFile(
+                disk,
+                root,
+                "subscriptionGroup.json",
+                "subscriptionGroupTable",
+                via="new-subscription-group.json",
+                meaning="the broker's table of consumer groups",
+                hint="Restore it from a copy. If you move it away instead, all groups get the default settings.",
+                only_in_files=True,
+            )
         )
 
-    def save(self) -> None:
-        """Replace the file by what `load` found and what was created and altered since then.
+    def _parsed(self, table: dict[str, Any]) -> dict[str, SubscriptionGroupConfig]:
+        return {name: SubscriptionGroupConfig.from_fields(name, fields) for name, fields in table.items()}
 
-        The caller holds the writer lock, and has held it since `load`.
-
-        Raises
-        ------
-        CorruptionError
-            The file is damaged, and `load` read its `.bak`. Nothing is written.
-        """
-        if self._file.damage is not None:
-            raise self._file.damage
-        self._file.save({name: group.to_fields() for name, group in self._groups.items()})
+    def _fields(self, row: SubscriptionGroupConfig) -> dict[str, Any]:
+        return row.to_fields()
 
     # ---- groups
 
     @property
     def names(self) -> list[str]:
         """All groups in the file, sorted."""
-        return sorted(self._groups)
+        return sorted(self._rows)
 
     def get(self, name: str) -> SubscriptionGroupConfig | None:
         """The group, or None if the file does not name it."""
-        return self._groups.get(name)
+        return self._rows.get(name)
 
     def create(self, name: str, **settings: int | bool | None) -> SubscriptionGroupConfig:
         """Add a group; `save` writes it. A setting that is None gets RocketMQ's default.
@@ -145,7 +127,7 @@ class SubscriptionGroups:
             The group is there already, or a value is not allowed.
         """
         check_group(name)
-        if name in self._groups:
+        if name in self._rows:
             text = f"group {name!r} exists already. Alter it, or choose another name"
             raise ConfigError(text, key="group", value=name)
         return self._put(SubscriptionGroupConfig(name), settings)
@@ -158,12 +140,12 @@ class SubscriptionGroups:
         ConfigError
             The file does not name the group, or a value is not allowed.
         """
-        found = self._groups.get(name)
+        found = self._rows.get(name)
         if found is None:
             known = ", ".join(map(repr, self.names[:8])) or "none"
             raise ConfigError(
                 f"group {name!r} has no settings in config/subscriptionGroup.json; groups that have: {known}"
-                f"{', ...' if len(self._groups) > 8 else ''}. Create it first",
+                f"{', ...' if len(self._rows) > 8 else ''}. Create it first",
                 key="group",
                 value=name,
             )
@@ -179,5 +161,5 @@ class SubscriptionGroups:
             key, most = _NUMBERS[name]
             if type(value) is not int or not 0 <= value <= most:
                 raise ConfigError(f"{what}: {key}: found {value!r}; allowed is 0 to {most}", key=key, value=value)
-        self._groups[group.group_name] = made = replace(group, **given)
+        self._rows[group.group_name] = self._changed[group.group_name] = made = replace(group, **given)
         return made

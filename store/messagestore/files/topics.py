@@ -15,7 +15,8 @@ from typing import Any
 
 from messagestore.errors import ConfigError, MessageIllegalError, UnknownTopicError
 from messagestore.files.config_file import ConfigFile
-from messagestore.files.mapped_file import Disk
+from messagestore.files.config_table import ConfigTable
+from messagestore.files.disk import Disk
 from messagestore.format import arguments
 from messagestore.format.layout import SYS_FLAG_MULTI_TAGS
 from messagestore.format.message import MAX_QUEUE_ID, Message, topic_fault
@@ -25,6 +26,7 @@ PERM_READ_WRITE = 6
 SINGLE_TAG = "SINGLE_TAG"
 MULTI_TAG = "MULTI_TAG"
 QUEUE_TYPE = "queue.type"
+CLEANUP_POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SIMPLE_QUEUE = "SimpleCQ"
 MAX_QUEUE_COUNT = MAX_QUEUE_ID + 1
 _MAX_PERM = 15
@@ -117,7 +119,7 @@ class TopicConfig:
         )
 
 
-class Topics:
+class Topics(ConfigTable[str, TopicConfig]):
     """`config/topics.json` of one store.
 
     Parameters
@@ -128,70 +130,39 @@ class Topics:
     """
 
     def __init__(self, disk: Disk, root: str) -> None:
-        self._file = ConfigFile(
-            disk,
-            root,
-            "topics.json",
-            "topicConfigTable",
-            via="new-topics.json",
-            meaning="the broker's table of topics",
-            hint="Restore it from a copy. If you move it away instead, all topics get the default settings.",
-        )
-        self.path = self._file.path
-        self._topics: dict[str, TopicConfig] = {}
-        self._changed: dict[str, TopicConfig] = {}
-
-    # ---- the file
-
-    def load(self) -> None:
-        """Read the file, or its `.bak` if the file is missing, empty or unreadable. Unsaved changes are dropped.
-
-        Raises
-        ------
-        CorruptionError
-            There is a file, but none that can be read.
-        """
-        self._topics, self._changed = {}, {}
-        self._topics = self._file.load(
-            lambda table: {name: TopicConfig.from_fields(name, fields) for name, fields in table.items()}
+        super().__init__(
+            ConfigFile(
+                disk,
+                root,
+                "topics.json",
+                "topicConfigTable",
+                via="new-topics.json",
+                meaning="the broker's table of topics",
+                hint="Restore it from a copy. If you move it away instead, all topics get the default settings.",
+            )
         )
 
-    def save(self) -> None:
-        """Write what was created and altered since `load` or the last `save`; the rest of the file stays as it is now.
+    def _parsed(self, table: dict[str, Any]) -> dict[str, TopicConfig]:
+        return {name: TopicConfig.from_fields(name, fields) for name, fields in table.items()}
 
-        The caller holds the writer lock. Without changes, nothing is written.
-
-        Raises
-        ------
-        CorruptionError
-            The file is damaged; its `.bak` may count for readers, but does not replace it. The changes are dropped.
-        """
-        changed = self._changed
-        if not changed:
-            return
-        self.load()
-        if self._file.damage is not None:
-            raise self._file.damage
-        self._topics.update(changed)
-        self._changed = changed  # they remain to be saved if this fails
-        self._file.save({name: topic.to_fields() for name, topic in self._topics.items()})
-        self._changed = {}
+    def _fields(self, row: TopicConfig) -> dict[str, Any]:
+        return row.to_fields()
 
     # ---- topics
 
     @property
     def names(self) -> list[str]:
         """All topics, sorted."""
-        return sorted(self._topics)
+        return sorted(self._rows)
 
     @property
     def with_multi_tags(self) -> frozenset[str]:
         """The topics whose messages have the flag MULTI_TAGS."""
-        return frozenset(name for name, topic in self._topics.items() if topic.has_multi_tags)
+        return frozenset(name for name, topic in self._rows.items() if topic.has_multi_tags)
 
     def get(self, name: str) -> TopicConfig | None:
         """The topic, or None."""
-        return self._topics.get(name)
+        return self._rows.get(name)
 
     def create(
         self,
@@ -215,10 +186,11 @@ class Topics:
         fault = topic_fault(name)
         if fault is not None:
             raise MessageIllegalError(f"topic: {fault}", field="topic")
-        if name in self._topics:
+        if name in self._rows:
             raise ConfigError(
                 f"topic {name!r} exists already. Alter it, or choose another name", key="topic", value=name
             )
+
         return self._put(
             TopicConfig(
                 name,
@@ -248,9 +220,9 @@ class Topics:
         ConfigError
             A value is not allowed.
         """
-        topic = self._topics.get(name)
+        topic = self._rows.get(name)
         if topic is None:
-            raise UnknownTopicError(name, self._topics)
+            raise UnknownTopicError(name, self._rows)
         return self._put(
             replace(
                 topic,
@@ -272,16 +244,23 @@ class Topics:
                 message = f"topic {topic.topic_name!r}: {key}: found {value!r}; allowed is {least} to {most}"
                 raise ConfigError(message, key=key, value=value)
         arguments.true_or_false(f"topic {topic.topic_name!r}: order", topic.order)
-        self._topics[topic.topic_name] = topic
+        self._rows[topic.topic_name] = topic
         self._changed[topic.topic_name] = topic
         return topic
 
     def is_simple_queue(self, name: str) -> bool:
         """Whether the topic has RocketMQ's simple queues, with one unit per message; an unknown topic has."""
-        topic = self._topics.get(name)
+        topic = self._rows.get(name)
         if topic is None or not topic.attributes:
             return True
         return topic.attribute(QUEUE_TYPE) in (None, SIMPLE_QUEUE)
+
+    def is_compacted(self, name: str) -> bool:
+        """Whether a broker keeps the topic's last message of each key in files of its own, which consumers read."""
+        topic = self._rows.get(name)
+        if topic is None or not topic.attributes:
+            return False
+        return (topic.attribute(CLEANUP_POLICY) or "").upper() == COMPACTION
 
 
 def _checked(topic: str, attributes: object) -> Mapping[str, str]:

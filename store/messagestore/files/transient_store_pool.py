@@ -1,17 +1,17 @@
 """The TransientStorePool: puts in memory that are not in the files of the log yet.
 
 The pool has buffers of the size of a segment, which are locked in memory. A put is copied into the buffer of its
-segment, at its own position, and a thread writes (*commits*) what the buffers hold to the files a moment later. A
-buffer returns to the pool when its segment is full and committed.
+segment, at its own position, and a thread drains the pool a moment later: it writes what the buffers
+hold to the files. A buffer returns to the pool when its segment is full and written.
 
-    log      | committed: in the files          | uncommitted: in buffers |
+    log      | in the files                      | in buffers only         |
                                                begin                      end
 
-What is not committed exists in this process only, so whoever kills the process takes it away. Everybody but the writer
-deals with committed bytes only.
+What was not drained exists in this process only, so whoever kills the process takes it away. Everybody but the writer
+deals with the bytes in the files only.
 
-Threads: puts come one at a time, under the writer's mutex; one commit runs beside them. A put changes only `end` and
-the newest buffer, and a commit only `begin` and the oldest buffer. `mutex` keeps commits apart from each other.
+Threads: puts come one at a time, under the writer's mutex; one drain runs beside them. A put changes only `end` and
+the newest buffer, and a drain only `begin` and the oldest buffer. `mutex` keeps drains apart from each other.
 Source: RocketMQ store/TransientStorePool.java.
 """
 
@@ -24,7 +24,7 @@ from collections import deque
 
 from messagestore.errors import ConfigError
 from messagestore.files.commit_log import RECORD_BEGIN, CommitLog
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 _SIZE_KEY = "transientStorePoolSize"
 
@@ -46,14 +46,14 @@ class TransientStorePool:
     Parameters
     ----------
     log : CommitLog
-        Where they are committed to.
+        Where they are written to.
     size : int
         How many buffers there are.
 
     Attributes
     ----------
     begin, end : int
-        The uncommitted bytes of the log: physical offsets. Nothing is uncommitted unless `begin` is below `end`.
+        The bytes of the log that are in buffers only: physical offsets. There are none unless `begin` is below `end`.
 
     Raises
     ------
@@ -69,8 +69,8 @@ class TransientStorePool:
         self._used: deque[_Buffer] = deque()
 
     @property
-    def uncommitted(self) -> int:
-        """How many bytes of the log are not committed; about so many, while puts or a commit run."""
+    def undrained(self) -> int:
+        """How many bytes of the log are in buffers only; about so many, while puts or a drain run."""
         return max(0, self.end - self.begin)
 
     # ---- puts, under the writer's mutex
@@ -80,7 +80,7 @@ class TransientStorePool:
         if self.begin >= self.end:
             self._return_all(log_end)
         elif physical_offset == log_end:
-            return True  # it follows an uncommitted put in the same segment
+            return True  # it follows another put in the same segment
         newest = self._used[-1].start if self._used else -1
         needed = {self._log.segment_of(log_end), self._log.segment_of(physical_offset)} - {newest}
         return len(needed) <= len(self._free)
@@ -97,11 +97,11 @@ class TransientStorePool:
         Call `has_room` before.
         """
         if self.begin >= self.end:
-            self.begin = log_end  # before `end`: a commit that runs meanwhile finds nothing to do
+            self.begin = log_end  # before `end`: a drain that runs meanwhile finds nothing to do
         if physical_offset != log_end:
             self._copy(log_end, self._log.blank(log_end))
         self._copy(physical_offset, data)
-        self.end = physical_offset + len(data)  # last: a commit takes what lies below it
+        self.end = physical_offset + len(data)  # last: a drain takes what lies below it
 
     def _copy(self, physical_offset: int, data: bytes | bytearray) -> None:
         start = self._log.segment_of(physical_offset)
@@ -112,9 +112,9 @@ class TransientStorePool:
         buffer.memory[position : position + len(data)] = data
         buffer.wrote = position + len(data)
 
-    # ---- commits
+    # ---- draining
 
-    def commit(self, end: int, *, create: bool) -> bool:
+    def drain(self, end: int, *, create: bool) -> bool:
         """Write what lies below `end`, which is the end of a record, to the files of the log.
 
         The result is False if there is more to do: the next segment does not exist yet. With `create`, that segment is
@@ -123,7 +123,7 @@ class TransientStorePool:
         Raises
         ------
         OSError
-            A write failed. What was not committed before stays in the buffers.
+            A write failed. What was not written before stays in the buffers.
         """
         with self.mutex:
             while self.begin < min(end, self.end):
@@ -140,15 +140,15 @@ class TransientStorePool:
                     self.begin = stop
                     if missing:
                         return False
-                else:  # the segment is full, and committed
+                else:  # the segment is full, and written
                     self.begin = self._used[1].start
                     self._free.append(self._used.popleft().memory)
         return True
 
     def close(self) -> None:
-        """Give the memory back. What is not committed is lost."""
+        """Give the memory back. What was not drained is lost."""
         with self.mutex:
-            self.begin = self.end  # for whoever is about to commit
+            self.begin = self.end  # for whoever is about to drain it
             self._free, self._used = [], deque()  # unmapped with the last reference: a failed write may have one
 
     def forget_threads(self) -> None:
@@ -162,8 +162,12 @@ def _locked_buffers(disk: Disk, count: int, size: int) -> list[mmap.mmap]:
     needed, what = count * size, f"{count} buffers of {size} bytes (mappedFileSizeCommitLog)"
     available = disk.available_memory()
     if available is not None and needed > available:
-        text = f"{what} take {needed} bytes of memory, and this machine has {available} left. Choose"
+        text = (
+            f"{what} take {needed} bytes of memory, and {available} are left of the machine's memory, or below a limit "
+            f"of this process's control group. Choose"
+        )
         raise _no_memory(text, count)
+
     buffers: list[mmap.mmap] = []
     try:
         buffers.extend(disk.locked_memory(size) for _ in range(count))

@@ -20,6 +20,9 @@ The kernel notifies the holder by a signal; SIGURG is used because it is ignored
 a local file system, and the file's owner or CAP_LEASE; without leases, the lock alone must suffice, and a warning says
 so.
 
+Whoever may read a file can hold a shared lock on it, which keeps writers out of `spark/writer.lock`. Therefore only
+those who may write the lock files may read them; others find out from `/proc/locks` who holds a lock.
+
 In a forked child, the descriptors are closed but never unlocked, because an unlock would drop the parent's lock, too.
 Lock files hold no data and do not go through `Disk`. Threads: the caller lets one thread at a time use a lock object;
 `Attachment.broker_waits` may be called from any thread. Linux, 64 bit. Source: RocketMQ `DefaultMessageStore.java`
@@ -40,9 +43,10 @@ import struct
 import time
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 
 LOCK_NAME = "lock"
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -101,7 +105,7 @@ def _program(pid: int) -> str:
         return ""
 
 
-class _LockFile:
+class LockFile:
     """A file that exists only to be locked; tracks the locks that live in this process."""
 
     _writable = True
@@ -125,18 +129,36 @@ class _LockFile:
 
     def _create(self) -> None:
         with contextlib.suppress(FileExistsError):  # another process was faster
-            Disk().open_new(self.path, 0).close()
+            Disk().open_new(self.path, 0, writers_only=True).close()
 
-    def _set(self, kind: int) -> bool:
-        """Lock or unlock byte 0; return False if somebody else's lock is in the way."""
+    def _set(self, kind: int, byte: int = 0) -> bool:
+        """Lock or unlock a byte; return False if somebody else's lock is in the way."""
         file = self._open()
         try:
-            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 1, 0))
+            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
         except OSError as error:
             if error.errno in _BUSY:
                 return False
             raise _without_locks(error, self.path) from error
         return True
+
+    def _locked_by_others(self, start: int, size: int) -> list[int]:
+        """The bytes in a range that somebody else has locked, in no order."""
+        file, found, left = self._open(), list[int](), [(start, start + size)]
+        while left:
+            low, high = left.pop()
+            try:
+                answer = fcntl.fcntl(
+                    file.fileno(), fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, low, high - low, 0)
+                )
+            except OSError as error:
+                raise _without_locks(error, self.path) from error
+            kind, _, first, length, _ = _FLOCK.unpack(answer)
+            if kind != fcntl.F_UNLCK:  # the kernel names one of the locks, not the lowest
+                first, last = max(first, low), min(first + length, high) if length else high
+                found += range(first, last)
+                left += [(each, end) for each, end in ((low, first), (last, high)) if each < end]
+        return found
 
     def _at_path(self) -> bool:
         return self._file is not None and Disk().at_path(self._file)
@@ -152,7 +174,7 @@ class _LockFile:
         self._close()
 
 
-_live: weakref.WeakSet[_LockFile] = weakref.WeakSet()
+_live: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
@@ -189,7 +211,7 @@ def _in_the_way(fd: int, kind: int, path: str) -> Holder | None:
 # ---- against a Java broker
 
 
-class Attachment(_LockFile):
+class Attachment(LockFile):
     """The shared lock and the lease on `<root>/lock`: while they are held, no Java broker starts. `attach` makes it."""
 
     _writable = False  # a lease needs a read-only descriptor, and a writable one would break the leases of others
@@ -209,9 +231,12 @@ class Attachment(_LockFile):
     def intact(self) -> bool:
         """Whether the lock file at the path is still the one that is locked, and no broker can have passed the lease.
 
-        The former is false if somebody removed or replaced the file.
+        The former is false if somebody removed or replaced the file, or renamed the store's folder.
         """
-        return self._file is not None and self.disk.at_path(self._file) and not self.overrun()
+        file = self._file
+        if file is None or not (self.disk.at_path(file) and self.disk.root_at_path(os.path.dirname(self.path))):
+            return False
+        return not self.overrun()
 
     def broker_waits(self) -> bool:
         """Whether somebody waits to open the lock file for writing, as a starting broker does.
@@ -293,7 +318,9 @@ class Attachment(_LockFile):
         """Take the lease; return False while somebody has the file open for writing, or waits to open it so."""
         fd = self._open().fileno()
         self.leased = False
+
         try:
+            # Unlike the usual SIGIO, it is ignored unless somebody handles it.
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         except OSError as error:
@@ -311,6 +338,7 @@ class Attachment(_LockFile):
                     error.strerror,
                 )
             return True
+
         self.leased = True
         self._undisturbed_s = time.monotonic()
         return True
@@ -389,22 +417,80 @@ def probe_writer(path: str) -> str | None:
     return WriterLock(path).holder() if _probe(path, fcntl.F_RDLCK) is not None else None
 
 
+def is_writing(path: str, pid: int) -> bool:
+    """Return whether a process may hold `spark/writer.lock` now: somebody holds it, and nothing names another one."""
+    try:
+        if _probe(path, fcntl.F_RDLCK) is None:
+            return False
+        return bool(_note(path)["pid"] == pid)
+    except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
+        return True
+
+
+def _note(path: str) -> dict[str, Any]:
+    """Return what the holder of a lock has written into its file: its process, its host, and what the lock is for."""
+    note: dict[str, Any] = json.loads(Disk().read_head(path, _NOTE_SIZE).decode("utf-8", "replace"))
+    return note
+
+
 def _probe(path: str, kind: int) -> Holder | None:
     """Return whose lock on a file would be in the way of one of `kind`."""
     try:
         file = Disk().open(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except PermissionError:  # a reader, who may not read a lock file
+        return _listed(path, kind)
     try:
         return _in_the_way(file.fileno(), kind, path)
     finally:
         file.close()
 
 
+def _listed(path: str, kind: int) -> Holder | None:
+    """Return the same as `_probe`, from the kernel's list of all locks, which everybody may read."""
+    info = os.stat(path, follow_symlinks=False)
+    place = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as file:  # without it, nobody is known
+        for line in file:
+            words = line.replace("->", "").split()
+            if "LEASE" not in words and place in words and (kind == fcntl.F_WRLCK or "WRITE" in words):
+                return Holder(int(words[words.index(place) - 1]))
+    return None
+
+
+def _lockers(path: str) -> list[tuple[int, bool]]:
+    """Return the processes that hold a lock on a file, as far as this user may look: their ids, and whether the lock is
+    exclusive.
+    """
+    found: list[tuple[int, bool]] = []
+    try:
+        wanted = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return found
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError):  # it belongs to another user, or has ended
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                info = os.stat(f"/proc/{pid}/fd/{fd}")
+                if (info.st_dev, info.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as file:
+                        found += [(int(pid), "WRITE" in line) for line in file if line.startswith("lock:")]
+    return sorted(set(found))
+
+
 # ---- among Python writers
 
 
-class WriterLock(_LockFile):
+_UNKNOWN = "an unknown process"
+
+
+def _locker(pid: int, exclusive: bool) -> str:
+    """Return in words who holds a lock that no writer of this project has written its name for."""
+    kind = "" if exclusive else ", with a shared lock, which no writer of this project takes"
+    return f"pid {pid} ({_program(pid) or 'ended'}) on {socket.gethostname()}{kind}"
+
+
+class WriterLock(LockFile):
     """The exclusive lock on `spark/writer.lock`; the file contains its holder's name.
 
     Parameters
@@ -457,8 +543,8 @@ class WriterLock(_LockFile):
             if left <= 0:
                 holder = self.holder()
                 raise StoreLockedError(
-                    f"{self.path}: still locked by {holder} after {timeout_s:g} s. Stop that process, or allow more "
-                    f"time (lockTimeout; on the command line --wait)",
+                    f"{self.path}: still locked by {holder} after {timeout_s:g} s. Stop the process that holds it, or "
+                    f"allow more time (lockTimeout; on the command line --wait)",
                     path=self.path,
                     holder=holder,
                 )
@@ -479,13 +565,18 @@ class WriterLock(_LockFile):
         self._close()
 
     def holder(self) -> str:
-        """Return in words who holds the lock, or held it last."""
+        """Return in words who holds the lock. The name in the file counts only if the kernel does not know better."""
         try:
-            text = Disk().read_head(self.path, _NOTE_SIZE).decode("utf-8", "replace")
-            note = json.loads(text)
-            return f"pid {note['pid']} on {note['host']} ({note['description']})"
+            note = _note(self.path)
+            pid, written = note["pid"], f"pid {note['pid']} on {note['host']} ({note['description']})"
         except (OSError, NotAStoreError, ValueError, KeyError, TypeError, RecursionError):
-            return "an unknown process"
+            pid, written = None, ""
+        known = _lockers(self.path)
+        if not known:
+            return f"a process that this user cannot see; the last writer was {written}" if written else _UNKNOWN
+        if (pid, True) in known:
+            return written
+        return " and ".join(_locker(each, exclusive) for each, exclusive in known)
 
     def _write_note(self, description: str) -> None:
         """Write our name into the file, in one write of a fixed size."""

@@ -82,8 +82,10 @@ def list_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not (is_plain(kind) or is_list or pa.types.is_map(kind)):
         return array_of(np.array(values, kind.to_pandas_dtype()))
+
     present = np.array([value is not None for value in values], np.bool_)
     nulls = None if present.all() else _bits(present)
+
     children = []
     if is_plain(kind):
         items: list[Any] = [value.encode() if isinstance(value, str) else value or b"" for value in values]
@@ -92,12 +94,14 @@ def list_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         items, data = [value or () for value in values], []
         flat = [item for value in items for item in value]
         children = [list_array(flat, kind.value_type) if is_list else _entries(flat, kind)]
+
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum([len(item) for item in items], out=offsets[1:])
     if not is_large(kind):
         if offsets[-1] > MAX_SMALL:
             raise ValueError(f"found {offsets[-1]} bytes for one array of {kind}; allowed are {MAX_SMALL}")
         offsets = offsets.astype(np.int32)
+
     return pa.Array.from_buffers(kind, len(values), [nulls, pa.py_buffer(offsets), *data], children=children)
 
 

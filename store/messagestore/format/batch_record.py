@@ -17,7 +17,7 @@ from typing import Any
 from messagestore.errors import ChecksumError, ConfigError, CorruptionError, MessageIllegalError
 from messagestore.format import record
 from messagestore.format.config import ASYNC_FLUSH, StoreConfig
-from messagestore.format.layout import CRC_MASK, DIGEST_NAME, EARLIER_DIGEST_NAME, PROPERTY_CRC_SIZE
+from messagestore.format.layout import CRC_MASK, DIGEST_NAME, PROPERTY_CRC_SIZE
 from messagestore.format.message import BATCH_TOPIC, Message
 from messagestore.format.record_scan import PROPERTY_CRC_BEGIN
 
@@ -75,8 +75,8 @@ class BatchRecord:
         the version, the query, the rows, the digest, the topics and the origin of the batch.
     refused : tuple of str
         With `restated`: the query ids of this app that are refused.
-    digest_name : str
-        How the digest was computed; a newer release may have written a name that this one does not know.
+    topic : str | None
+        The topic of all rows of the app, where its writer has only one. None: each row names its topic.
     torn : bool
         A power cut removed the record's properties, `__CRC32#` among them, and a broker kept the rest. Not stored in
         the body.
@@ -101,7 +101,7 @@ class BatchRecord:
     origin: Mapping[str, Any] | None = None
     restated: bool = False
     refused: tuple[str, ...] = ()
-    digest_name: str = DIGEST_NAME
+    topic: str | None = None
     torn: bool = False
 
     @property
@@ -156,8 +156,11 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
         optional["start"] = True
     if batch.origin is not None:
         optional["origin"] = batch.origin
+    if batch.topic is not None:
+        optional["topic"] = batch.topic
     if batch.restated:
         optional |= {"restated": True, "refused": list(batch.refused)}
+
     text = json.dumps(
         {
             "messagestore": FORMAT,
@@ -175,12 +178,13 @@ def body(batch: BatchRecord, size: int = 0) -> bytes:
             "chunkSize": CHUNK_SIZE,
             "crc": "".join(f"{crc:08x}" for crc in batch.crcs),
             "digest": f"{batch.digest:016x}",
-            "digestName": batch.digest_name,
+            "digestName": DIGEST_NAME,
             **optional,
         },
         separators=(",", ":"),
         ensure_ascii=False,
     ).encode()
+
     return text.ljust(size)
 
 
@@ -260,10 +264,13 @@ def _of_body(text: bytes, physical_offset: int, size: int) -> BatchRecord | None
             origin=fields.get("origin"),
             restated=fields.get("restated", False),
             refused=tuple(fields.get("refused", ())),
-            digest_name=str(fields.get("digestName", EARLIER_DIGEST_NAME)),
+            topic=fields.get("topic"),
         )
+        if fields["digestName"] != DIGEST_NAME:
+            return None
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
     if batch.physical_offset != physical_offset:
         return None
     if batch.end < batch.data_offset or len(batch.crcs) != -(-(batch.end - batch.data_offset) // CHUNK_SIZE):

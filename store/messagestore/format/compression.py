@@ -29,14 +29,17 @@ def plain_body(body: bytes, sys_flag: int) -> bytes:
     """
     if not sys_flag & SYS_FLAG_COMPRESSED:
         return body
+
     number = (sys_flag & SYS_FLAG_COMPRESSION_MASK) >> SYS_FLAG_COMPRESSION_SHIFT
     method = _METHODS.get(number)
     if method is None:
         raise ValueError(f"the method of compression {number} in SYSFLAG is unknown")
+
     try:
         plain = _zlib_plain(body) if method == _ZLIB else _stream_plain(body, method)
     except (OSError, zlib.error) as error:
         raise ValueError(f"{method} cannot decompress it ({error})") from None
+
     if len(plain) > MAX_PLAIN_SIZE:
         raise ValueError(f"it has more than {MAX_PLAIN_SIZE} bytes without compression")
     return plain

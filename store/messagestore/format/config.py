@@ -12,13 +12,15 @@ import difflib
 import ipaddress
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from messagestore.errors import ConfigError
-from messagestore.format.broker_keys import RELEVANT, broker_key
+from messagestore.format.broker_keys import KINDS, RELEVANT, broker_key
+from messagestore.format.java_properties import Property, properties_of, value_of
 from messagestore.format.layout import CRC_MASK, UNIT
 
 SYNC_FLUSH = "SYNC_FLUSH"
@@ -98,6 +100,25 @@ def _no_setting(default: T) -> T:
     return field(default=default, repr=False, compare=False, metadata={"setting": False})
 
 
+def _notes_what_is_given(cls: type[T]) -> type[T]:
+    """Make the constructor of a configuration note in `given` which fields its caller gave.
+
+    A value alone does not say it: who names RocketMQ's own delay levels wants them, also where a store has others.
+    """
+    construct: Callable[..., None] = cls.__init__
+    names = [each.name for each in fields(cls)]  # type: ignore[arg-type]
+
+    @wraps(construct)
+    def noting(self: T, *values: object, **named: object) -> None:
+        given = frozenset([*names[: len(values)], *named])
+        named.setdefault("given", given)
+        construct(self, *values, **named)
+
+    cls.__init__ = noting  # type: ignore[assignment]
+    return cls
+
+
+@_notes_what_is_given
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
     """The settings of a store: sizes in bytes, times in milliseconds unless stated otherwise.
@@ -141,7 +162,7 @@ class StoreConfig:
     transient_store_pool_enable, transient_store_pool_size : bool, int
         ASYNC_FLUSH only. True: an open session (`MessageStore.open`) copies single puts into buffers, and a thread
         writes (commits) them to the log a moment later. A put then returns with `committed` False: if the process is
-        killed before the commit, the message is lost. As measured, puts are no faster (see ARCHITECTURE.md). The size
+        killed before the commit, the message is lost. Puts were measured to be no faster (`writer/README.md`). The size
         is the number of buffers. Each has the size of a segment and is locked in memory: with the defaults, 5 GiB. A
         broker's own file does not turn this on.
     commit_interval_commit_log, commit_commit_log_least_pages, commit_commit_log_thorough_interval : int
@@ -154,8 +175,9 @@ class StoreConfig:
     auto_message_version_on_topic_len : bool
         True: a topic with more than 127 bytes is written in RocketMQ's second record format.
     message_delay_level : str
-        How long a delayed message waits at each level, from level 1 on: whole numbers with s, m, h or d, separated by
-        single blanks. It must be the same for all who use the store, as in RocketMQ.
+        How long a delayed message that is put now waits at each level, from level 1 on: whole numbers with s, m, h or
+        d, separated by single blanks. A store keeps its levels: if nobody chooses other ones here, they count, and
+        what was put keeps its delay in any case. A RocketMQ broker takes the levels from its own file.
     deliver_delayed : bool
         True: an open session (`MessageStore.open`) delivers delayed messages when they are due, by a thread.
     flush_delay_offset_interval : int
@@ -217,7 +239,7 @@ class StoreConfig:
     broker_settings : tuple of (str, str)
         Set by `load`: what a broker's own file says about who may write to the store, and how.
     given : frozenset of str
-        Set by `load` and `from_mapping`: the fields whose values were given.
+        Set by the constructor, `replace`, `load` and `from_mapping`: the fields whose values were given.
 
     Raises
     ------
@@ -290,12 +312,13 @@ class StoreConfig:
     broker_settings: tuple[tuple[str, str], ...] = _no_setting(())
     """Keys and values of a broker's own file that say who may write, and how."""
     given: frozenset[str] = _no_setting(frozenset())
-    """The fields whose values a file or a mapping gave."""
+    """The fields whose values a caller, a file or a mapping gave."""
 
     def __post_init__(self) -> None:
         for name, wanted in _types():
             if type(getattr(self, name)) is not wanted:
                 self._refuse(name, f"a value of type {wanted.__name__}")
+
         for name in ("mapped_file_size_commit_log",):
             self._check_range(name, MIN_SEGMENT_SIZE, CRC_MASK)
         # At least two units: RocketMQ's own recovery never ends when a queue file of a single unit is full.
@@ -303,15 +326,18 @@ class StoreConfig:
         if self.mapped_file_size_consume_queue % UNIT.size:  # RocketMQ rounds up, too
             rounded = -(-self.mapped_file_size_consume_queue // UNIT.size) * UNIT.size
             object.__setattr__(self, "mapped_file_size_consume_queue", rounded)
+
         self._check_range("max_hash_slot_num", 1, 500_000_000)
         self._check_range("max_index_num", 2, 100_000_000)
         self._check_range("max_message_size", 10, 1024 * 1024 * 1024)
         self._check_range("max_msgs_num_batch", 1, 1_000_000)
         self._check_range("sync_flush_timeout", 1, 3_600_000)
         self._check_range("put_in_flight_size", 1, 1 << 40)
+
         name = self.broker_cluster_name
         if self.stamp_cluster and not (name.isprintable() and 0 < len(name.encode()) <= MAX_CLUSTER_NAME_SIZE):
             self._refuse("broker_cluster_name", f"printable text of 1 to {MAX_CLUSTER_NAME_SIZE} bytes")
+
         self._check_range("flush_interval_commit_log", 1, 3_600_000)
         self._check_range("flush_commit_log_least_pages", 0, 1_000_000)
         self._check_range("flush_commit_log_thorough_interval", 1, 3_600_000)
@@ -320,15 +346,18 @@ class StoreConfig:
         self._check_range("commit_commit_log_least_pages", 0, 1_000_000)
         self._check_range("commit_commit_log_thorough_interval", 1, 3_600_000)
         self._check_range("flush_delay_offset_interval", 1, 3_600_000)
+
         if not delays_of(self.message_delay_level):
             self._refuse(
                 "message_delay_level",
                 f"1 to {MAX_DELAY_LEVELS} times such as 1s, 5m, 2h or 1d, separated by single blanks",
             )
+
         self._check_range("transaction_time_out", 0, 86_400_000)
         self._check_range("transaction_check_max", 0, 1_000_000)
         self._check_range("transaction_check_interval", 1, 86_400_000)
         self._check_range("listen_port", 0, 65535)
+
         self._check_range("file_reserved_time", -1, 24 * 36_525)
         for name in ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio"):
             self._check_range(name, 0, 100)
@@ -342,18 +371,22 @@ class StoreConfig:
         self._check_range("delete_file_batch_max", 1, 1_000_000)
         if not self.delete_hours:
             self._refuse("delete_when", "hours from 0 to 23, separated by semicolons, such as 04 or 04;16")
+
         self._check_range("journal_retention", 1, 1_000_000)
         self._check_range("proven_tail_size", 0, 1 << 40)
+
         if self.flush_disk_type not in (SYNC_FLUSH, ASYNC_FLUSH):
             self._refuse("flush_disk_type", f"{SYNC_FLUSH} or {ASYNC_FLUSH}")
         if self.read_up_to not in (VISIBLE, FLUSHED):
             self._refuse("read_up_to", f"{VISIBLE} or {FLUSHED}")
+
         try:
             ipaddress.ip_address(self.broker_ip1.replace("%", " "))  # an address in a record cannot hold a zone
         except ValueError:
             self._refuse("broker_ip1", "an IPv4 or IPv6 address without a zone")
         if self.broker_name and not is_broker_name(self.broker_name):
             self._refuse("broker_name", BROKER_NAME_WORDS)
+
         for name in ("clean_interval", "attach_timeout", "lock_timeout"):
             duration_s(java_key(name), getattr(self, name))
         if self.file_mode and re.fullmatch("0?6[046][046]", self.file_mode) is None:
@@ -424,7 +457,7 @@ class StoreConfig:
         return int(self.file_mode, 8) if self.file_mode else None
 
     def replace(self, **changes: object) -> StoreConfig:
-        """A copy with other values for some fields.
+        """A copy with other values for some fields, which count as given.
 
         Examples
         --------
@@ -432,6 +465,7 @@ class StoreConfig:
         >>> StoreConfig().replace(max_message_size=1024).max_message_size
         1024
         """
+        changes.setdefault("given", self.given.union(changes))
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
@@ -475,6 +509,10 @@ class StoreConfig:
         then ignored and listed once in the log, and `broker_settings` keeps those that a writer must know. In any other
         file, an unknown key is an error.
 
+        The values in a broker's file are what the broker takes them for. A number that RocketMQ cannot read leaves the
+        default, and a boolean is false unless it is `true`; a blank at the end of the line is enough for both. The log
+        names these settings.
+
         Parameters
         ----------
         path : path
@@ -493,33 +531,12 @@ class StoreConfig:
         >>> StoreConfig.load("store.properties").mapped_file_size_commit_log
         1048576
         """
-        own = {java_key(each.name).lower(): java_key(each.name) for each in settings()}
-        mapping: dict[str, object] = {}
+        lines = _lines_of(path)
         foreign: dict[str, str] = {}
-        unknown: list[tuple[int, str]] = []
-        for number, line in enumerate(_text_of(path).splitlines(), 1):
-            text = line.strip()
-            if not text or text.startswith(("#", "!")):
-                continue
-            key, equals, value = (part.strip() for part in text.partition("="))
-            if not equals:
-                raise ConfigError(f"{path}: line {number}: found no `=`; allowed is key=value", key=f"line {number}")
-            brokers = broker_key(key)
-            if key.lower() in own:
-                mapping[key] = value
-            elif brokers is not None:
-                foreign[brokers] = value
-            else:
-                unknown.append((number, key))
-        for number, key in unknown:
-            near = difflib.get_close_matches(key, own.values(), 1)
-            if near or not foreign:
-                found = (
-                    f"{key}: no such setting. Did you mean {near[0]}?"
-                    if near
-                    else f"found a key that is no setting. The settings are {', '.join(own.values())}"
-                )
-                raise ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
+        if any(broker_key(key) is not None and key.lower() not in _own_keys() for _, key, *_ in lines):
+            mapping, foreign = _as_a_broker_reads(path, lines)
+        else:
+            mapping = _as_we_read(path, lines)
         config = cls.from_mapping(mapping)
         if not foreign:
             return config
@@ -528,16 +545,17 @@ class StoreConfig:
             foreign["transientStorePoolEnable"] = "true"
         if "file_reserved_time" not in config.given:
             config = config.replace(file_reserved_time=DEFAULT_RESERVED_HOURS)
-        _list_once(str(path), sorted(foreign), [number for number, _ in unknown])
         kept = tuple((key, foreign[key]) for key in RELEVANT if key in foreign)
         return config.replace(broker_settings=kept, given=frozenset(each.name for each in settings()))
 
     def is_given(self, name: str) -> bool:
-        """Whether somebody chose the value of a field.
+        """Whether somebody chose the value of a field, also if it is the default.
 
         A broker's file chooses every setting: what it leaves out has RocketMQ's default.
         """
-        return name in self.given or getattr(self, name) != getattr(StoreConfig(), name)
+        if name in self.given:
+            return True
+        return bool(getattr(self, name) != getattr(StoreConfig(), name))  # `dataclasses.replace` notes nothing
 
 
 def settings() -> list[dataclasses.Field[object]]:
@@ -552,12 +570,104 @@ def _types() -> list[tuple[str, type]]:
     return [(each.name, types[str(each.type)]) for each in settings()]
 
 
-def _list_once(path: str, keys: list[str], lines: list[int]) -> None:
-    """Log which settings of a broker's file were ignored, once per process and file."""
+@lru_cache(1)
+def _own_keys() -> dict[str, str]:
+    """RocketMQ's spelling of each setting, by the same in lower case."""
+    return {java_key(each.name).lower(): java_key(each.name) for each in settings()}
+
+
+def _lines_of(path: str | Path) -> list[Property]:
+    """The settings in a file or pipe, each byte as one character. A larger file is refused before it is read whole."""
+    with open(path, "rb") as file:  # not through a `Disk`: a settings file belongs to no store
+        data = file.read(_MAX_SIZE + 1)
+    if len(data) > _MAX_SIZE:
+        text = f"{path}: found more than {_MAX_SIZE} bytes, so this is no store.properties file"
+        raise ConfigError(text, key=str(path))
+    return list(properties_of(data.decode("latin-1")))
+
+
+def _as_we_read(path: str | Path, lines: list[Property]) -> dict[str, object]:
+    """The settings in a file of this project, which is UTF-8.
+
+    Raises
+    ------
+    ConfigError
+        A line is no setting, a key is unknown, or a value is no text.
+    """
+    found: dict[str, object] = {}
+    for number, key, value, separator in lines:
+        if not separator:
+            raise ConfigError(f"{path}: line {number}: found no `=`; allowed is key=value", key=f"line {number}")
+        if key.lower() not in _own_keys():
+            raise _no_such_setting(path, number, key)
+        try:
+            found[key] = value.strip().encode("latin-1").decode("utf-8")
+        except UnicodeError:
+            fault = "found bytes that are not UTF-8. Give a store.properties file (lines of key=value)"
+            raise ConfigError(f"{path}: line {number}: {fault}", key=f"line {number}") from None
+    return found
+
+
+_POOL = {"transientStorePoolEnable"}
+"""Ignored in a broker's own file, where it was meant for the broker's memory."""
+
+
+def _as_a_broker_reads(path: str | Path, lines: list[Property]) -> tuple[dict[str, object], dict[str, str]]:
+    """The settings of a store in a broker's file, and all others that RocketMQ knows.
+
+    Raises
+    ------
+    ConfigError
+        A key looks like one that counts here, and RocketMQ does not know it.
+    """
+    own: dict[str, object] = {}
+    foreign: dict[str, str] = {}
+    unknown: list[int] = []
+    misread: dict[str, int] = {}
+    for number, key, text, _ in lines:
+        is_own, brokers = key.lower() in _own_keys(), broker_key(key)
+        if brokers is None and is_own:  # nobody but this project reads it
+            own[key] = text.strip()
+        elif brokers == key:
+            value = value_of(KINDS[key], text)
+            taken: dict[str, Any] = own if is_own else foreign
+            taken.pop(key, None)  # the last line counts, also where it leaves the default
+            misread.pop(key, None)
+            if value is not None or not is_own:
+                taken[key] = value or ""
+            if value is None or (KINDS[key] == "boolean" and text.lower() not in ("true", "false")):
+                misread[key] = number
+        elif is_own or _near(key) or brokers in RELEVANT:
+            raise _no_such_setting(path, number, key)
+        else:
+            unknown.append(number)
+    ignored = sorted({*foreign, *(_POOL & own.keys())}) if foreign else []
+    _list_once(str(path), ignored, unknown, misread)
+    return own, foreign
+
+
+def _near(key: str) -> str:
+    """The setting of a store that a key is most like; empty if it is like none."""
+    return next(iter(difflib.get_close_matches(key, _own_keys().values(), 1)), "")
+
+
+def _no_such_setting(path: str | Path, number: int, key: str) -> ConfigError:
+    near = _own_keys().get(key.lower()) or broker_key(key) or _near(key)
+    found = (
+        f"{key}: no such setting. Did you mean {near}?"
+        if near
+        else f"found a key that is no setting. The settings are {', '.join(_own_keys().values())}"
+    )
+    return ConfigError(f"{path}: line {number}: {found}", key=f"line {number}")
+
+
+def _list_once(path: str, keys: list[str], lines: list[int], misread: dict[str, int]) -> None:
+    """Log, once for a file, which settings of a broker were ignored, and which are not what they seem."""
     if path in _listed:
         return
     _listed.add(path)
-    more = f". RocketMQ 5.3 does not know the settings in lines {', '.join(map(str, lines))}" if lines else ""
+
+    more = f". RocketMQ 5.5 does not know the settings in lines {', '.join(map(str, lines))}" if lines else ""
     _log.warning(
         "%s: this is a RocketMQ broker's file; %d of its settings do not concern a store and were ignored: %s%s",
         path,
@@ -566,19 +676,16 @@ def _list_once(path: str, keys: list[str], lines: list[int]) -> None:
         more,
     )
 
-
-def _text_of(path: str | Path) -> str:
-    """The text of a settings file or pipe; a larger file is refused before it is read whole."""
-    with open(path, "rb") as file:  # not through a `Disk`: a settings file belongs to no store
-        data = file.read(_MAX_SIZE + 1)
-    if len(data) > _MAX_SIZE:
-        text = f"{path}: found more than {_MAX_SIZE} bytes, so this is no store.properties file"
-        raise ConfigError(text, key=str(path))
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        text = f"{path}: found bytes that are not UTF-8. Give a store.properties file (lines of key=value)"
-        raise ConfigError(text, key=str(path)) from None
+    for key, number in misread.items():
+        boolean = KINDS[key] == "boolean"
+        _log.warning(
+            "%s: line %d: RocketMQ does not read the value of %s as it is meant, and takes %s; so does this project. "
+            "Look for a blank at the end of the line",
+            path,
+            number,
+            key,
+            "false, as for anything but true" if boolean else "its default, as for anything but a whole number",
+        )
 
 
 def java_key(name: str) -> str:

@@ -2,9 +2,12 @@
 
     prepare     RMQ_SYS_TRANS_HALF_TOPIC/0      the message, with its own topic and queue in REAL_TOPIC and REAL_QID
     commit      REAL_TOPIC/REAL_QID             the message, with the transaction bits of COMMIT
-    any end     RMQ_SYS_TRANS_OP_HALF_TOPIC/0   "17,": the half message with queue offset 17 has ended
+    any end     RMQ_SYS_TRANS_OP_HALF_TOPIC/0   "17": the half message with queue offset 17 has ended
     check       RMQ_SYS_TRANS_HALF_TOPIC/0      the half message again, with one more in TRANSACTION_CHECK_TIMES
     discard     TRANS_CHECK_MAX_TIME_TOPIC/0    a half message that was checked too often, or is too old
+
+An op message of a broker since RocketMQ 5.1 ends any number of half messages ("17,18,"). An earlier broker reads one
+number and takes anything else for an error: it would commit such half messages a second time. Both read "17".
 
 A half message has a unit in its queue, so its transaction bits are 0. The functions make records from records, and keep
 every byte that a broker keeps.
@@ -16,7 +19,6 @@ DefaultTransactionalMessageCheckListener.java, processor/EndTransactionProcessor
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from messagestore.errors import CorruptionError
@@ -92,6 +94,7 @@ class OpenHalf:
         found = message.system_properties
         immunity, first = found.get(_IMMUNITY), found.get(_FIRST_OFFSET)
         queue_id = found.get(REAL_QID, "")
+
         return cls(
             message_id=message.offset_message_id,
             transaction_id=message.unique_key or "",
@@ -180,11 +183,11 @@ def discarded(half: bytes, of: OpenHalf, check_max: int, config: StoreConfig) ->
     return record.encode_again(half, topic=DISCARD_TOPIC, queue_id=QUEUE_ID, limits=config, properties=times)
 
 
-def ended(queue_offsets: Iterable[int], born_ms: int, store_host: bytes, config: StoreConfig) -> bytearray:
-    """The record of an op message, which says that half messages have ended."""
+def ended(queue_offset: int, born_ms: int, store_host: bytes, config: StoreConfig) -> bytearray:
+    """The record of an op message, which says that a half message has ended."""
     message = Message(
         OP_TOPIC,
-        b"".join(b"%d," % queue_offset for queue_offset in queue_offsets),
+        b"%d" % queue_offset,
         tags=_ENDED_TAG,
         born_timestamp_ms=born_ms,
         born_host=unpack_host(store_host),

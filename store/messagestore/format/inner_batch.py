@@ -53,21 +53,25 @@ def single_records(data: bytes, path: str, physical_offset: int) -> list[bytes]:
     message = record.decode_message(data, path=path, physical_offset=physical_offset)
     if not message.sys_flag & SYS_FLAG_INNER_BATCH:
         return [data]
+
     body_at = RECORD_HEAD.size
     body_at += IPV6_EXTRA_SIZE * (bool(message.sys_flag & SYS_FLAG_BORN_HOST_V6))
     body_at += IPV6_EXTRA_SIZE * (bool(message.sys_flag & SYS_FLAG_STORE_HOST_V6))
     topic_at = body_at + len(message.body)
     properties_size = _LENGTH.size + len(data) - _properties_at(data, message.topic, topic_at)
     topic = data[topic_at : len(data) - properties_size]
+
     head = bytearray(data[:body_at])
     flags = message.sys_flag & ~(SYS_FLAG_COMPRESSED | SYS_FLAG_COMPRESSION_MASK)
     _INT.pack_into(head, _SYS_FLAG, flags)
+
     found = []
     try:
         elements = _elements(plain_body(message.body, message.sys_flag))
     except ValueError as error:
         expected = "a batch of messages as body (SYSFLAG 0x80)"
         raise TornRecordError(path, physical_offset, expected, str(error)) from None
+
     for number, (flag, body, properties) in enumerate(elements):
         _INT.pack_into(head, 0, body_at + len(body) + len(topic) + _LENGTH.size + len(properties))
         _INT.pack_into(head, _BODY_CRC, record.crc32(body) & CRC_MASK if body else 0)
@@ -97,14 +101,17 @@ def _elements(body: bytes) -> list[tuple[int, bytes, bytes]]:
     while at < len(body):
         if at + _ELEMENT.size > len(body):
             raise ValueError(f"{len(body) - at} bytes behind the last message")
+
         size, _, _, flag, body_size = _ELEMENT.unpack_from(body, at)
         body_end = at + _ELEMENT.size + body_size
         if body_size < 0 or body_end + _LENGTH.size > len(body):
             raise ValueError(f"a message of {body_size} bytes at {at} of {len(body)} bytes")
+
         (properties_size,) = _LENGTH.unpack_from(body, body_end)
         end = body_end + _LENGTH.size + properties_size
         if properties_size < 0 or end > len(body) or size != end - at:
             raise ValueError(f"a message at {at} that says {size} bytes and has {end - at}")
+
         found.append((flag, body[at + _ELEMENT.size : body_end], body[body_end + _LENGTH.size : end]))
         at = end
     return found

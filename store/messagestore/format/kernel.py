@@ -13,8 +13,8 @@ import importlib.machinery
 import importlib.util
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -78,11 +78,11 @@ class Kernel(Protocol):
         key_hashes: Buffer,
         key_counts: Buffer,
         /,
-    ) -> tuple[int, int] | None:
+    ) -> int | None:
         """Write the records of the rows in this order (int64[n]; None: as they are), and what goes with them.
 
-        Returns the sums of the row hashes mod 2**64, of `rowsum-2` and of `rowsum-1`, or None if a row cannot be
-        stored. The sum of a digest whose fields are None is 0.
+        Returns the sum of the row hashes mod 2**64 (0 if the batch has None in place of the fields of the digest), or
+        None if a row cannot be stored.
         """
 
     def stamp(
@@ -276,9 +276,14 @@ def _chosen() -> tuple[Kernel | None, str]:
 lib, why_not = _chosen()
 
 
-@cache
+_untold = threading.Lock()
+"""Taken, and never given back, by the first thread that tells."""
+
+
 def tell_without() -> None:
     """Log once per process that batches are encoded or decoded without the kernel."""
+    if not _untold.acquire(blocking=False):
+        return
     _log.warning(
         "the compiled kernel of messagestore is missing: %s. Batches are encoded and decoded record by record in "
         "Python, which takes some 50 times as long",

@@ -256,7 +256,7 @@ STATE_FLUSHED = Layout(
         (12, "crc", "u4", "CRC-32 of the 12 bytes before"),
     ],
 )
-"""Lies behind each slot. Earlier releases do not write it, and leave the one of an older slot there."""
+"""Lies behind each slot, and belongs to it only if it names the CRC of the slot."""
 STATE_POISONED = 1
 STATE_ASYNC = 2
 STATE_CLEAN = 4
@@ -266,18 +266,18 @@ STATE_OWN = 16
 # ---- journal (ours)
 
 JOURNAL_MAGIC = int.from_bytes(b"MSJOURNL", "big")
-JOURNAL_FORMAT = 2
+JOURNAL_FORMAT = 1
 JOURNAL_HEADER = Layout(
     "journal header",
     64,
     [
         (0, "magic", "i8", "the text MSJOURNL"),
-        (8, "format_version", "i4", "2"),
+        (8, "format_version", "i4", "1"),
         (
             12,
             "flags",
             "u4",
-            "1: `checkpoint_crc` is known; 2: rebuilt from a log that did not begin at 0; 4: all digests: `rowsum-2`",
+            "1: `checkpoint_crc` is known; 2: rebuilt from a log that did not begin at 0",
         ),
         (16, "covered", "i8", "queue offset in `rmq_sys_spark_sink` up to which batches are in the journal"),
         (24, "end", "i8", "physical offset up to which the log's batches are in the journal"),
@@ -291,7 +291,6 @@ JOURNAL_HEADER = Layout(
 )
 JOURNAL_CHECKPOINT_KNOWN = 1
 JOURNAL_INCOMPLETE = 2
-JOURNAL_ONE_DIGEST = 4
 JOURNAL_ENTRY = Layout(
     "journal entry",
     56,
@@ -303,25 +302,22 @@ JOURNAL_ENTRY = Layout(
         (32, "digest", "u8", "sum of the row hashes"),
         (40, "app", "i4", "index in the names' `apps`"),
         (44, "query", "i4", "index in the names' `queries`; -1: none"),
-        (48, "topics", "i4", "index in the names' `topics`; -1: not known (an entry of format 1)"),
+        (48, "topics", "i4", "index in the names' `topics`"),
         (
             52,
             "flags",
             "u4",
-            "1: the version is set by the user, not by Spark; 2: `start`; bits 8 to 31: index in the names' `digests`",
+            "1: the version is set by the user, not by Spark; 2: `start`",
         ),
     ],
 )
 JOURNAL_USER_VERSION = 1
 JOURNAL_START = 2
-JOURNAL_DIGEST_SHIFT = 8
 
 # ---- BATCH record (ours)
 
-DIGEST_NAME = "rowsum-2"
+DIGEST_NAME = "rowsum-1"
 """How the digest of a batch's rows is computed. BATCH records, the journal and staging files contain the name."""
-EARLIER_DIGEST_NAME = "rowsum-1"
-"""The digest of earlier releases. It is still computed for a batch that may be in the store with it."""
 
 # ---- ends (ours)
 

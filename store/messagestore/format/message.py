@@ -10,9 +10,9 @@ import enum
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from messagestore.errors import AppendMessageStatus, ConfigError, MessageIllegalError, PutMessageStatus
 from messagestore.format import arguments
@@ -38,6 +38,8 @@ _BROKER_TOPICS = {
     SCHEDULE_TOPIC: "delayed messages wait there until they are due",
     "RMQ_SYS_TRANS_HALF_TOPIC": "messages of open transactions wait there",
     "RMQ_SYS_TRANS_OP_HALF_TOPIC": "the broker notes there which transactions have ended",
+    "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC": "messages of open transactions wait there (transRocksDBEnable)",
+    "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC": "the broker notes there which transactions have ended (transRocksDBEnable)",
     "TRANS_CHECK_MAX_TIME_TOPIC": "transactions that were checked too often end there",
     "SELF_TEST_TOPIC": "brokers test themselves with it",
     "OFFSET_MOVED_EVENT": "the broker notes offsets there that it had to correct",
@@ -132,6 +134,17 @@ class Message:
     wait_store_msg_ok: bool = True
     prepared_transaction_offset: int = 0
     delay_time_level: int = 0
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Not every mapping can be pickled, and the one that stands for no properties is known by its identity.
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        own = given.pop("properties")
+        return _message, (given if own is NO_PROPERTIES else given | {"properties": dict(own)},)
+
+
+def _message(given: dict[str, Any]) -> Message:
+    """A message that was pickled or copied."""
+    return Message(**given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +335,7 @@ def stored_topic_fault(topic: object) -> str | None:
         return f"found {type(topic).__name__}; allowed is text"
     if not topic:
         return "found empty text; allowed is a name of at least one character"
+
     try:
         size = len(topic.encode())
     except UnicodeEncodeError:
@@ -379,16 +393,28 @@ def put_topic_fault(topic: object) -> str | None:
     if fault is not None:
         return fault
     assert isinstance(topic, str)
+
     if topic == BATCH_TOPIC:
         return f"found {BATCH_TOPIC}, which the store uses itself. Choose another topic"
+
     why = _BROKER_TOPICS.get(topic)
     if topic.startswith(SYSTEM_TOPIC_PREFIX):
         why = f"names that begin with {SYSTEM_TOPIC_PREFIX} belong to the broker"
     elif topic.startswith(LMQ_PREFIX):
         why = f"names that begin with {LMQ_PREFIX} are light queues, which have no messages of their own"
+
     if why is not None:
         return f"found {topic!r}, which is reserved for RocketMQ's broker: {why}. Choose another topic"
     return None
+
+
+def is_own_topic(topic: str) -> bool:
+    """Whether a topic is this project's or a broker's own. Nobody can delete it, so a missing folder is an accident.
+
+    Not all of these topics are in `topics.json`. Source: RocketMQ TopicValidator.isSystemTopic, which deleteTopic and
+    cleanUnusedTopic ask.
+    """
+    return put_topic_fault(topic) is not None
 
 
 def is_ordinary_topic(topic: str) -> bool:

@@ -7,16 +7,16 @@ the digest and the encoder all need of them, computed once: keys in one form, ha
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from messagestore.errors import MessageIllegalError
+from messagestore.errors import ConfigError, MessageIllegalError
 from messagestore.format import arguments, javahash
 from messagestore.format.arrow_bytes import (
     array_of,
@@ -43,9 +43,17 @@ _NAMES = {
     "flag": ("flag",),
     "delay_time_level": ("delay_time_level", "delayTimeLevel"),
 }
-"""Field of MessageColumns -> the names that its column may have; if two are present, the first one counts."""
+"""Field of MessageColumns -> the names that its column may have, of which only one may be present."""
 NO_QUEUE = -1
 """The queue id of a row whose queue column is null: the store still has to choose one."""
+
+
+@runtime_checkable
+class ArrowStream(Protocol):
+    """A frame that Arrow can read: of pandas, Polars, DuckDB, and others (Arrow's PyCapsule interface)."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """The columns, as a capsule."""
 
 
 @dataclass
@@ -136,7 +144,7 @@ class MessageColumns:
     @classmethod
     def from_arrow(
         cls,
-        batch: pa.RecordBatch | pa.Table,
+        batch: pa.RecordBatch | pa.Table | ArrowStream,
         *,
         topic: str | None = None,
         queue_id: int | None = None,
@@ -146,10 +154,12 @@ class MessageColumns:
 
         Parameters
         ----------
-        batch : pa.RecordBatch | pa.Table
+        batch : pa.RecordBatch | pa.Table | ArrowStream
+            An `ArrowStream` is a frame of another library; it is read to its end.
             Columns body (or value), topic, tags, keys (or key), properties, queueId (or partition), shardingKey,
-            uniqueKey, bornTimestamp, flag, delayTimeLevel; or the same names in snake_case. `body` is required. The
-            chunks of a table are combined.
+            uniqueKey, bornTimestamp, flag, delayTimeLevel; or the same names in snake_case. `body` is required, and
+            a field has one column. A timestamp is stored as the millisecond in which it lies; one without a time zone
+            counts as UTC. The chunks of a table are combined.
         topic, queue_id : str | None, int | None
             One value for all rows; it takes precedence over a column.
         default_born_timestamp_ms : int | None
@@ -159,46 +169,119 @@ class MessageColumns:
         ------
         MessageIllegalError
             A column is unknown, is missing, or has a type that cannot be stored.
+        ConfigError
+            It is no frame of columns.
         """
-        arguments.instance("batch", batch, (pa.RecordBatch, pa.Table))
-        for name in batch.schema.names:
-            if batch.schema.names.count(name) > 1:
-                raise MessageIllegalError(f"column {name!r}: found more than once; allowed is once", field=name)
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        found = _find(columns)
-        if "body" not in found:
-            raise MessageIllegalError("body: found no column body (or value). Add one", field="body")
-        if topic is None and "topic" not in found:
-            text = "topic: found neither a column topic nor a topic for all rows. Give one of them"
-            raise MessageIllegalError(text, field="topic")
-        if topic is not None and not isinstance(topic, str):
-            raise MessageIllegalError(f"topic: found {type(topic).__name__}; allowed is text", field="topic")
+        batch = _table("batch", batch)
+        columns = _columns_by_field(batch, topic)
         if queue_id is not None:
             check_queue_id(queue_id)
+
         given: dict[str, pa.Array] = {}
         for name in ("flag", "queue_id", "born_timestamp", "delay_time_level"):
-            if name in found:
-                given[name] = _integers(found[name], name)
+            if name in columns:
+                given[name] = _integers(columns[name], name)
         flags, queues, times = given.get("flag"), given.get("queue_id"), given.get("born_timestamp")
         now = default_born_timestamp_ms if default_born_timestamp_ms is not None else time.time_ns() // 1_000_000
         queue_ids = None if queues is None else numpy_of(queues, null=NO_QUEUE)
+
         for name in ("topic", "unique_key"):
-            if name in found:
-                given[name] = _texts(found[name], name)
+            if name in columns:
+                given[name] = _texts(columns[name], name)
+
         return cls(
             topic=given["topic"] if topic is None else topic,
             queue_id=queue_ids if queue_id is None else np.full(batch.num_rows, queue_id, np.int32),
-            body=plain(_texts(found["body"], "body")),
-            keys=_keys(found["keys"]) if "keys" in found else None,
-            tags=_texts(found["tags"], "tags") if "tags" in found else None,
-            properties=_map(found["properties"]) if "properties" in found else None,
+            body=plain(_texts(columns["body"], "body")),
+            keys=_keys(columns["keys"]) if "keys" in columns else None,
+            tags=_texts(columns["tags"], "tags") if "tags" in columns else None,
+            properties=_map(columns["properties"]) if "properties" in columns else None,
             flag=None if flags is None else numpy_of(flags, null=0),
             born_timestamp_ms=np.full(batch.num_rows, now, np.int64) if times is None else numpy_of(times, null=now),
-            sharding_key=_texts(found["sharding_key"], "sharding_key") if "sharding_key" in found else None,
+            sharding_key=_texts(columns["sharding_key"], "sharding_key") if "sharding_key" in columns else None,
             unique_key=given.get("unique_key"),
             delay_time_level=numpy_of(given["delay_time_level"], null=0) if "delay_time_level" in given else None,
             given=given,
         )
+
+
+def _columns_by_field(batch: pa.RecordBatch | pa.Table, topic: str | None) -> dict[str, Any]:
+    """The column of each field; raises `MessageIllegalError` if one is missing that every message needs."""
+    names = batch.schema.names
+    for name in names:
+        if names.count(name) > 1:
+            raise MessageIllegalError(f"column {name!r}: found more than once; allowed is once", field=name)
+
+    columns = _find(dict(zip(names, batch.columns, strict=True)))
+    if "body" not in columns:
+        raise MessageIllegalError("body: found no column body (or value). Add one", field="body")
+    if topic is None and "topic" not in columns:
+        text = "topic: found neither a column topic nor a topic for all rows. Give one of them"
+        raise MessageIllegalError(text, field="topic")
+    if topic is not None and not isinstance(topic, str):
+        raise MessageIllegalError(f"topic: found {type(topic).__name__}; allowed is text", field="topic")
+    return columns
+
+
+def columns_of(
+    rows: MessageColumns | pa.RecordBatch | pa.Table | ArrowStream | Iterable[Any],
+    topic: str | None,
+    queue_id: int | None,
+) -> list[MessageColumns]:
+    """The parts of a batch, from the columns or from the frames that a caller gave.
+
+    Parameters
+    ----------
+    rows : MessageColumns, pa.RecordBatch, pa.Table, ArrowStream, or iterable of these
+    topic, queue_id : str | None, int | None
+        One value for all rows of all frames, as in `MessageColumns.from_arrow`.
+
+    Raises
+    ------
+    MessageIllegalError
+        As in `MessageColumns.from_arrow`; also if a frame says nothing about queues.
+    ConfigError
+        Something else was given, or `topic` or `queue_id` beside a MessageColumns.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    alone = isinstance(rows, MessageColumns | pa.RecordBatch | pa.Table | ArrowStream)
+    parts = [rows] if alone else arguments.instance("columns", rows, Iterable)
+    return [_part(part, topic, queue_id, now_ms) for part in parts]
+
+
+def _part(part: object, topic: str | None, queue_id: int | None, now_ms: int) -> MessageColumns:
+    if isinstance(part, MessageColumns):
+        for name, value in (("topic", topic), ("queue_id", queue_id)):
+            if value is not None:
+                raise arguments.refused(
+                    name, value, "None for MessageColumns, which have topics and queues of their own"
+                )
+        return part
+    table = _table("columns", part)
+    columns = MessageColumns.from_arrow(table, topic=topic, queue_id=queue_id, default_born_timestamp_ms=now_ms)
+    if columns.queue_id is None:
+        text = "queue_id: found neither a column queue_id nor a queue for all rows. Give one of them"
+        raise MessageIllegalError(text, field="queue_id")
+    return columns
+
+
+def _table(name: str, value: object) -> pa.RecordBatch | pa.Table:
+    """A frame in Arrow's own classes. Buffers are shared where the other library allows it.
+
+    Raises
+    ------
+    ConfigError
+        It is no frame.
+    """
+    if isinstance(value, pa.RecordBatch | pa.Table):
+        return value
+    if not isinstance(value, ArrowStream):
+        raise arguments.refused(name, value, "MessageColumns, RecordBatch, Table, or a frame with __arrow_c_stream__")
+    try:
+        return pa.table(value)
+    except pa.ArrowInvalid as error:  # a single column has the method, too
+        fault = f"{name}: found {type(value).__name__}, which gives no columns with names ({error}); allowed is a frame"
+        raise ConfigError(fault, key=name, value=value) from None
 
 
 def _of_rows(values: Any, mask: NDArray[np.bool_]) -> Any:
@@ -213,17 +296,35 @@ def _find(columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> dict[str, pa.Arr
     for name in columns:
         if name not in known:
             raise MessageIllegalError(f"column {name!r}: no such column; allowed are {', '.join(known)}", field=name)
+
     found: dict[str, pa.Array] = {}
     for name, names in _NAMES.items():
+        given = [alias for alias in names if alias in columns and not pa.types.is_null(columns[alias].type)]
+        if len(given) > 1:
+            raise MessageIllegalError(
+                f"columns {given[0]} and {given[1]}: both are for {name}, of which a message has one. Drop one of them",
+                field=name,
+            )
+
         for alias in names:
             if alias in columns and name not in found:
                 column = columns[alias]
-                column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+                column = _one_array(column, alias)
                 if not pa.types.is_null(column.type):
                     found[name] = column
                 elif name == "body":
                     found[name] = column.cast(pa.binary())
     return found
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray, name: str) -> pa.Array:
+    try:
+        return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    except pa.ArrowInvalid as error:  # together they are too long for their type
+        fault = (
+            f"column {name}: its chunks cannot be put together ({error}). Give the table in parts, or use a large type"
+        )
+        raise MessageIllegalError(fault, field=name) from None
 
 
 def _wrong_type(name: str, column: pa.Array, allowed: str) -> MessageIllegalError:
@@ -256,13 +357,27 @@ def _map(column: pa.Array) -> pa.MapArray:
 def _integers(column: pa.Array, name: str) -> pa.Array:
     """The column as int32, or as int64 in ms for times. Nulls stay."""
     if name == "born_timestamp" and pa.types.is_timestamp(column.type):
-        return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        return _whole_ms(column)
     if not pa.types.is_integer(column.type):
         raise _wrong_type(name, column, "an integer" + (" of ms, or a timestamp" if name == "born_timestamp" else ""))
     try:
         return column.cast(pa.int64() if name == "born_timestamp" else pa.int32())
-    except pa.ArrowInvalid as error:
-        raise MessageIllegalError(f"column {name}: {error}", field=name) from None
+    except pa.ArrowInvalid:
+        bits = 64 if name == "born_timestamp" else 32
+        most, values = 1 << (bits - 1), column.to_pylist()
+        row = next(row for row, value in enumerate(values) if value is not None and not -most <= value < most)
+        text = f"{name}: found {values[row]}; allowed is an int of {bits} bits"
+        raise MessageIllegalError(text, field=name, row=row) from None
+
+
+def _whole_ms(column: pa.Array) -> pa.Array:
+    """Times as ms since 1970, in which they lie: a part of one is left out, before 1970 as well."""
+    values, unit = numpy_of(column.cast(pa.int64()), null=0), column.type.unit
+    if unit == "s":
+        return column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+    ms = values // {"ms": 1, "us": 1_000, "ns": 1_000_000}[unit]
+    nulls = array_of(valid_of(column)).buffers()[1] if column.null_count else None
+    return pa.Array.from_buffers(pa.int64(), len(ms), [nulls, pa.py_buffer(ms)])
 
 
 # ---- what is computed once

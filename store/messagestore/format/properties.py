@@ -34,7 +34,8 @@ SHARDING_KEY = "__SHARDINGKEY"
 PROPERTY_CRC = "__CRC32#"
 
 _RESERVED_NAMES = """
-    KEYS TAGS WAIT DELAY RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
+    KEYS TAGS WAIT DELAY ORIGIN_GROUP DLQ_ORIGIN_TOPIC DLQ_ORIGIN_MESSAGE_ID TRANS_OFFSET _SYS_MSG_PRIORITY_
+    __LITE_TOPIC TIMER_ROLL_LABEL RETRY_TOPIC REAL_TOPIC REAL_QID TRAN_MSG PGROUP MIN_OFFSET MAX_OFFSET BUYER_ID
     ORIGIN_MESSAGE_ID TRANSFER_FLAG CORRECTION_FLAG MQ2_FLAG RECONSUME_TIME MSG_REGION TRACE_ON TRACE_CONTEXT UNIQ_KEY
     EXTEND_UNIQ_INFO MAX_RECONSUME_TIMES CONSUME_START_TIME INNER_NUM INNER_BASE INNER_MULTI_DISPATCH
     INNER_MULTI_QUEUE_OFFSET DUP_INFO TRAN_PREPARED_QUEUE_OFFSET TRANSACTION_CHECK_TIMES
@@ -79,6 +80,7 @@ def text_fault(text: object) -> str | None:
         return "found empty text, which RocketMQ drops. Leave it out"
     if _SEPARATORS[0] in text or _SEPARATORS[1] in text:
         return f"found {text[:80]!r}; allowed is text without U+0001 and U+0002, which separate properties"
+
     if not text.isascii():
         try:
             text.encode()
@@ -103,6 +105,7 @@ def check_properties(properties: Mapping[str, str], row: int | None = None) -> N
     except AttributeError:
         words = f"properties: found {type(properties).__name__}; allowed is a mapping of text to text"
         raise MessageIllegalError(words, field="properties", row=row) from None
+
     for name, value in items:
         fault = text_fault(name)
         if fault is not None:
@@ -141,11 +144,13 @@ def check_keys(keys: Sequence[str], row: int | None = None) -> None:
     """
     if isinstance(keys, str):
         raise MessageIllegalError(f"keys: found text {keys[:80]!r}; allowed is a list of text", field="keys", row=row)
+
     try:
         each = iter(keys)
     except TypeError:
         words = f"keys: found {type(keys).__name__}; allowed is a list of text"
         raise MessageIllegalError(words, field="keys", row=row) from None
+
     for key in each:
         fault = text_fault(key)
         if fault is None and KEY_SEPARATOR in key:

@@ -12,6 +12,7 @@ Source: RocketMQ `store/MessageExtEncoder.java`, `common/message/MessageDecoder.
 
 from __future__ import annotations
 
+import operator
 import struct
 import time
 from collections.abc import Container, Mapping, Sequence
@@ -176,18 +177,22 @@ def encode_message(
     body, body_size = message.body, size_of_body(message.body)
     if body_size > limits.max_message_size:
         raise too_large("body", body_size, limits.max_message_size)
+
     magic, topic = topic_bytes(message.topic, limits.auto_message_version_on_topic_len)
     property_crc = limits.enabled_append_prop_crc if property_crc is None else property_crc
     properties = _properties_bytes(message, unique_key, extra_properties, property_crc)
+
     born_host = pack_host(message.born_host)
     flags = host_flags(born_host, store_host)
     head = _HEADS[flags]
     size = head.size + body_size + len(topic) + _PROPERTIES_LENGTH.size + len(properties)
     if size > limits.max_message_size + RECORD_SIZE_RESERVE:
         raise too_large("record", size, limits.max_message_size + RECORD_SIZE_RESERVE)
+
     born_timestamp_ms = message.born_timestamp_ms
     if born_timestamp_ms is None:
         born_timestamp_ms = time.time_ns() // 1_000_000
+
     try:
         packed = head.pack(
             size,
@@ -208,6 +213,7 @@ def encode_message(
         )
     except (struct.error, TypeError) as error:
         raise bad_number(message, queue_id) or error from None
+
     record = bytearray(packed)
     record += memoryview(body)  # numpy would add its array number by number
     record += topic
@@ -255,6 +261,7 @@ def encode_again(
     (_, magic, body_crc, _, flag, _, _, _, born_ms, born, _, store, reconsume_times, _, body_size) = head.unpack_from(
         view
     )
+
     body_end, _, properties_start = _ranges(view, head.size, body_size, magic, _Fault("", 0))
     kept = _other_properties(bytes(view[properties_start:]), {PROPERTY_CRC, *properties})
     kept += encode_properties(properties.items())
@@ -262,15 +269,18 @@ def encode_again(
         kept += PROPERTY_CRC_BLANK
     if len(kept) > MAX_PROPERTIES_SIZE:
         raise too_large("properties", len(kept), MAX_PROPERTIES_SIZE)
+
     new_magic, new_topic = topic_bytes(topic, limits.auto_message_version_on_topic_len)
     size = body_end + len(new_topic) + _PROPERTIES_LENGTH.size + len(kept)
     new_flag = (old_flag if sys_flag is None else sys_flag) & ~HOST_FLAGS | old_flag & HOST_FLAGS
+
     record = bytearray(
         head.pack(
             size, new_magic, body_crc, queue_id, flag, 0, 0, new_flag, born_ms, born, 0, store, reconsume_times,
             prepared_transaction_offset, body_size,
         )
     )  # fmt: skip
+
     record += view[head.size : body_end]
     record += new_topic
     record += _PROPERTIES_LENGTH.pack(len(kept))
@@ -318,6 +328,7 @@ def _properties_bytes(
     """
     pairs: list[tuple[str, str]] = []
     keys, tags, own = message.keys, message.tags, message.properties
+
     check_keys(keys)
     if keys:
         pairs.append((KEYS, KEY_SEPARATOR.join(keys)))
@@ -329,10 +340,12 @@ def _properties_bytes(
         pairs.append((TAGS, tags))
     if not message.wait_store_msg_ok:
         pairs.append((WAIT, "false"))
+
     if own is not NO_PROPERTIES:
         check_properties(own)
         pairs.extend(own.items())
     pairs.extend(extra)
+
     properties = encode_properties(pairs)
     if property_crc:
         properties += PROPERTY_CRC_BLANK
@@ -487,22 +500,27 @@ def decode_message(
     fault = _Fault(path, position if physical_offset is None else physical_offset)
     if len(view) < MIN_RECORD_SIZE:
         fault.torn(f"a record of at least {MIN_RECORD_SIZE} bytes", f"{len(view)} bytes")
+
     magic = _INT32.unpack_from(view, RECORD_HEAD.offset("magic"))[0]
     if magic not in _LENGTHS:
         fault.magic(f"magic {MAGIC_V1 & 0xFFFFFFFF:#x} or {MAGIC_V2 & 0xFFFFFFFF:#x}", f"{magic & 0xFFFFFFFF:#x}")
+
     head = _HEADS[_INT32.unpack_from(view, _SYS_FLAG_POSITION)[0] & HOST_FLAGS]
     size = total_size(view)
     if not head.size < size <= len(view):
         fault.torn(f"TOTALSIZE of {head.size} to {len(view)}", str(size))
+
     view = view[:size]
     (_, _, body_crc, queue_id, flag, queue_offset, own_offset, sys_flag, born_ms, born, store_ms, store,
      reconsume_times, prepared_offset, body_size) = head.unpack_from(view)  # fmt: skip
     if physical_offset is not None and own_offset != physical_offset:
         fault.magic(f"PHYSICALOFFSET {physical_offset}", str(own_offset))
+
     body_end, topic, properties_start = _ranges(view, head.size, body_size, magic, fault)
     body = bytes(view[head.size : body_end])
     if verify:
         _verify(view, body, body_crc, properties_start, fault)
+
     properties = decode_properties(bytes(view[properties_start:]))
     return MessageExt(
         topic=str(topic, "utf-8", "replace"),
@@ -536,24 +554,36 @@ def _ranges(view: memoryview, head_size: int, body_size: int, magic: int, fault:
     least_behind = length.size + _PROPERTIES_LENGTH.size
     if body_size < 0 or body_end + least_behind > len(view):
         fault.torn(f"BODYLEN of 0 to {len(view) - head_size - least_behind}", str(body_size))
+
     topic_size = length.unpack_from(view, body_end)[0]
     topic_start = body_end + length.size
     topic_end = topic_start + topic_size
     if topic_size < 0 or topic_end + _PROPERTIES_LENGTH.size > len(view):
         fault.torn(f"TOPICLEN of 0 to {len(view) - topic_start - _PROPERTIES_LENGTH.size}", str(topic_size))
+
     properties_size = _PROPERTIES_LENGTH.unpack_from(view, topic_end)[0]
     properties_start = topic_end + _PROPERTIES_LENGTH.size
     if properties_size != len(view) - properties_start:
         fault.torn(f"PROPLEN of {len(view) - properties_start}, as TOTALSIZE leaves", str(properties_size))
+
     return body_end, view[topic_start:topic_end], properties_start
 
 
 def _verify(view: memoryview, body: bytes, body_crc: int, properties_start: int, fault: _Fault) -> None:
     if body and crc32(body) & CRC_MASK != body_crc:
         fault.checksum(f"BODYCRC {crc32(body) & CRC_MASK:08x}", f"{body_crc & 0xFFFFFFFF:08x}")
+
     end = len(view) - PROPERTY_CRC_SIZE
-    if end >= properties_start and view[end : end + len(PROPERTY_CRC_BEGIN)] == PROPERTY_CRC_BEGIN:
-        wanted = crc_digits(crc32(view[:end])) + b"\x02"
-        found = bytes(view[end + len(PROPERTY_CRC_BEGIN) :])
-        if found != wanted:
-            fault.checksum(f"{PROPERTY_CRC_NAME} {wanted[:-1].decode()}", repr(found[:-1])[1:])
+    if end < properties_start:
+        return
+
+    name, found = bytes(view[end : end + len(PROPERTY_CRC_BEGIN)]), bytes(view[end + len(PROPERTY_CRC_BEGIN) :])
+    whole = name == PROPERTY_CRC_BEGIN
+    if not whole and 2 * sum(map(operator.eq, name, PROPERTY_CRC_BEGIN)) < len(name):
+        return
+
+    wanted = crc_digits(crc32(view[:end])) + b"\x02"
+    if whole and found != wanted:
+        fault.checksum(f"{PROPERTY_CRC_NAME} {wanted[:-1].decode()}", repr(found[:-1])[1:])
+    if not whole and found == wanted:  # only a property whose name was damaged has this value
+        fault.checksum(f"a property {PROPERTY_CRC_NAME}", repr(name[:-1])[1:])

@@ -14,7 +14,8 @@ import numpy as np
 
 from messagestore.format import record_encode, rerouting
 from messagestore.format.config import StoreConfig
-from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME, RECORD_HEAD, SYS_FLAG_MULTI_TAGS
+from messagestore.format.delay_levels import DelayLevels
+from messagestore.format.layout import DIGEST_NAME, RECORD_HEAD, SYS_FLAG_MULTI_TAGS
 from messagestore.format.message_checks import first_fault
 from messagestore.format.message_columns import NO_QUEUE, ColumnTexts, MessageColumns
 from messagestore.format.record_decode import BLOCK_ROWS, COLUMNS, Expected, decode
@@ -26,7 +27,6 @@ __all__ = [
     "BLOCK_ROWS",
     "COLUMNS",
     "DIGEST_NAME",
-    "EARLIER_DIGEST_NAME",
     "NO_QUEUE",
     "Expected",
     "MessageColumns",
@@ -52,7 +52,7 @@ def encode(
     store_host: bytes,
     born_host: bytes,
     first_row: int = 0,
-    digests: Collection[str] = (DIGEST_NAME,),
+    with_digest: bool = True,
     multi_tag_topics: Collection[str] = (),
 ) -> Rows:
     """Encode the records of a batch as `record_encode.encode` does, and send delayed messages to the queues in which
@@ -72,21 +72,28 @@ def encode(
     columns = texts.columns
     if columns.delay_time_level is None or not columns.delay_time_level.any():
         rows = record_encode.encode(
-            texts, limits=limits, store_host=store_host, born_host=born_host, first_row=first_row, digests=digests
+            texts,
+            limits=limits,
+            store_host=store_host,
+            born_host=born_host,
+            first_row=first_row,
+            with_digest=with_digest,
         )
         _flag_multi_tags(rows, multi_tag_topics)
         return rows
     fault = first_fault(texts, limits, first_row)
     if fault is not None:
         raise fault
-    delays_ms = limits.delays_ms
-    levels = np.minimum(columns.delay_time_level, len(delays_ms))  # as in RocketMQ
+    levels = np.minimum(columns.delay_time_level, len(limits.delays_ms))  # as in RocketMQ
+    delay_levels = DelayLevels(((0, limits.message_delay_level),))
     parts = []
     for level in np.unique(levels).tolist():
         some = columns.of_rows(levels == level)
-        rows = record_encode.encode(some, limits=limits, store_host=store_host, born_host=born_host, digests=digests)
+        rows = record_encode.encode(
+            some, limits=limits, store_host=store_host, born_host=born_host, with_digest=with_digest
+        )
         _flag_multi_tags(rows, multi_tag_topics)
-        parts.append(rerouting.delayed(rows, level, delays_ms) if level else rows)
+        parts.append(rerouting.delayed(rows, level, delay_levels) if level else rows)
     return functools.reduce(Rows.joined, parts)
 
 
@@ -105,9 +112,11 @@ def stamped(rows: Rows) -> Iterator[memoryview]:
     """
     starts = rows.starts
     cuts = np.searchsorted(starts[:-1], np.arange(0, max(int(starts[-1]), 1), BLOCK_SIZE)).tolist()
+
     for first, last in itertools.pairwise([*cuts, rows.row_count]):
         if first == last:
             continue
+
         begin, end = int(starts[first]), int(starts[last])
         block = rows.data[begin:end] if rows.stored is None else rows.stored.read(begin, end)
         stamp(

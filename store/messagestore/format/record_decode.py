@@ -134,6 +134,7 @@ def decode(
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
         raise ValueError(f"column {unknown[0]!r}: no such column; allowed are {', '.join(COLUMNS)}")
+
     blocks = []
     for first in range(0, max(len(starts), 1), BLOCK_ROWS):
         block = slice(first, first + BLOCK_ROWS)
@@ -144,6 +145,7 @@ def decode(
             blocks.append(_by_scalar_codec(records, columns))
         else:
             blocks.append(list(map(_KernelRows(kernel.lib, records, columns).array, columns)))
+
     arrays = blocks[0] if len(blocks) == 1 else [pa.concat_arrays(column) for column in zip(*blocks, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([(name, COLUMNS[name]) for name in columns]))
 
@@ -173,16 +175,20 @@ class _Records:
         """
         start, size, expected = int(self.starts[row]), int(self.sizes[row]), self.expected
         record = self.data[start : start + size].tobytes() if start >= 0 and size > 0 else b""
+
         place = None if expected is None else int(expected.physical_offsets[row])
         if place is None and len(record) >= RECORD_HEAD.size:  # for errors: the place that the record itself gives
             at = RECORD_HEAD.offset("physical_offset")
             place = int.from_bytes(record[at : at + 8], "big", signed=True)
+
         where = start if place is None else place
         if len(record) != size:
             raise TornRecordError(self.path, where, f"a record of {size} bytes", f"{len(record)} bytes")
+
         message = decode_message(record, verify=self.verify, path=self.path, physical_offset=place)
         if message.size != size:
             raise TornRecordError(self.path, where, f"TOTALSIZE {size}", str(message.size))
+
         if expected is not None:
             number = int(expected.queue_offsets[row])
             same = message.queue_offset == number or (
@@ -280,13 +286,16 @@ class _KernelRows:
         self.lib, self.records, self.count = lib, records, len(records.starts)
         self.data = np.ascontiguousarray(records.data)
         self.rows = np.empty(self.count, _ROW)
+
         starts = np.ascontiguousarray(records.starts, np.int64)
         sizes = np.ascontiguousarray(records.sizes, np.int32)
         promised = _promised(records.expected)
         good, body, topic = lib.frame(self.data, starts, sizes, self.rows, records.verify, *promised)
         if good < self.count:
+            # Decoding it alone raises the error that says what is wrong with it.
             records.message(good)
             raise AssertionError(f"record {good}, at {starts[good]}, is refused as one of many and accepted alone")
+
         self.sizes = {
             "body": body,
             "topic": topic,
@@ -343,6 +352,7 @@ class _KernelRows:
             wanted |= _WANT_MAPS
         if not wanted:
             return {}
+
         self.texts, totals = np.empty(self.count, _TEXT), np.zeros(len(_TOTALS), np.int64)
         if self.lib.measure(self.data, self.rows, self.texts, _RESERVED, wanted, totals):
             self._rewrite()

@@ -9,7 +9,7 @@ the kernel, `encode_message` writes one record after the other: the same bytes, 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,9 +21,8 @@ from messagestore.errors import MessageIllegalError
 from messagestore.format import javahash, kernel
 from messagestore.format.arrow_bytes import is_large, is_textual, plain
 from messagestore.format.config import StoreConfig
-from messagestore.format.earlier_digest import earlier_fields, earlier_hashes
 from messagestore.format.hosts import pack_host, unpack_host
-from messagestore.format.layout import DIGEST_NAME, EARLIER_DIGEST_NAME, RECORD_SIZE_RESERVE
+from messagestore.format.layout import RECORD_SIZE_RESERVE
 from messagestore.format.message import NO_PROPERTIES, Message
 from messagestore.format.message_checks import first_fault, topic_error
 from messagestore.format.message_columns import ColumnTexts, MessageColumns
@@ -39,9 +38,6 @@ from messagestore.format.record import (
 )
 from messagestore.format.row_digest import digest_fields, row_hashes
 from messagestore.format.rows import Rows
-
-_DIGESTS = {DIGEST_NAME: row_hashes, EARLIER_DIGEST_NAME: earlier_hashes}
-"""In the order in which the kernel returns them."""
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +137,7 @@ class _Encoded(NamedTuple):
     tags_codes: NDArray[np.int64]
     key_hashes: NDArray[np.int32]
     key_counts: NDArray[np.int32]
-    digests: dict[str, int]
+    digest: int
 
 
 def encode(
@@ -151,7 +147,7 @@ def encode(
     store_host: bytes,
     born_host: bytes,
     first_row: int = 0,
-    digests: Collection[str] = (DIGEST_NAME,),
+    with_digest: bool = True,
 ) -> Rows:
     """Encode the records of a batch, back to back and grouped by (topic, queue): each queue has one run.
 
@@ -168,8 +164,8 @@ def encode(
         The results of `hosts.pack_host`, the same for all rows.
     first_row : int
         The number of the first row in the user's batch, for errors.
-    digests : collection of str
-        The names of the digests that are computed: `DIGEST_NAME`, `EARLIER_DIGEST_NAME`, both or none.
+    with_digest : bool
+        Compute the digest of the rows; else it is 0.
 
     Raises
     ------
@@ -178,13 +174,15 @@ def encode(
     """
     texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
     columns = texts.columns
+
     found = None
     if kernel.lib is not None and columns.queue_id is not None and not _outside(columns.queue_id, columns.flag):
-        batch = _batch(texts, limits, store_host, born_host, digests)
+        batch = _batch(texts, limits, store_host, born_host, with_digest)
         size = kernel.lib.encode_size(batch)
         if size is not None:
             order, run_firsts, run_counts = _group(texts)
-            found = _by_kernel(kernel.lib, batch, order, columns.row_count, *size, digests)
+            found = _by_kernel(kernel.lib, batch, order, columns.row_count, *size)
+
     if found is None:
         fault = first_fault(texts, limits, first_row)
         if fault is not None:
@@ -193,7 +191,8 @@ def encode(
             raise AssertionError("the kernel refuses a batch in which every row is legal")
         kernel.tell_without()
         order, run_firsts, run_counts = _group(texts)
-        found = _by_rows(texts, order, limits, store_host, born_host, digests)
+        found = _by_rows(texts, order, limits, store_host, born_host, with_digest)
+
     assert columns.queue_id is not None
     return Rows.unplaced(
         found.starts,
@@ -205,7 +204,7 @@ def encode(
         tags_codes=found.tags_codes,
         key_hashes=found.key_hashes,
         key_counts=found.key_counts,
-        digests=found.digests,
+        digest=found.digest,
         property_crc=limits.enabled_append_prop_crc,
     )
 
@@ -220,15 +219,19 @@ def _group(texts: ColumnTexts) -> tuple[NDArray[np.int64] | None, NDArray[np.int
     n = len(queue_ids)
     if not n:
         return None, np.empty(0, np.int64), np.empty(0, np.int64)
+
     width = int(queue_ids.max()) + 1
     queues = queue_ids.astype(np.int64)
     if len(texts.topic_names) > 1:
         queues += texts.topic_codes * width
+
     firsts = np.concatenate([[0], np.flatnonzero(queues[1:] != queues[:-1]) + 1])
     counts = np.diff(np.append(firsts, n))
+
     runs, most = queues[firsts], width * len(texts.topic_names)
     if len(runs) <= most and len(np.unique(runs)) == len(runs):
         return None, firsts, counts
+
     small = most <= 1 << 16
     order = np.argsort(queues.astype(np.uint16) if small else queues, kind="stable")  # numpy sorts 16 bits by radix
     queues = queues[order]
@@ -257,33 +260,34 @@ def _by_kernel(
     n: int,
     size: int,
     key_count: int,
-    digests: Collection[str],
 ) -> _Encoded | None:
     """All records at once; None if a row cannot be stored."""
     starts, data = np.empty(n + 1, np.int64), np.empty(size, np.uint8)
     tags_codes = np.empty(n, np.int64)
     key_hashes, key_counts = np.empty(key_count, np.int32), np.empty(n, np.int32)
-    sums = lib.encode(batch, order, data, starts, tags_codes, key_hashes, key_counts)
-    if sums is None:
+    digest = lib.encode(batch, order, data, starts, tags_codes, key_hashes, key_counts)
+    if digest is None:
         return None
-    found = {name: total for name, total in zip(_DIGESTS, sums, strict=True) if name in digests}
-    return _Encoded(starts, data, tags_codes, key_hashes, key_counts, found)
+    return _Encoded(starts, data, tags_codes, key_hashes, key_counts, digest)
 
 
 def _batch(
-    texts: ColumnTexts, limits: StoreConfig, store_host: bytes, born_host: bytes, digests: Collection[str]
+    texts: ColumnTexts, limits: StoreConfig, store_host: bytes, born_host: bytes, with_digest: bool
 ) -> kernel.Batch:
     """The buffers of the columns, in the order in which the kernel takes them."""
     columns = texts.columns
     times = columns.born_timestamp_ms
     head = pack_head(store_host, born_host, time.time_ns() // 1_000_000)
+
     keys = columns.keys
     key_lists: pa.Array | None = None
     if keys is not None and not is_textual(keys.type):
         key_lists = keys.cast(pa.list_(keys.type.value_type)) if pa.types.is_fixed_size_list(keys.type) else keys
         keys = key_lists.values
+
     pairs = columns.properties
     names, values = (None, None) if pairs is None else (plain(pairs.keys), plain(pairs.items))
+
     return (
         columns.row_count,
         _column(texts.body),
@@ -301,8 +305,7 @@ def _batch(
         None if len(texts.topic_names) == 1 and isinstance(columns.topic, str) else texts.topic_codes,
         *_topics(tuple(texts.topic_names), limits.auto_message_version_on_topic_len),
         *_RESERVED,
-        tuple(digest_fields(texts)) if DIGEST_NAME in digests else None,
-        tuple(earlier_fields(texts)) if EARLIER_DIGEST_NAME in digests else None,
+        tuple(digest_fields(texts)) if with_digest else None,
         encode_properties(stamps(limits)),
         limits.max_message_size,
         limits.enabled_append_prop_crc,
@@ -350,18 +353,20 @@ def _by_rows(
     limits: StoreConfig,
     store_host: bytes,
     born_host: bytes,
-    digests: Collection[str],
+    with_digest: bool,
 ) -> _Encoded:
     """One record after the other. The rows were checked."""
     columns = texts.columns
     assert columns.queue_id is not None
     n, host, now = columns.row_count, unpack_host(born_host), time.time_ns() // 1_000_000
     rows = range(n) if order is None else order.tolist()
+
     bodies, topics, codes = texts.body.to_pylist(), texts.topic_names, texts.topic_codes.tolist()
     keys, tags, unique_keys, properties = texts.key_rows, texts.tag_rows, texts.unique_key_rows, texts.property_rows
     queue_ids = columns.queue_id.tolist()
     flags = [0] * n if columns.flag is None else columns.flag.tolist()
     times = [now] * n if columns.born_timestamp_ms is None else columns.born_timestamp_ms.tolist()
+
     data, starts, tags_codes, key_hashes, key_counts = bytearray(), [0], [], [], []
     for row in rows:
         topic = topics[codes[row]]
@@ -379,13 +384,14 @@ def _by_rows(
         names = [name for name in (unique_keys[row], *keys[row]) if name is not None]
         key_hashes += [javahash.index_hash(topic, name) for name in names]
         key_counts.append(len(names))
+
     return _Encoded(
         np.array(starts, np.int64),
         np.frombuffer(data, np.uint8),
         np.array(tags_codes, np.int64),
         np.array(key_hashes, np.int32),
         np.array(key_counts, np.int32),
-        {name: sum(hashes(texts)) % (1 << 64) for name, hashes in _DIGESTS.items() if name in digests},
+        sum(row_hashes(texts)) % (1 << 64) if with_digest else 0,
     )
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from messagestore.format import javahash, record, record_decode
 from messagestore.format.arrow_bytes import array_of, lengths_of, list_array, numpy_of, valid_of
+from messagestore.format.delay_levels import DelayLevels
 from messagestore.format.message import MessageExt
 from messagestore.format.properties import DELAY
 from messagestore.format.rows import SCHEDULE_TOPIC, Row, Rows
@@ -25,7 +26,7 @@ def rows_of(
     starts: NDArray[np.int64],
     heads: NDArray[np.void],
     physical_offset: int,
-    delays_ms: tuple[int, ...],
+    delay_levels: DelayLevels,
 ) -> Rows:
     """The rows of valid records.
 
@@ -38,11 +39,11 @@ def rows_of(
         As `record_scan.heads` gives them.
     physical_offset : int
         The place of `data[0]`.
-    delays_ms : tuple of int
-        How long messages of each delay level wait (`StoreConfig.delays_ms`).
+    delay_levels : DelayLevels
+        Which delay levels count for each record.
     """
     way = _few if len(starts) <= _FEW else _many
-    return way(data, starts, heads, physical_offset, delays_ms)
+    return way(data, starts, heads, physical_offset, delay_levels)
 
 
 def _few(
@@ -50,7 +51,7 @@ def _few(
     starts: NDArray[np.int64],
     heads: NDArray[np.void],  # noqa: ARG001 - as `_many`
     physical_offset: int,
-    delays_ms: tuple[int, ...],
+    delay_levels: DelayLevels,
 ) -> Rows:
     """Read records one by one, which for a few dozen takes a fraction of what the many steps of `_many` cost."""
     found = []
@@ -59,7 +60,8 @@ def _few(
         keys = m.keys if m.unique_key is None else (m.unique_key, *m.keys)
         hashes = [javahash.index_hash(m.topic, key) for key in keys]
         place = (m.queue_offset, physical_offset + start, m.size)
-        found.append(Row(m.topic, m.queue_id, *place, _tags_code(m, delays_ms), m.store_timestamp_ms, hashes))
+        code = _tags_code(m, delay_levels, physical_offset + start)
+        found.append(Row(m.topic, m.queue_id, *place, code, m.store_timestamp_ms, hashes))
     return Rows.of(found)
 
 
@@ -68,29 +70,36 @@ def _many(
     starts: NDArray[np.int64],
     heads: NDArray[np.void],
     physical_offset: int,
-    delays_ms: tuple[int, ...],
+    delay_levels: DelayLevels,
 ) -> Rows:
     sizes = heads["total_size"].astype(np.int32)
     columns = record_decode.decode(data, starts, sizes, ("topic", "tags", "keys", "unique_key"), verify_body_crc=False)
+
     topics = columns.column("topic").dictionary_encode()
     codes = numpy_of(topics.indices).astype(np.int64)
     queue_ids = heads["queue_id"].astype(np.int64)
     changes = np.flatnonzero((np.diff(codes) != 0) | (np.diff(queue_ids) != 0)) + 1
     run_starts = np.concatenate([[0], changes]) if len(starts) else np.empty(0, np.int64)
     names = topics.dictionary.to_pylist()
+
     key_hashes, key_counts = _key_hashes(topics, columns.column("keys"), columns.column("unique_key"))
     tags_codes = javahash.java_hashes(columns.column("tags")).astype(np.int64)
     times = heads["store_timestamp_ms"].astype(np.int64)
+
+    # The unit of a delayed message has the time when it is due in place of the hash of its tags.
     if SCHEDULE_TOPIC in names:
         delayed = np.flatnonzero(codes == names.index(SCHEDULE_TOPIC))
         properties = record_decode.decode(
             data, starts[delayed], sizes[delayed], ("system_properties",), verify_body_crc=False
         ).column(0)
         rows, levels = values_of(properties, DELAY)
-        delays = _delays(levels, delays_ms)
-        waits = delays >= 0
-        of_rows = delayed[rows[waits]]
-        tags_codes[of_rows] = times[of_rows] + delays[waits]
+        of_rows = delayed[rows]
+        for some, delays_ms in delay_levels.of(physical_offset + starts[of_rows]):
+            delays = _delays(levels.take(array_of(some)), delays_ms)
+            waits = delays >= 0
+            waiting = of_rows[some[waits]]
+            tags_codes[waiting] = times[waiting] + delays[waits]
+
     return Rows(
         run_topics=[names[codes[i]] for i in run_starts],
         run_queue_ids=queue_ids[run_starts].astype(np.int32),
@@ -135,10 +144,10 @@ def delay_of(level: str, delays_ms: tuple[int, ...]) -> int:
     return delays_ms[min(number, len(delays_ms)) - 1] if number > 0 else -1
 
 
-def _tags_code(message: MessageExt, delays_ms: tuple[int, ...]) -> int:
+def _tags_code(message: MessageExt, delay_levels: DelayLevels, physical_offset: int) -> int:
     """The tags code of a message's unit: the hash of its tags, or the due time of a delayed message."""
     if message.topic == SCHEDULE_TOPIC:
-        delay_ms = delay_of(message.system_properties.get(DELAY, ""), delays_ms)
+        delay_ms = delay_of(message.system_properties.get(DELAY, ""), delay_levels.at(physical_offset))
         if delay_ms >= 0:
             return message.store_timestamp_ms + delay_ms
     return javahash.tags_code(message.tags or "")

@@ -178,23 +178,29 @@ def parts(data: NDArray[np.uint8], starts: NDArray[np.int64], found: NDArray[np.
     if len(wide):
         length_sizes = np.full(len(starts), length_sizes)
         length_sizes[wide] = TOPIC_LENGTH_SIZES[MAGIC_V2]
+
     body_starts = starts + (head_sizes(found) if (flags & HOST_FLAGS).any() else RECORD_HEAD.size)
     ends = starts + found["total_size"]
     body_ends = body_starts + body_sizes
     topic_starts = body_ends + length_sizes
+
+    # Each length is read only where the ones before it stay inside the record, so that no index leaves the data.
     count = leading((body_sizes >= 0) & (topic_starts + PROPERTIES_LENGTH_SIZE <= ends))
     topic_starts = topic_starts[:count]
+
     topic_sizes: NDArray[Any] = data[body_ends[:count]].view(np.int8)
     wide = wide[wide < count]
     if len(wide):
         topic_sizes = topic_sizes.astype(np.int64)
         topic_sizes[wide] = unaligned(data, ">i2")[body_ends[wide]]
+
     topic_ends = topic_starts + topic_sizes
     property_starts = topic_ends + PROPERTIES_LENGTH_SIZE
     count = leading((topic_sizes >= 0) & (property_starts <= ends[:count]))
     property_starts = property_starts[:count]
     property_sizes = unaligned(data, ">i2")[topic_ends[:count]] if count else np.empty(0, np.int16)
     count = leading(property_starts + property_sizes == ends[:count])
+
     return count, Parts(
         body_starts[:count],
         body_ends[:count],
@@ -322,6 +328,7 @@ def _by_arrays(
     """
     all_starts, all_heads = [np.empty(0, np.int64)], [np.empty(0, HEAD_DTYPE)]
     position, size = 0, _BLOCK_SIZE
+
     while position < len(data):
         block = data[position : position + size]
         starts, found = _valid(block, physical_offset + position, verify_body_crc)
@@ -368,6 +375,7 @@ def _chain(data: NDArray[np.uint8]) -> NDArray[np.int64]:
             break
         starts.append(start)
         start += size
+
     chain = np.array(starts, np.int64)
     if not len(chain):
         return chain
@@ -380,12 +388,15 @@ def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_byte
     rest = data[position:]
     left = file_bytes_left - position
     read_on = ScanEnd("end", position, "a record", f"{len(rest)} bytes of it")
+
+    # The order of the checks is that of the bytes: each one needs more of the record than the one before it.
     field = np.dtype(RECORD_HEAD.dtype["total_size"])
     if len(rest) < field.itemsize:
         return read_on
     size = int(unaligned(rest, field)[0])
     if size == 0:
         return ScanEnd("zero", position, "a record", "TOTALSIZE 0")
+
     if len(rest) < BLANK.size:
         return read_on
     magic = int(unaligned(rest, field)[MAGIC_POSITION])
@@ -393,11 +404,13 @@ def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_byte
         if size == left:
             return ScanEnd("blank", position, "a record", "BLANK")
         return ScanEnd("size", position, f"a BLANK of {left} bytes", f"one of {size}")
+
     if magic not in TOPIC_LENGTH_SIZES:
         known = " or ".join(f"{value & 0xFFFFFFFF:#x}" for value in TOPIC_LENGTH_SIZES)
         return ScanEnd("magic", position, f"magic {known}", f"{magic & 0xFFFFFFFF:#x}")
     if not MIN_RECORD_SIZE <= size <= left - BLANK.size:
         return ScanEnd("size", position, f"TOTALSIZE of {MIN_RECORD_SIZE} to {left - BLANK.size}", str(size))
+
     if len(rest) < RECORD_HEAD.size:
         return read_on
     own = np.zeros(1, np.int64)
@@ -405,11 +418,13 @@ def _why(data: NDArray[np.uint8], position: int, physical_offset: int, file_byte
     if int(head["physical_offset"][0]) != physical_offset + position:
         wanted = f"PHYSICALOFFSET {physical_offset + position}"
         return ScanEnd("position", position, wanted, str(int(head["physical_offset"][0])))
+
     if len(rest) < size:
         return read_on
     count, where = parts(rest, own, head)
     if not count:
         return ScanEnd("length", position, f"lengths that add up to TOTALSIZE {size}", "others")
+
     if bad_body_crcs(rest, head, where)[0]:
         crc = int(crcs_of_ranges(rest, where.body_starts, where.body_ends)[0]) & CRC_MASK
         return ScanEnd("body_crc", position, f"BODYCRC {crc:08x}", f"{int(head['body_crc'][0]) & 0xFFFFFFFF:08x}")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from messagestore.format import record_scan
 from messagestore.format.arrow_bytes import array_of, lengths_of, list_array
+from messagestore.format.delay_levels import DelayLevels
 from messagestore.format.layout import PROPERTIES_LENGTH_SIZE, PROPERTY_CRC_SIZE, RECORD_HEAD
 from messagestore.format.properties import DELAY, REAL_QID, REAL_TOPIC, encode_properties
 from messagestore.format.record import PROPERTY_CRC_BLANK, topic_bytes
@@ -35,12 +36,13 @@ def waiting_properties(level: int, topic: str, queue_id: int) -> list[tuple[str,
     return [(DELAY, str(level)), (REAL_TOPIC, topic), (REAL_QID, str(queue_id))]
 
 
-def delayed(rows: Rows, level: int, delays_ms: tuple[int, ...]) -> Rows:
+def delayed(rows: Rows, level: int, delay_levels: DelayLevels) -> Rows:
     """Encoded rows without a place, as they wait at a delay level."""
     starts = rows.starts
     runs = list(rows.runs())
     more = [encode_properties(waiting_properties(level, run.topic, run.queue_id)) for run in runs]
     of_rows = np.repeat(np.arange(len(runs)), rows.run_counts)
+
     data, begins = readdressed(
         rows.data,
         starts[:-1],
@@ -50,30 +52,32 @@ def delayed(rows: Rows, level: int, delays_ms: tuple[int, ...]) -> Rows:
         more=list_array(more, pa.large_binary()).take(array_of(of_rows)),
         property_crc=rows.property_crc,
     )
+
     real: dict[str, int] = {}
     for run in runs:
         real[run.topic] = max(real.get(run.topic, 0), run.queue_id)
+
     found = unplaced(
         data,
         begins,
-        delays_ms,
+        delay_levels,
         store_timestamp_position=rows.store_timestamp_position,
         property_crc=rows.property_crc,
     )
-    return replace(found, digests=rows.digests, real_queues=tuple(real.items()))
+    return replace(found, digest=rows.digest, real_queues=tuple(real.items()))
 
 
 def unplaced(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
-    delays_ms: tuple[int, ...],
+    delay_levels: DelayLevels,
     *,
     store_timestamp_position: int,
     property_crc: bool,
 ) -> Rows:
     """Rows without a place of records that lie back to back; the last start is the end of the data."""
     begins = starts[:-1]
-    found = rows_of(data, begins, record_scan.heads(data, begins), 0, delays_ms)
+    found = rows_of(data, begins, record_scan.heads(data, begins), 0, delay_levels)
     nothing = np.zeros(len(begins), np.int64)
     return replace(
         found,
@@ -125,9 +129,11 @@ def readdressed(
     count, parts = record_scan.parts(data, starts, heads)
     if count < n:
         raise AssertionError(f"record {count} of {n} was checked, and its lengths do not add up")
+
     ends = parts.ends - np.where(_has_crc(data, parts.property_starts, parts.ends), PROPERTY_CRC_SIZE, 0)
     property_sizes = ends - parts.property_starts
     slices = _slices(data, starts, parts.body_ends, parts.property_starts, ends)
+
     rows = np.arange(n) if order is None else order
     n, topic_codes, queue_ids = len(rows), topic_codes[rows], queue_ids[rows]
     behind = [] if more is None else [more.take(array_of(rows))]
@@ -136,6 +142,7 @@ def readdressed(
     lengths = property_sizes[rows]
     for column in behind:
         lengths = lengths + lengths_of(column)
+
     packed = [topic_bytes(topic, True) for topic in topics]  # they were accepted when the messages were put
     joined = pc.binary_join_element_wise(
         slices.take(array_of(4 * rows)),
@@ -145,9 +152,11 @@ def readdressed(
         *behind,
         pa.scalar(b"", pa.large_binary()),
     )
+
     begins = np.frombuffer(joined.buffers()[1], np.int64, n + 1, 8 * joined.offset)
     found = np.frombuffer(joined.buffers()[2], np.uint8)[begins[0] : begins[-1]].copy()
     begins = begins - begins[0]
+
     magics = np.array([magic for magic, _ in packed], np.int32)
     for name, values in (
         ("total_size", np.diff(begins)),

@@ -1,6 +1,6 @@
 """The digest of a batch, which tells whether a batch that is sent again has the same rows.
 
-The digest "rowsum-2" of a batch is its row count and the sum, mod 2**64, of a hash of each row. Order and partitioning
+The digest "rowsum-1" of a batch is its row count and the sum, mod 2**64, of a hash of each row. Order and partitioning
 do not change it. It is computed from the user's columns, before defaults, routing and encoding, so that a correct
 replay has the same digest. FORMAT.md defines it and has test vectors.
 
@@ -69,6 +69,7 @@ def row_hashes(columns: MessageColumns | ColumnTexts) -> list[int]:
     texts = columns if isinstance(columns, ColumnTexts) else ColumnTexts(columns)
     fields = [(number, values.tolist(), present.tolist()) for number, values, present in digest_fields(texts)]
     keys, tags, properties = texts.key_rows, texts.tag_rows, texts.property_rows
+
     hashes = []
     for row, body in enumerate(texts.body.to_pylist()):
         found = {number: values[row] for number, values, present in fields if present[row]}
@@ -81,5 +82,6 @@ def row_hashes(columns: MessageColumns | ColumnTexts) -> list[int]:
         if properties[row]:
             pairs = [(name.encode(), value.encode()) for name, value in properties[row].items()]
             found[PROPERTIES] = sum(xxh3(name + NAME_VALUE_SEPARATOR + value) for name, value in pairs) & _MASK
+
         hashes.append(xxh3(b"".join(struct.pack("<QQ", number, found[number]) for number in sorted(found))))
     return hashes

@@ -18,7 +18,7 @@ share the arrays they were made of.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -29,12 +29,6 @@ from numpy.typing import NDArray
 NO_DATA: NDArray[np.uint8] = np.empty(0, np.uint8)
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """The topic in which delayed messages wait. The tags code of its units is the time at which a message is due."""
-
-
-def summed(digests: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The digests of rows that come in parts, by name: those that all parts have."""
-    names = [name for name in (digests[0] if digests else ()) if all(name in part for part in digests)]
-    return {name: sum(part[name] for part in digests) % (1 << 64) for name in names}
 
 
 class Stored(Protocol):
@@ -110,9 +104,9 @@ class Rows:
         Of STORETIMESTAMP in each record of `data`.
     property_crc : bool
         Whether each record of `data` ends in `__CRC32#`.
-    digests : dict of str to int
-        For each digest that was computed, its name and the sum of the hashes of all rows that were encoded together,
-        mod 2**64 (row_digest.py). Slices have the digests of the whole.
+    digest : int
+        The sum of the hashes of all rows that were encoded together, mod 2**64 (row_digest.py); 0 if it was not
+        computed. Slices have the digest of the whole.
     real_queues : tuple of (str, int)
         Where the delayed rows go when they are due: each topic, with its highest queue id.
     """
@@ -132,7 +126,7 @@ class Rows:
     stored: Stored | None = None
     store_timestamp_position: int = 0
     property_crc: bool = False
-    digests: Mapping[str, int] = field(default_factory=dict)
+    digest: int = 0
     real_queues: tuple[tuple[str, int], ...] = ()
 
     @classmethod
@@ -150,6 +144,7 @@ class Rows:
         columns: Any = zip(*map(_columns_of_row, rows), strict=True) if rows else ((),) * len(fields(Row))
         topics, queue_ids, queue_offsets, physical_offsets, sizes, tags_codes, times, key_hashes, has_unit = columns
         runs = [(key, len(list(same))) for key, same in itertools.groupby(zip(topics, queue_ids, strict=True))]
+
         return cls(
             run_topics=[topic for (topic, _), _ in runs],
             run_queue_ids=np.array([queue_id for (_, queue_id), _ in runs], np.int32),
@@ -170,6 +165,7 @@ class Rows:
         hashes = self.key_hashes.tolist()
         topics = [(topic, queue_id) for topic, queue_id, start, stop in self.runs() for _ in range(start, stop)]
         numbers = (self.queue_offsets, self.physical_offsets, self.sizes, self.tags_codes, self.store_timestamps_ms)
+
         columns = zip(
             topics,
             zip(*(column.tolist() for column in numbers), strict=True),
@@ -177,6 +173,7 @@ class Rows:
             [True] * len(topics) if self.has_unit is None else self.has_unit.tolist(),
             strict=True,
         )
+
         return [
             Row(topic, queue_id, queue_offset, physical_offset, size, tags_code, timestamp_ms, keys, has_unit)
             for (topic, queue_id), (
@@ -271,6 +268,16 @@ class Rows:
             tags_codes=self._due(times),
         )
 
+    def waiting(self, delays_ms: tuple[int, ...]) -> Rows:
+        """The rows, which have no place yet, with the delays that the levels of the store have now."""
+        if SCHEDULE_TOPIC not in self.run_topics:
+            return self
+        codes = self.tags_codes.copy()
+        for topic, queue_id, start, stop in self.runs():
+            if topic == SCHEDULE_TOPIC:
+                codes[start:stop] = delays_ms[min(queue_id, len(delays_ms) - 1)]
+        return replace(self, tags_codes=codes)
+
     def _due(self, store_timestamps_ms: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tags codes with other store times: delayed messages are due so much earlier or later."""
         if SCHEDULE_TOPIC not in self.run_topics:
@@ -297,7 +304,7 @@ class Rows:
             key_hashes=both([self.key_hashes, other.key_hashes]),
             key_counts=both([self.key_counts, other.key_counts]),
             data=both([self.data, other.data]),
-            digests=summed([self.digests, other.digests]),
+            digest=(self.digest + other.digest) % (1 << 64),
             real_queues=self.real_queues + other.real_queues,
         )
 
@@ -305,12 +312,15 @@ class Rows:
         """Rows `start` to `stop - 1`, with their runs, keys and bytes; nothing is copied but the runs."""
         if start <= 0 and stop >= self.row_count:
             return self
+
         run_ends = np.cumsum(self.run_counts)
         counts = np.clip(np.minimum(run_ends, stop) - np.maximum(run_ends - self.run_counts, start), 0, None)
         some = np.flatnonzero(counts)
+
         first_key = int(self.key_counts[:start].sum())
         last_key = first_key + int(self.key_counts[start:stop].sum())
         starts, rows = self.starts, slice(start, stop)
+
         return replace(
             self,
             run_topics=[self.run_topics[i] for i in some],
@@ -333,15 +343,18 @@ def together(pieces: Sequence[Rows]) -> Rows:
     """The rows of several pieces, which have their places in the log, with what their units need; no keys, no bytes."""
     if len(pieces) == 1:
         return pieces[0]
+
     both: dict[str, Any] = {
         name: np.concatenate([getattr(one, name) for one in pieces])
         for name in ("run_queue_ids", "run_counts", "queue_offsets", "physical_offsets", "sizes", "tags_codes")
     }
+
     has_unit = None
     if any(one.has_unit is not None for one in pieces):
         has_unit = np.concatenate(
             [np.ones(one.row_count, np.bool_) if one.has_unit is None else one.has_unit for one in pieces]
         )
+
     count = sum(one.row_count for one in pieces)
     return Rows(
         run_topics=[topic for one in pieces for topic in one.run_topics],

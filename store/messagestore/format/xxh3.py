@@ -39,11 +39,13 @@ def xxh3(data: bytes) -> int:
         return _of_16(data, size)
     if size > 240:
         return _of_many(data, size)
+
     value = size * _P64_1
     if size <= 128:
         for i in range((size - 1) // 32 + 1):
             value += _mixed(data, 16 * i, 32 * i) + _mixed(data, size - 16 * i - 16, 32 * i + 16)
         return _avalanche(value)
+
     for i in range(8):
         value += _mixed(data, 16 * i, 16 * i)
     value = _avalanche(value)
@@ -114,11 +116,13 @@ def _of_16(data: bytes, size: int) -> int:
         low = _u64(data, 0) ^ _u64(_SECRET, 24) ^ _u64(_SECRET, 32)
         high = _u64(data, size - 8) ^ _u64(_SECRET, 40) ^ _u64(_SECRET, 48)
         return _avalanche(size + int.from_bytes(low.to_bytes(8, "big"), "little") + high + _folded(low, high))
+
     if size >= 4:
         value = _u32(data, size - 4) + (_u32(data, 0) << 32) ^ _u64(_SECRET, 8) ^ _u64(_SECRET, 16)
         value = (value ^ _rotated(value, 49) ^ _rotated(value, 24)) * 0x9FB21C651E98DF25 & _MASK
         value = (value ^ (value >> 35) + size) * 0x9FB21C651E98DF25 & _MASK
         return value ^ value >> 28
+
     if not size:
         return _avalanche_64(_u64(_SECRET, 56) ^ _u64(_SECRET, 64))
     value = data[0] << 16 | data[size >> 1] << 24 | data[-1] | size << 8
@@ -138,6 +142,7 @@ def _of_many(data: bytes, size: int) -> int:
             lanes = (lanes ^ lanes >> np.uint64(47) ^ np.frombuffer(_SECRET, "<u8", 8, 128)) * np.uint64(_P32_1)
         else:
             _add(lanes, data[start:], _OF_STRIPES[: (size - 1 - start) // _STRIPE])
+
     _add(lanes, data[-_STRIPE:], np.frombuffer(_SECRET, "<u8", 8, 121)[None])
     last = lanes.tolist()
     value = size * _P64_1

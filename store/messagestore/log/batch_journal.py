@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,19 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from messagestore.errors import CorruptionError, NotAStoreError
-from messagestore.files.mapped_file import Disk, replace_file
+from messagestore.files.disk import Disk, replace_file
 from messagestore.format.batch_record import DELIVERY_APP, SOURCE_NONE, SOURCE_SPARK, SOURCE_USER, BatchRecord
 from messagestore.format.layout import (
-    DIGEST_NAME,
-    EARLIER_DIGEST_NAME,
     JOURNAL_CHECKPOINT_KNOWN,
-    JOURNAL_DIGEST_SHIFT,
     JOURNAL_ENTRY,
     JOURNAL_FORMAT,
     JOURNAL_HEADER,
     JOURNAL_INCOMPLETE,
     JOURNAL_MAGIC,
-    JOURNAL_ONE_DIGEST,
     JOURNAL_START,
     JOURNAL_USER_VERSION,
 )
@@ -56,10 +52,6 @@ _ROW = np.dtype([(f.name, f.type) for f in JOURNAL_ENTRY.fields])
 _HEADER = JOURNAL_HEADER.struct
 _CRC_POSITION = JOURNAL_HEADER.offset("crc")
 _NONE = -1
-_FORMAT_1 = 1
-_DIGESTS = (EARLIER_DIGEST_NAME, DIGEST_NAME)
-"""What the first numbers of digests mean, also in a file without `digests`: an earlier release may have written it
-after this one, and keeps the numbers."""
 _FEW = 64
 _SLACK = 10
 """The oldest are dropped once there are a tenth more than `journalRetention`, so that not every commit does it."""
@@ -78,12 +70,10 @@ class JournalEntry:
     row_count : int
         -1: only a part of the batch is in the log.
     digest : int
-    topics : tuple of str | None
-        Destination topics, sorted. None: unknown (format 1, and the record is below the first segment).
+    topics : tuple of str
+        Destination topics, sorted.
     start : bool
         The entry is not a batch but a mark: the app's history begins with the version after this one.
-    digest_name : str
-        As in the BATCH record.
     """
 
     version: int
@@ -93,9 +83,8 @@ class JournalEntry:
     end: int
     row_count: int
     digest: int
-    topics: tuple[str, ...] | None = None
+    topics: tuple[str, ...] = ()
     start: bool = False
-    digest_name: str = DIGEST_NAME
 
 
 class _Numbers(dict[Any, int]):
@@ -109,11 +98,11 @@ class _Numbers(dict[Any, int]):
 
     def number(self, value: Any) -> int:
         """Return the number of a value; a new value gets a new number."""
-        found = self.get(value)
-        if found is None:
-            found = self[value] = len(self.by_number)
+        number = self.get(value)
+        if number is None:
+            number = self[value] = len(self.by_number)
             self.by_number.append(value)
-        return found
+        return number
 
 
 @dataclass
@@ -134,13 +123,9 @@ class BatchJournal:
     identity : dict
         The fields of `spark/store.json`: either file can be rebuilt from the other.
     queues : dict of str to list of (int, int)
-        Topic -> ranges (first, last) of queue ids that had units at the last clean end. None: unknown (format 1).
+        Topic -> ranges (first, last) of queue ids that had units at the last clean end. None: unknown.
     fault : str
         Why the file could not be used; empty if it could.
-    version : int
-        Format of the file that was read; 0: there was no file.
-    one_digest : bool
-        All entries of the file that was read have the digest of this release.
     """
 
     covered: int = 0
@@ -150,8 +135,6 @@ class BatchJournal:
     identity: dict[str, Any] = field(default_factory=dict)
     queues: dict[str, list[tuple[int, int]]] | None = None
     fault: str = ""
-    version: int = 0
-    one_digest: bool = False
     dropped: list[tuple[str, int]] = field(default_factory=list)
     """(app id, version) of entries whose BATCH record is no longer in the log; for the report."""
 
@@ -161,7 +144,6 @@ class BatchJournal:
         self._tidied = 0  # rows that are in order and each belong to another app and version
         self._kept = 0  # rows that the last trim kept besides the newest ones
         self._apps, self._queries, self._topics = _Numbers(), _Numbers(), _Numbers()
-        self._digests = _Numbers(_DIGESTS)
         self._replaced: dict[str, dict[str, None]] = {}
 
     # ---- contents
@@ -172,8 +154,8 @@ class BatchJournal:
     def find(self, app_id: str, version: int) -> JournalEntry | None:
         """Return the entry of a version, or None."""
         rows = self._rows_of(app_id)
-        found = rows[self._rows["version"][rows] == version]
-        return self._entry(int(found[-1])) if len(found) else None
+        of_version = rows[self._rows["version"][rows] == version]
+        return self._entry(int(of_version[-1])) if len(of_version) else None
 
     def last(self, app_id: str) -> JournalEntry | None:
         """Return the entry with the highest version of an app, or None."""
@@ -182,11 +164,6 @@ class BatchJournal:
             return None
         versions = self._rows["version"][rows]
         return self._entry(int(rows[np.flatnonzero(versions == versions.max())[-1]]))
-
-    def digests_of(self, app_id: str, version: int) -> tuple[str, ...]:
-        """Return the names of the digests by which a batch is recognised if it comes again."""
-        entry = self.find(app_id, version)
-        return (DIGEST_NAME,) if entry is None else tuple(dict.fromkeys((DIGEST_NAME, entry.digest_name)))
 
     def entries(self, app_id: str) -> list[JournalEntry]:
         """Return all entries of an app, in the order of the log."""
@@ -231,9 +208,8 @@ class BatchJournal:
             end=fields["end"],
             row_count=fields["row_count"],
             digest=fields["digest"],
-            topics=None if fields["topics"] == _NONE else self._topics.by_number[fields["topics"]],
+            topics=self._topics.by_number[fields["topics"]],
             start=bool(start),
-            digest_name=self._digests.by_number[fields["flags"] >> JOURNAL_DIGEST_SHIFT],
         )
 
     # ---- changes
@@ -251,7 +227,6 @@ class BatchJournal:
                 digest=batch.digest,
                 topics=tuple(sorted(batch.ranges)),
                 start=batch.start,
-                digest_name=batch.digest_name,
             )
             if batch.replaces:  # another query counts its versions from 0 again
                 self._keep(np.flatnonzero(self._rows["app"][: self._count] != self._apps.get(batch.app_id, _NONE)))
@@ -278,6 +253,7 @@ class BatchJournal:
             rows = np.empty(max(64, 2 * self._count), _ROW)
             rows[: self._count] = self._rows[: self._count]
             self._rows = rows
+
         user = JOURNAL_USER_VERSION if entry.version_source == SOURCE_USER else 0
         self._rows[self._count] = (
             entry.version,
@@ -287,10 +263,8 @@ class BatchJournal:
             entry.digest,
             self._apps.number(app_id),
             _NONE if entry.query_id is None else self._queries.number(entry.query_id),
-            _NONE if entry.topics is None else self._topics.number(entry.topics),
-            user
-            | (JOURNAL_START if entry.start else 0)
-            | self._digests.number(entry.digest_name) << JOURNAL_DIGEST_SHIFT,
+            self._topics.number(entry.topics),
+            user | (JOURNAL_START if entry.start else 0),
         )
         self._count += 1
 
@@ -321,14 +295,14 @@ class BatchJournal:
     def mark_partial(self, is_partial: Callable[[JournalEntry], bool], *, above: int = 0) -> list[tuple[str, int]]:
         """Remember batches of which only a part is in the log; return (app id, version) of the new ones."""
         self._tidy()
-        found = []
+        marked = []
         first = int(np.searchsorted(self._rows["physical_offset"][: self._count], above))
         for row in range(first, self._count):
             entry = self._entry(row)
             if entry.row_count >= 0 and is_partial(entry):
                 self._rows["row_count"][row] = PARTIAL
-                found.append((self._apps.by_number[int(self._rows["app"][row])], entry.version))
-        return found
+                marked.append((self._apps.by_number[int(self._rows["app"][row])], entry.version))
+        return marked
 
     def carry(self, older: BatchJournal, below: int) -> None:
         """Take over what another journal knows about batches below a physical offset, whose records were deleted."""
@@ -367,12 +341,15 @@ class BatchJournal:
         own = self._rows_of(DELIVERY_APP)
         if len(own) > 2 * KEPT_DELIVERIES:  # they come several times a second, and only the last one counts
             self._keep(np.setdiff1d(np.arange(self._count), own[:-KEPT_DELIVERIES]))
+
         if self._count - self._kept <= retention + retention // _SLACK:
             return
+
         rows = self._rows[: self._count]
         order = np.lexsort((rows["version"], rows["app"]))
         apps = rows["app"][order]
         last_of_app = order[np.append(apps[1:] != apps[:-1], True)]
+
         keep = np.zeros(self._count, np.bool_)
         keep[self._count - retention :] = True
         keep[last_of_app] = True
@@ -385,9 +362,11 @@ class BatchJournal:
         Rows that were already tidy are not examined again.
         """
         rows, tidy = self._rows[: self._count], min(self._tidied, self._count)
+
         if self._count - tidy > _FEW or (np.diff(rows["physical_offset"][max(0, tidy - 1) :]) < 0).any():
             self._keep(np.argsort(rows["physical_offset"], kind="stable"))
             rows = self._rows[: self._count]
+
             order = np.lexsort((np.arange(self._count), rows["version"], rows["app"]))
             apps, versions = rows["app"][order], rows["version"][order]
             last = np.append((apps[1:] != apps[:-1]) | (versions[1:] != versions[:-1]), True)
@@ -401,6 +380,7 @@ class BatchJournal:
                 again.update(np.flatnonzero(same).tolist())
             if again:
                 self._keep(np.delete(np.arange(self._count), sorted(again)))
+
         self._tidied = self._count
 
     def _keep(self, rows: NDArray[np.int64]) -> None:
@@ -414,6 +394,7 @@ class BatchJournal:
         """Return the bytes of the file."""
         self._tidy()
         rows = self._rows[: self._count].copy()
+
         names: dict[str, Any] = {"identity": self.identity}
         for key, column, numbers in (
             ("apps", "app", self._apps),
@@ -424,24 +405,22 @@ class BatchJournal:
             used = np.bincount(rows[column][known], minlength=len(numbers.by_number)) > 0
             names[key] = [numbers.by_number[number] for number in np.flatnonzero(used).tolist()]
             rows[column][known] = (np.cumsum(used) - 1)[rows[column][known]]
-        used = np.bincount(rows["flags"] >> JOURNAL_DIGEST_SHIFT, minlength=len(self._digests)) > 0
-        names["digests"] = self._digests.by_number
-        one_digest = all(
-            name == DIGEST_NAME for name, there in zip(names["digests"], used.tolist(), strict=True) if there
-        )
+
         names["replaced"] = {app_id: list(ids) for app_id, ids in sorted(self._replaced.items())}
         if self.queues is not None:
             names["queues"] = self.queues
+
         text = json.dumps(names, separators=(",", ":"), ensure_ascii=False).encode()
         body = rows.astype(JOURNAL_ENTRY.dtype).tobytes() + text
+
         flags = (JOURNAL_CHECKPOINT_KNOWN if self.checkpoint_crc is not None else 0) | (
             0 if self.complete else JOURNAL_INCOMPLETE
         )
-        flags |= JOURNAL_ONE_DIGEST if one_digest else 0
         values = (
             JOURNAL_MAGIC, JOURNAL_FORMAT, flags, self.covered, self.end, self._count, len(text),
             self.checkpoint_crc or 0, crc32(body), 0,
         )  # fmt: skip
+
         head = _HEADER.pack(*values, 0)[:_CRC_POSITION]
         return head + crc32(head).to_bytes(4, "big") + body
 
@@ -454,32 +433,34 @@ class BatchJournal:
         CorruptionError
             The bytes are damaged.
         NotAStoreError
-            A newer release wrote them.
+            Another release wrote them.
         """
         journal, entry_count, names_size, body_crc = cls._from_header(data, path)
+
         body = memoryview(data)[JOURNAL_HEADER.size :]
         size = entry_count * JOURNAL_ENTRY.size + names_size
         if len(body) != size:
             raise CorruptionError(path, JOURNAL_HEADER.size, f"{size} bytes behind the header", f"{len(body)}")
         if crc32(body) != body_crc:
             raise CorruptionError(path, JOURNAL_HEADER.size, f"CRC-32 {body_crc:08x} of what follows", "another one")
+
         rows = np.frombuffer(body, JOURNAL_ENTRY.dtype, entry_count).astype(_ROW)
         try:
             names = json.loads(bytes(body[entry_count * JOURNAL_ENTRY.size :]))
             journal._apps, journal._queries = _Numbers(names["apps"]), _Numbers(names["queries"])
             journal._topics = _Numbers(tuple(topics) for topics in names["topics"])
-            journal._digests = _Numbers(map(str, names.get("digests", _DIGESTS)))
             journal._replaced = {app_id: dict.fromkeys(ids) for app_id, ids in names["replaced"].items()}
             journal.identity = dict(names["identity"])
             if "queues" in names:
                 journal.queues = {t: [(a, b) for a, b in ranges] for t, ranges in names["queues"].items()}
+
             for column, numbers in (("app", journal._apps), ("query", journal._queries), ("topics", journal._topics)):
-                if len(rows) and not -1 <= rows[column].min() <= rows[column].max() < len(numbers.by_number):
+                least = _NONE if column == "query" else 0
+                if len(rows) and not least <= rows[column].min() <= rows[column].max() < len(numbers.by_number):
                     raise ValueError(f"a number of {column} that has no name")
-            if len(rows) and int(rows["flags"].max()) >> JOURNAL_DIGEST_SHIFT >= len(journal._digests.by_number):
-                raise ValueError("a number of a digest that has no name")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptionError(path, JOURNAL_HEADER.size, "the names of a journal", str(error)) from error
+
         journal._rows, journal._count, journal._tidied = rows, len(rows), len(rows)
         return journal
 
@@ -490,115 +471,52 @@ class BatchJournal:
             raise CorruptionError(path, 0, f"a header of {JOURNAL_HEADER.size} bytes", f"{len(data)} bytes")
         values = _HEADER.unpack_from(data)
         magic, version, flags, covered, end, entry_count, names_size, checkpoint_crc, body_crc, _, crc = values
+
         if magic != JOURNAL_MAGIC:
             raise CorruptionError(path, 0, "MSJOURNL", repr(bytes(data[:8])))
         if crc != crc32(data[:_CRC_POSITION]):
             raise CorruptionError(path, _CRC_POSITION, f"CRC-32 {crc:08x} of the header", "another one")
         if version != JOURNAL_FORMAT:
             raise NotAStoreError(
-                f"{path}: found format version {version}; this release reads {JOURNAL_FORMAT}. Use a newer release",
+                f"{path}: found format version {version}; this release reads {JOURNAL_FORMAT}. Use the release that "
+                f"wrote it",
                 path=path,
             )
+
         journal = cls(
             covered=covered,
             checkpoint_crc=checkpoint_crc if flags & JOURNAL_CHECKPOINT_KNOWN else None,
             complete=not flags & JOURNAL_INCOMPLETE,
             end=end,
-            version=JOURNAL_FORMAT,
-            one_digest=bool(flags & JOURNAL_ONE_DIGEST),
         )
         return journal, entry_count, names_size, body_crc
 
     @classmethod
-    def from_json(cls, text: bytes, path: str = "") -> BatchJournal:
-        """Parse a file of format 1. It has no checksum, so what it says about the log is checked against the log.
-
-        Raises
-        ------
-        CorruptionError
-            The file cannot be read.
-        """
-        try:
-            fields: Mapping[str, Any] = json.loads(text)
-            if fields["formatVersion"] != _FORMAT_1:
-                raise ValueError(f"format version {fields['formatVersion']}")
-            crc = fields.get("checkpointCrc")
-            journal = cls(covered=int(fields["covered"]), checkpoint_crc=None if crc is None else int(crc))
-            for app_id, rows in fields["apps"].items():
-                for version, source, query_id, at, end, count, digest in rows:
-                    if source not in (SOURCE_SPARK, SOURCE_USER) or not isinstance(query_id, str | None):
-                        raise ValueError(f"version source {source!r}, query id {query_id!r}")
-                    numbers = int(at), int(end), int(count), int(digest, 16)
-                    entry = JournalEntry(int(version), source, query_id, *numbers, digest_name=EARLIER_DIGEST_NAME)
-                    journal.remember(str(app_id), entry)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise CorruptionError(path, 0, "the JSON of a journal", repr(text[:60])) from error
-        journal.version = _FORMAT_1
-        return journal
-
-    @classmethod
-    def read(cls, disk: Disk, path: str, old_path: str = "") -> BatchJournal:
-        """Read the file, or the file of format 1 at `old_path`.
-
-        A file that is missing or cannot be used gives an empty journal with the reason as its `fault`.
+    def read(cls, disk: Disk, path: str) -> BatchJournal:
+        """Read the file. One that is missing or cannot be used gives an empty journal with the reason as its `fault`.
 
         Raises
         ------
         NotAStoreError
-            A newer release wrote the file.
+            Another release wrote the file.
         """
         try:
             return cls.from_bytes(disk.read(path, MAX_SIZE), path)
         except FileNotFoundError:
-            pass
-        except CorruptionError as error:
-            return cls(complete=False, fault=str(error))
-        try:
-            return cls.from_json(disk.read(old_path, MAX_SIZE), old_path) if old_path else cls(fault=MISSING)
-        except FileNotFoundError:
             return cls(fault=MISSING)
         except CorruptionError as error:
-            return cls(fault=str(error))
+            return cls(complete=False, fault=str(error))
 
     @classmethod
-    def read_digests_of(cls, disk: Disk, path: str, old_path: str, app_id: str, version: int) -> tuple[str, ...]:
-        """Return the same as `digests_of`, from the file. It reads only the header if all entries have one digest.
-
-        The file may lag behind the log. A batch that it does not have is younger than the app's last entry in it, so
-        the digest of earlier releases counts unless that entry has the one of this release.
-
-        Raises
-        ------
-        NotAStoreError
-            A newer release wrote the file.
-        """
-        try:
-            if cls._from_header(disk.read_head(path, JOURNAL_HEADER.size), path)[0].one_digest:
-                return (DIGEST_NAME,)
-        except FileNotFoundError:
-            if not disk.exists(old_path):
-                return DIGEST_NAME, EARLIER_DIGEST_NAME
-        except CorruptionError:
-            pass  # `read` says what there is
-        journal = cls.read(disk, path, old_path)
-        entry = journal.find(app_id, version) or journal.last(app_id)
-        one = entry is not None and entry.digest_name == DIGEST_NAME
-        return (DIGEST_NAME,) if one else (DIGEST_NAME, EARLIER_DIGEST_NAME)
-
-    @classmethod
-    def read_checkpoint_crc(cls, disk: Disk, path: str, old_path: str) -> int | None:
+    def read_checkpoint_crc(cls, disk: Disk, path: str) -> int | None:
         """Return the CRC of the store checkpoint when the journal was written, from the header; None: unknown."""
         try:
             return cls._from_header(disk.read_head(path, JOURNAL_HEADER.size), path)[0].checkpoint_crc
-        except FileNotFoundError:
-            return cls.read(disk, path, old_path).checkpoint_crc
-        except CorruptionError:
+        except (FileNotFoundError, CorruptionError):
             return None
 
-    def write(self, disk: Disk, path: str, via: str, old_path: str = "", retention: int = DEFAULT_RETENTION) -> None:
-        """Write the file whole or not at all, and sync it. The file of format 1 is deleted once this one exists."""
+    def write(self, disk: Disk, path: str, via: str, retention: int = DEFAULT_RETENTION) -> None:
+        """Write the file whole or not at all, and sync it."""
         self.trim(retention)
         replace_file(disk, path, self.to_bytes(), via=via)
-        self.fault, self.version = "", JOURNAL_FORMAT
-        if old_path and disk.exists(old_path):
-            disk.unlink(old_path)
+        self.fault = ""

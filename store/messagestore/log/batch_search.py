@@ -37,6 +37,7 @@ def batches_from(files: StoreFiles, queue_offset: int, end: int) -> Iterator[Bat
     """
     queue = files.queue(BATCH_TOPIC, 0)
     position = max(queue_offset, queue.search_physical(files.commit_log.min_offset))
+
     while position < end:
         units = queue.read(position, min(4096, end - position))
         if not len(units):
@@ -112,15 +113,15 @@ def all_batches(files: StoreFiles, end: int) -> list[BatchRecord]:
     """
     log, queue = files.commit_log, files.queue(BATCH_TOPIC, 0)
     try:
-        found = list(batches_from(files, 0, queue.end(limit=end)))
+        of_queue = list(batches_from(files, 0, queue.end(limit=end)))
     except CorruptionError:
-        found = []  # units may be damaged, too: the log shows which
-    numbers = [batch.queue_offset for batch in found]
+        of_queue = []  # units may be damaged, too: the log shows which
+    numbers = [batch.queue_offset for batch in of_queue]
     gaps = any(second != first + 1 for first, second in itertools.pairwise(numbers))
-    if not found or gaps or (numbers[0] > 0 and not log.min_offset):
+    if not of_queue or gaps or (numbers[0] > 0 and not log.min_offset):
         return list(batches_of_log(log, log.min_offset, end))
-    last = found.pop()
-    return [*found, *batches_of_log(log, last.physical_offset, end)]
+    last = of_queue.pop()
+    return [*of_queue, *batches_of_log(log, last.physical_offset, end)]
 
 
 def batch_is_there(files: StoreFiles, end: int, app_id: str, entry: JournalEntry) -> bool:
@@ -134,6 +135,7 @@ def batch_is_there(files: StoreFiles, end: int, app_id: str, entry: JournalEntry
     log = files.commit_log
     if entry.physical_offset < log.min_offset:
         return True
+
     partial = entry.row_count == PARTIAL
     if entry.physical_offset < end:
         batch = known_batch(log, entry.physical_offset) if partial else read_batch(log, entry.physical_offset)
@@ -141,6 +143,7 @@ def batch_is_there(files: StoreFiles, end: int, app_id: str, entry: JournalEntry
             if batch.store_id not in files.known_ids:
                 raise not_ours(files, batch)
             return batch.end <= end or partial
+
     return not is_gone(log, entry.physical_offset, end)
 
 

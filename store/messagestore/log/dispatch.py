@@ -39,9 +39,9 @@ from numpy.typing import NDArray
 from messagestore.errors import CorruptionError
 from messagestore.files import index_rewind
 from messagestore.files.consume_queue import ConsumeQueue, Units, pack_few, pack_units, queue_directory, units_of
-from messagestore.files.mapped_file import replace_file
-from messagestore.files.mapped_file_queue import FILE_NAME
-from messagestore.files.written import PATH_CHECK_S, FileReplaced
+from messagestore.files.disk import replace_file
+from messagestore.files.numbered_files import FILE_NAME
+from messagestore.files.unsynced import PATH_CHECK_S, FileReplaced
 from messagestore.format.layout import UNIT
 from messagestore.format.rows import Row, Rows, together
 from messagestore.log.sealed_ends import Key
@@ -87,11 +87,13 @@ class Dispatcher:
         waiting: list[Rows] = []
         thin: list[Rows] = []
         key_count = row_count = 0
+
         for rows in pieces:
             waiting.append(rows)
             thin.append(rows)
             key_count += len(rows.key_hashes)
             row_count += rows.row_count
+
             full = key_count >= _KEYS_AT_ONCE or row_count >= _KEYS_AT_ONCE
             if full or rows.row_count >= _LONG_RUN * len(rows.run_topics):
                 self.dispatch_queues(together(thin))
@@ -99,6 +101,7 @@ class Dispatcher:
             if full:
                 self._put_index(waiting)
                 waiting, key_count, row_count = [], 0, 0
+
         if thin:
             self.dispatch_queues(together(thin))
         self._put_index(waiting)
@@ -406,13 +409,16 @@ class QueueRuns:
         expected = self.next_offsets.get(key, self.known.get(key))
         if expected is not None:
             return expected
+
         whole = self.start <= self.files.commit_log.min_offset
         if not self.units or (whole and self.own):
             return first
+
         queue = self.files.queue(*key)
         expected = queue.search_physical(self.start) if queue.offsets else 0
         if first == expected or (not self.own and self._unit(key, expected) == at):
             return expected
+
         if whole:
             return first
         if self.own:
@@ -420,6 +426,7 @@ class QueueRuns:
         else:
             before = self._number_of(key, expected - 1)
             sure = before is not None and (first < expected or first == before + 1)
+
         if not sure:
             self.doubtful.add(key)
         return expected if sure else first

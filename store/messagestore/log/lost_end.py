@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.commit_log import CommitLog
 from messagestore.log.batch_journal import BatchJournal
+from messagestore.log.condition import Condition, Writer
+from messagestore.log.log_end import LogEnd
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
 
@@ -30,6 +31,10 @@ class LostEnd:
 
     Parameters
     ----------
+    path : str
+        The segment that is missing, or that ends too early.
+    are_segments : bool
+        Whole segments are missing.
     end : int
         Physical offset at which the log ends now.
     known_end : int
@@ -40,11 +45,22 @@ class LostEnd:
         Number of units whose record ends after `end`, and the number of queues that hold them.
     """
 
+    path: str
+    are_segments: bool
     end: int
     known_end: int
     proof: str
     message_count: int
     queue_count: int
+
+    @classmethod
+    def of(
+        cls, log: CommitLog, end: int, known_end: int, proof: str, message_count: int = 0, queue_count: int = 0
+    ) -> LostEnd:
+        """What is missing after `end`: whole segments, or the rest of one."""
+        gone = known_end > log.max_offset
+        path = log.path(log.max_offset if gone else log.segment_of(end))
+        return cls(path, gone, end, known_end, proof, message_count, queue_count)
 
     @property
     def words(self) -> str:
@@ -53,23 +69,26 @@ class LostEnd:
         queues = f"{self.queue_count} queue" + ("" if self.queue_count == 1 else "s")
         return f"at least {self.known_end - self.end} bytes from {self.end} on, with {messages} of {queues}"
 
-    def error(self, log: CommitLog) -> CorruptionError:
+    @property
+    def summary(self) -> str:
+        """Return what is missing, and the proof."""
+        return f"{self.words} ({self.proof})"
+
+    def error(self) -> CorruptionError:
         """Return the error that refuses the store."""
-        gone = self.known_end > log.max_offset  # whole segments are missing
-        path = log.path(log.max_offset if gone else log.segment_of(self.end))
         return CorruptionError(
-            path,
+            self.path,
             self.end,
-            f"{'segments' if gone else 'records'} up to {self.known_end} at least ({self.proof})",
+            f"{'segments' if self.are_segments else 'records'} up to {self.known_end} at least ({self.proof})",
             f"the end of the log; missing are {self.words}",
-            hint=f"Nothing was changed. Restore {os.path.basename(path)} and the segments behind it from a copy. To "
-            "continue without these messages, run `messagestore recover --accept-loss`. New messages then get the "
+            hint=f"Nothing was changed. Restore {os.path.basename(self.path)} and the segments behind it from a copy. "
+            "To continue without these messages, run `messagestore recover --accept-loss`. New messages then get the "
             "numbers of the lost ones.",
         )
 
 
 def lost_end(
-    files: StoreFiles, end: int, last_timestamp_ms: int, journal: BatchJournal, *, ours: bool | None, closed: bool
+    files: StoreFiles, end: int, last_timestamp_ms: int, journal: BatchJournal, condition: Condition
 ) -> LostEnd | None:
     """Return the proof that records lay after `end`; None if there is no such proof.
 
@@ -80,32 +99,35 @@ def lost_end(
         Where the log ends according to its records, and the store time of the last record.
     journal : BatchJournal
         The journal as it was read from the file.
-    ours : bool | None
-        Whether this project wrote last; None: unknown, because the journal or the store checkpoint is lost.
-    closed : bool
-        There was no `abort`: nobody was writing.
+    condition : Condition
+        How the store was left.
     """
     checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
     last = checkpoint.confirm_physical_offset
     known_end, proof = 0, ""
-    if ours is not False:
+    ours = condition.wrote is Writer.OURS
+    if condition.wrote is not Writer.BROKER:
         # In a broker's store with replication, the offset in the checkpoint may be the log's end itself.
         if last > end or (ours and 0 < last == end):
             known_end, proof = last + 1, f"the checkpoint names a record at {last}"
         if journal.end > max(end, known_end):
             known_end, proof = journal.end, f"spark/journal says that the log was synced up to {journal.end}"
-    if not closed:
-        return LostEnd(end, known_end, proof, 0, 0) if proof else None
+    if not condition.closed:
+        return LostEnd.of(files.commit_log, end, known_end, proof) if proof else None
     message_count, queue_count, units_end = units_behind(files, end)
     if message_count and not proof:
         later = checkpoint.physic_timestamp_ms > last_timestamp_ms
         unsaid = not files.disk.exists(files.paths.checkpoint)
         # If the journal describes exactly this end, a unit that points past it is damaged.
-        if (ours and journal.end != end) or later or (ours is None and (unsaid or 0 < last == end)):
+        if (
+            (ours and journal.end != end)
+            or later
+            or (condition.wrote is Writer.UNKNOWN and (unsaid or 0 < last == end))
+        ):
             proof = "units of ConsumeQueues point to them, and the store was closed"
     if not proof:
         return None
-    return LostEnd(end, max(known_end, units_end), proof, message_count, queue_count)
+    return LostEnd.of(files.commit_log, end, max(known_end, units_end), proof, message_count, queue_count)
 
 
 def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
@@ -120,22 +142,30 @@ def units_behind(files: StoreFiles, end: int) -> tuple[int, int, int]:
         count = stop - queue.end(hint=stop, limit=end)
         if count <= 0:
             continue
+
         unit = queue.read(stop - 1, 1)[0]
         message_count, queue_count = message_count + count, queue_count + 1
         furthest = max(furthest, int(unit["physical_offset"]) + int(unit["size"]))
     return message_count, queue_count, furthest
 
 
-class LastRecord(NamedTuple):
-    """Where the log ends after a record, and that record (`size` 0: there is none)."""
+def lost_segments(log: CommitLog, known: str) -> CorruptionError:
+    """Return the error for a log that ends before a place that it had reached; `known` names the place and the proof.
 
-    physical_offset: int
-    position: int
-    size: int
-    store_timestamp_ms: int
+    It is for readers, who need not know how much is missing.
+    """
+    return CorruptionError(
+        log.path(log.max_offset),
+        log.max_offset,
+        f"segments up to {known}",
+        f"none from {log.max_offset} on" if log.offsets else "units, but no segments",
+        hint=f"If the log is in several folders (storePathCommitLog), or this is a copy of a part of the store, bring "
+        f"all segments together in {log.directory}. If a broker or its disk crashed, let the broker start. If the "
+        "segments are lost, `messagestore recover` says what was in them.",
+    )
 
 
-def end_of_queues(files: StoreFiles) -> LastRecord:
+def end_of_queues(files: StoreFiles) -> LogEnd:
     """Return the place after the last record to which a unit of any queue points."""
     log, last_position, last_size = files.commit_log, 0, 0
     for key in files.queue_keys():
@@ -145,5 +175,5 @@ def end_of_queues(files: StoreFiles) -> LastRecord:
             last_position, last_size = int(units["physical_offset"][0]), int(units["size"][0])
     head = log.head(last_position) if last_size else None
     if head is None:
-        return LastRecord(log.min_offset, 0, 0, 0)
-    return LastRecord(last_position + last_size, last_position, last_size, int(head["store_timestamp_ms"]))
+        return LogEnd(log.min_offset, 0, 0, 0)
+    return LogEnd(last_position + last_size, last_position, last_size, int(head["store_timestamp_ms"]))

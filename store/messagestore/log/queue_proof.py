@@ -12,7 +12,7 @@ import itertools
 
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import queue_directory
-from messagestore.files.mapped_file_queue import FILE_NAME
+from messagestore.files.numbered_files import FILE_NAME
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
 from messagestore.log.store_files import StoreFiles
@@ -38,6 +38,7 @@ def proven_queue_end(
     end = queue.end(hint=hint, limit=log_end)
     if end == 0 or _proves(files, topic, queue_id, end - 1, log_end, crc):
         return end
+
     low, high = queue.first_file_queue_offset, end - 1
     while low < high:
         middle = (low + high) // 2
@@ -53,20 +54,24 @@ def _proves(files: StoreFiles, topic: str, queue_id: int, queue_offset: int, log
     units = queue.read(queue_offset, 1)
     if not len(units):
         return False
+
     number = queue.number_in_record(queue_offset)
     physical_offset, size = int(units["physical_offset"][0]), int(units["size"][0])
     if physical_offset < files.commit_log.min_offset:
         return True  # below the first segment (or filler): nothing can be read back
     if physical_offset + size > log_end:
         return False
+
     head = files.commit_log.head(physical_offset)
     if head is None or (int(head["total_size"]), int(head["queue_id"])) != (size, queue_id):
         return False
+
     same_number = int(head["queue_offset"]) == number
     if same_number and not crc:
         return True
     if not same_number and not _is_behind(files, topic, queue_id, number, physical_offset):
         return False
+
     data = files.commit_log.record_bytes(physical_offset)
     if data is None or len(data) != size:
         return False
@@ -95,14 +100,17 @@ def is_settled(files: StoreFiles, topic: str, queue_id: int, clean_end: int) -> 
         return True
     if any(is_folder or FILE_NAME.fullmatch(name) is None for name, is_folder in entries):
         return False
+
     file_size = files.config.mapped_file_size_consume_queue
     starts = [int(name) for name, _ in entries]
     if any(after - before != file_size for before, after in itertools.pairwise(starts)):
         return False
+
     try:
         file = disk.open(f"{directory}/{entries[-1][0]}")
     except FileNotFoundError:
         return False
+
     try:
         ranges = list(disk.data_ranges(file, 0, file_size)) if disk.length(file) == file_size else []
         if len(ranges) != 1:
@@ -112,9 +120,11 @@ def is_settled(files: StoreFiles, topic: str, queue_id: int, clean_end: int) -> 
         tail = disk.pread(file, end - start, start)
     finally:
         file.close()
+
     length = (int.from_bytes(tail, "little").bit_length() + 7) // 8  # without zeros; `rstrip` takes ten times as long
     if not length:
         return False
+
     at = (length - 1) // UNIT.size * UNIT.size
     physical_offset, size, _ = UNIT.struct.unpack(tail[at:length].ljust(UNIT.size, b"\0"))
     return bool(physical_offset >= 0 and 0 < size != FILLER_UNIT_SIZE and physical_offset + size <= clean_end)

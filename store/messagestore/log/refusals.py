@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -20,11 +21,12 @@ from messagestore.errors import ConfigError, MessageIllegalError, NotAStoreError
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER
 from messagestore.files.commit_log import CommitLog
+from messagestore.files.config_file import why_in_rocksdb
 from messagestore.files.consume_queue import list_queues
-from messagestore.files.mapped_file import Disk
-from messagestore.files.topics import PERM_READ_WRITE, PERM_WRITE
+from messagestore.files.disk import Disk
+from messagestore.files.topics import CLEANUP_POLICY, COMPACTION, PERM_READ_WRITE, PERM_WRITE
 from messagestore.format import record_scan
-from messagestore.format.broker_keys import why_not_written
+from messagestore.format.broker_keys import SEND, why_not_written
 from messagestore.format.config import StoreConfig, java_key
 from messagestore.format.message import BATCH_TOPIC, LMQ_PREFIX
 from messagestore.format.properties import PROPERTY_SEPARATOR
@@ -38,6 +40,10 @@ _CONTROLLER_FILES = frozenset(
 )
 """Files that only a broker with enableControllerMode makes."""
 _DLEDGER_FOLDER = "dledger-"
+_ROCKSDB_QUEUES = "consumequeue_rocksdb"
+"""Where RocketMQ 5.5 keeps these queues with useSeparateStorePathForRocksdbCQ."""
+_LOG_FOLDERS_SEPARATOR = ","
+"""Separates the folders of a log in RocketMQ's settings (MixAll.MULTI_PATH_SPLITTER)."""
 
 
 def refuse_to_write(disk: Disk, paths: Paths, config: StoreConfig) -> None:
@@ -62,23 +68,43 @@ def refuse_broker_settings(paths: Paths, config: StoreConfig) -> None:
     ------
     ConfigError
     """
-    found = dict(config.broker_settings)
-    refused = why_not_written(found)
-    if refused is None and found.get("forceVerifyPropCRC", "").lower() == "true" and not config.enabled_append_prop_crc:
+    settings = dict(config.broker_settings)
+    refused = why_not_written(settings)
+    if (
+        refused is None
+        and settings.get("forceVerifyPropCRC", "").lower() == "true"
+        and not config.enabled_append_prop_crc
+    ):
         refused = "forceVerifyPropCRC", "its broker cuts records without a property CRC. Set enabledAppendPropCRC=true"
-    path = found.get("storePathCommitLog")
-    of_this_store = os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
-    if path and of_this_store and os.path.realpath(path) != os.path.realpath(paths.commit_log):
-        link = f"Make {paths.commit_log} a symbolic link to that folder"
-        refused = refused or (
-            "storePathCommitLog",
-            f"its log is elsewhere, and a second one would be created here. {link}",
-        )
+    refused = refused or _log_in_folders(paths, settings) or _log_elsewhere(paths, settings)
     if refused is not None:
         key, reason = refused
         raise ConfigError(
-            f"{paths.root}: cannot be written with {key}={found[key]}: {reason}", key=key, value=found[key]
+            f"{paths.root}: cannot be written with {key}={settings[key]}: {reason}", key=key, value=settings[key]
         )
+
+
+def _log_elsewhere(paths: Paths, found: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the setting of a broker by which its log is in another folder, and the reason to refuse to write."""
+    key, path = "storePathCommitLog", found.get("storePathCommitLog")
+    if not path or not _is_of(paths, found) or os.path.realpath(path) == os.path.realpath(paths.commit_log):
+        return None
+    link = f"Make {paths.commit_log} a symbolic link to that folder"
+    return key, f"its log is elsewhere, and a second one would be created here. {link}"
+
+
+def _log_in_folders(paths: Paths, found: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the setting of a broker by which its log is in several folders, and the reason to refuse the store."""
+    for key in ("readOnlyCommitLogStorePaths", "storePathCommitLog"):
+        several = key != "storePathCommitLog" or _LOG_FOLDERS_SEPARATOR in found.get(key, "")
+        if found.get(key) and several and _is_of(paths, found):
+            return key, f"its log is in several folders, and only one can be read. Use one folder, {paths.commit_log}"
+    return None
+
+
+def _is_of(paths: Paths, found: Mapping[str, str]) -> bool:
+    """Whether the settings of a broker are those of this store."""
+    return os.path.realpath(found.get("storePathRootDir", paths.root)) == os.path.realpath(paths.root)
 
 
 def refuse_to_guess_sizes(disk: Disk, paths: Paths, config: StoreConfig) -> None:
@@ -114,14 +140,20 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
     NotAStoreError
         The store has RocksDB queues, BatchConsumeQueues or light queues, whose units would be taken for damage or not
         be written. Or its broker belongs to a group that elects its master, so the group's other brokers decide what
-        stays in the log.
+        stays in the log. Or it keeps its topics and groups in RocksDB, so nobody else knows what may be written and
+        what is still to be read.
     """
     refuse_rocksdb(disk, paths)
+    elsewhere = why_in_rocksdb(disk, paths.root)
+    if elsewhere is not None:
+        raise NotAStoreError(f"{elsewhere}. Messages can be read", path=paths.root)
     _refuse_elected(disk, paths)
+
     folder = os.path.join(paths.root, BATCH_QUEUE_FOLDER)
     if disk.names(folder):
         text = f"{folder}: found RocketMQ's batch queues; only simple queues can be written. Send to the broker instead"
         raise NotAStoreError(text, path=paths.root)
+
     light = [name for name in disk.names(paths.consume_queue) if name.startswith(LMQ_PREFIX)]
     if light:
         raise NotAStoreError(
@@ -129,6 +161,7 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
             f"Send to the broker instead",
             path=paths.root,
         )
+
     if not disk.is_folder(paths.consume_queue):
         _refuse_light_messages(disk, paths, whole=True)
     elif _broker_crashed(disk, paths):
@@ -138,14 +171,15 @@ def refuse_foreign_forms(disk: Disk, paths: Paths) -> None:
 def _refuse_elected(disk: Disk, paths: Paths) -> None:
     """Refuse a store of the controller mode or of DLedger, just as the setting in a broker's file is refused."""
     names = disk.names(paths.root)
-    found = sorted(_CONTROLLER_FILES.intersection(names))
-    if found:
+    leftovers = sorted(_CONTROLLER_FILES.intersection(names))
+    if leftovers:
         raise NotAStoreError(
-            f"{os.path.join(paths.root, found[0])}: found a file of the controller mode (enableControllerMode), in "
+            f"{os.path.join(paths.root, leftovers[0])}: found a file of the controller mode (enableControllerMode), in "
             f"which brokers elect a master, and cut what no other one has confirmed. Send the messages to the "
-            f"broker. If this broker has left that mode for good, stop it and delete {', '.join(found)}",
+            f"broker. If this broker has left that mode for good, stop it and delete {', '.join(leftovers)}",
             path=paths.root,
         )
+
     for name in names:
         folder = os.path.join(paths.root, name)
         if name.startswith(_DLEDGER_FOLDER) and disk.is_folder(folder):
@@ -171,26 +205,35 @@ def _refuse_light_messages(disk: Disk, paths: Paths, *, whole: bool) -> None:
     latter case, everything that the broker may not have dispatched lies where its own recovery would begin, or later.
     """
     with opened_log(disk, paths) as log:
-        found = None
+        light_offset = None
         if log.offsets:
             times = store_checkpoint.read(disk, paths.checkpoint)
             start = log.min_offset if whole else log.segment_before_time(times.min_timestamp_ms)
-            found = first_light_message(log, start)
-    if found is not None:
+            light_offset = first_light_message(log, start)
+    if light_offset is not None:
         raise NotAStoreError(
-            f"{log.path_of(found)}: found at offset {found} a message of a light queue (enableLmq) "
+            f"{log.path_of(light_offset)}: found at offset {light_offset} a message of a light queue (enableLmq) "
             f"that has no folder; only simple queues can be written. Start a broker, which rebuilds these queues",
             path=paths.root,
         )
 
 
-def refuse_to_read(disk: Disk, paths: Paths) -> None:
-    """Refuse a folder that holds no store, or a store whose queues cannot be read.
+def refuse_to_read(disk: Disk, paths: Paths, config: StoreConfig | None = None) -> None:
+    """Refuse a folder that holds no store, or a store whose log or queues cannot be read.
 
     Raises
     ------
     NotAStoreError
+    ConfigError
+        By the settings of the broker, the log is in several folders.
     """
+    settings = dict(config.broker_settings) if config is not None else {}
+    several = _log_in_folders(paths, settings)
+    if several is not None:
+        key, reason = several
+        raise ConfigError(
+            f"{paths.root}: cannot be read with {key}={settings[key]}: {reason}", key=key, value=settings[key]
+        )
     if not looks_like_store(disk, paths):
         raise NotAStoreError(
             f"{paths.root}: found no message store (no commitlog folder). Give the store's root folder", path=paths.root
@@ -205,12 +248,13 @@ def refuse_rocksdb(disk: Disk, paths: Paths) -> None:
     ------
     NotAStoreError
     """
-    if disk.exists(os.path.join(paths.consume_queue, "CURRENT")):
-        raise NotAStoreError(
-            f"{paths.consume_queue}: found queues in RocksDB (storeType=defaultRocksDB); only queues in files can be "
-            f"read and written",
-            path=paths.root,
-        )
+    for folder in (paths.consume_queue, os.path.join(paths.root, _ROCKSDB_QUEUES)):
+        if disk.exists(os.path.join(folder, "CURRENT")):
+            raise NotAStoreError(
+                f"{folder}: found queues in RocksDB (storeType=defaultRocksDB or rocksdbCQDoubleWriteEnable); only "
+                f"queues in files can be read and written",
+                path=paths.root,
+            )
 
 
 def check_readable_topic(topic: str) -> None:
@@ -226,17 +270,32 @@ def check_readable_topic(topic: str) -> None:
 
 
 def check_simple_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic whose `queue.type` is not SimpleCQ."""
+    """Refuse a topic whose `queue.type` is not SimpleCQ, or which is compacted.
+
+    A broker gives the consumers of a compacted topic what it has copied into files of its own while it ran. They would
+    never see a message that somebody else has put.
+
+    Raises
+    ------
+    ConfigError
+    """
     if topic != BATCH_TOPIC and not files.topics.is_simple_queue(topic):
         raise ConfigError(
             f"topic {topic!r} has queue.type {files.topics.get(topic)}; only topics with simple queues can be written",
             key="topic",
             value=topic,
         )
+    if files.topics.is_compacted(topic):
+        raise ConfigError(
+            f"topic {topic!r} has {CLEANUP_POLICY} {COMPACTION}: consumers read it from files that only a running "
+            f"broker writes. {SEND}, or set the topic's {CLEANUP_POLICY} to DELETE",
+            key=CLEANUP_POLICY,
+            value=COMPACTION,
+        )
 
 
 def check_writable_topic(files: StoreFiles, topic: str) -> None:
-    """Refuse a topic that users may not put messages to: its queues are not simple ones, or none may be written.
+    """Refuse a topic that users may not put messages to: its queues are not simple ones, or it may not be written.
 
     RocketMQ's producers find no queue of a topic without write permission, and a broker answers NO_PERMISSION when a
     message is sent back to one. A broker's own `brokerPermission` forbids all topics.

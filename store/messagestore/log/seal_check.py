@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from messagestore.errors import CorruptionError
-from messagestore.files.consume_queue import ConsumeQueue, queue_directory, unit_bytes, units_of
+from messagestore.files.consume_queue import ConsumeQueue, pack_few, queue_directory, unit_bytes, units_of
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE
-from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.message import is_own_topic
 from messagestore.log.sealed_ends import Key, Seal, SealedEnds
 from messagestore.log.store_files import StoreFiles
 from messagestore.log.walk import Depth, Walk, rows_of
@@ -60,22 +60,13 @@ def sealed_at(files: StoreFiles, clean_end: int, visible_end: int) -> SealedEnds
         Where the dispatched log ends; above C the log is read.
     """
     ends = SealedEnds.read(files.disk, files.paths.ends, clean_end)
-    if not ends.anchor.size or not _is_anchored(files, ends) or visible_end - ends.clean_end > MOST_BEHIND:
+    if not ends.anchor.is_in(files.commit_log) or visible_end - ends.clean_end > MOST_BEHIND:
         return SealedEnds()
     try:
         take_in(files, ends, ends.clean_end, visible_end)
     except CorruptionError:  # a record is damaged: whoever reads it gets the error
         return SealedEnds()
     return ends
-
-
-def _is_anchored(files: StoreFiles, ends: SealedEnds) -> bool:
-    """Whether the record before the file's clean end is in this log; if not, the file belongs to another store."""
-    log, (position, size, crc) = files.commit_log, ends.anchor
-    if position < log.min_offset:
-        return False
-    data = log.read(position, size)
-    return len(data) == size and record.crc32(data) == crc
 
 
 def take_in(files: StoreFiles, ends: SealedEnds, start: int, end: int) -> None:
@@ -105,22 +96,24 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
     expected, seal = ends.end_of(key), ends.seals.get(key)
     if not expected:
         return None
+
     directory = queue_directory(files.paths.root, *key)
     wanted = f"{expected} units of {key[0]}/{key[1]}, as at the clean end"
     try:
         queue = files.queue(*key)
         if not queue.offsets:
-            if seal is not None and seal.physical_offset < files.commit_log.min_offset:
-                return None  # retention deleted every record to which the units point
             if is_deleted(files, key):
                 return None
             return Fault(directory, 0, wanted, "no file")
+
         path, position = queue.place(expected - 1)
         units = queue.read(expected - 1, 1)
         known = key not in ends.asked and seal is not None
+
         start = queue.first_file_queue_offset
         if start and not files.commit_log.min_offset and int(queue.read(start, 1)["size"][0]) != FILLER_UNIT_SIZE:
             return Fault(directory, 0, f"{wanted}: the log begins at 0", f"units from {start} on")
+
         if not len(units) or (int(units["size"][0]) <= 0 and not known):
             return Fault(path, position, wanted, f"{queue.end()}")
         if known and seal is not None and units[0].item() != (seal.physical_offset, seal.size, seal.tags_code):
@@ -135,7 +128,42 @@ def fault_of(files: StoreFiles, ends: SealedEnds, key: Key, *, thorough: bool = 
 def is_deleted(files: StoreFiles, key: Key) -> bool:
     """Whether a broker has deleted a queue's topic: it removes the name from `topics.json`, and deletes the folder."""
     topic, folder = key[0], os.path.dirname(queue_directory(files.paths.root, *key))
-    return topic != BATCH_TOPIC and topic not in files.topics.names and not files.disk.is_folder(folder)
+    return not is_own_topic(topic) and topic not in files.topics.names and not files.disk.is_folder(folder)
+
+
+def number_left(files: StoreFiles, ends: SealedEnds, key: Key) -> int:
+    """Return the number with which a queue goes on that has no files, and no messages in the log; 0: none is known.
+
+    Retention leaves the newest file of such a queue, so somebody else removed it. Its seal still has the last unit.
+    """
+    seal = ends.seals.get(key)
+    if seal is None or key in ends.asked or seal.physical_offset >= files.commit_log.min_offset:
+        return 0
+    return 0 if is_deleted(files, key) else seal.end
+
+
+def keep_number(files: StoreFiles, ends: SealedEnds, key: Key) -> None:
+    """Make again the last unit of a queue that has no message left, from its seal, so that the queue numbers on.
+
+    This is for a queue that has just been rebuilt from the log, which cannot give this unit back. RocketMQ, too, takes
+    the number after the last unit.
+    """
+    queue, end = files.queue(*key), number_left(files, ends, key)
+    if end and not queue.offsets:
+        seal = ends.seals[key]
+        queue.append(end - 1, _last_unit(seal))
+        files.mark_written(*key, queue)
+
+
+def renew_seal(files: StoreFiles, ends: SealedEnds, key: Key) -> None:
+    """Let the seal of a queue that was rebuilt cover no units that the log could not give back."""
+    seal = ends.seals.get(key)
+    if seal is not None and key not in ends.asked and is_without_crc(files, key, seal):
+        ends.answer(key, Seal.of(seal.end - 1, _last_unit(seal)))
+
+
+def _last_unit(seal: Seal) -> bytes:
+    return pack_few([(seal.physical_offset, seal.size, seal.tags_code)])
 
 
 def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fault | None:
@@ -148,18 +176,25 @@ def _fault_inside(queue: ConsumeQueue, seal: Seal, key: Key, wanted: str) -> Fau
         if len(bad):
             path, position = queue.place(start + int(bad[0]))
             return Fault(path, position, f"unit {start + int(bad[0])} of {key[0]}/{key[1]}", str(units[bad[0]].item()))
+
     if crc != seal.crc and seal.crc_from >= queue.first_file_queue_offset:
         covered = f"the units {seal.crc_from} to {seal.end - 1} of {key[0]}/{key[1]}"
         return Fault(*queue.place(seal.crc_from), f"CRC-32 {seal.crc:08x} of {covered}", f"{crc:08x}")
+
     if queue.end(hint=seal.end) != seal.end:
         return Fault(*queue.place(seal.end), wanted, "units behind the last one")
     return None
 
 
 def is_without_crc(files: StoreFiles, key: Key, seal: Seal) -> bool:
-    """Whether the first units that a queue's CRC covers were deleted together with their file."""
-    start = files.queue(*key).first_file_queue_offset
-    return seal.crc_from < start < seal.end
+    """Whether the first units that a queue's CRC covers were deleted together with their file, or are filler units,
+    because the queue was rebuilt after retention had deleted their records.
+    """
+    queue = files.queue(*key)
+    start = queue.first_file_queue_offset
+    if not seal.crc_from <= start < seal.end:
+        return False
+    return seal.crc_from < start or int(queue.read(start, 1)["size"][0]) == FILLER_UNIT_SIZE
 
 
 def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> Seal | None:
@@ -177,12 +212,16 @@ def seal_of_file(files: StoreFiles, ends: SealedEnds, key: Key, limit: int) -> S
             end = queue.end(hint=old.end if old is not None else 0, limit=limit)
         if not end:
             return None
-        if old is not None and not 0 < end - old.end <= _CHUNK:
+
+        # Another process may have written since, and its retention deleted the file with the unit behind the seal.
+        if old is not None and not (0 < end - old.end <= _CHUNK and queue.first_file_queue_offset <= old.end):
             old = None
         first = old.end if old is not None else end - 1
+
         units = queue.read(first, end - first)
         if len(units) < end - first or int(units["size"][-1]) <= 0 or int(units["size"][-1]) == FILLER_UNIT_SIZE:
             return None
+
         seal = Seal.of(first, unit_bytes(units), old)
         return seal if seal.physical_offset + seal.size <= limit else None
     except (CorruptionError, FileNotFoundError):
@@ -214,13 +253,15 @@ def short_queues(files: StoreFiles, end: int) -> set[Key]:
     log = files.commit_log
     if end <= log.min_offset:
         return set()
-    there = set(files.queue_keys())
+
+    with_folder = set(files.queue_keys())
     last: dict[Key, int] = {}
     for run in Walk(log, log.segment_of(end - 1), end, Depth.FRAMING):
         read = rows_of(run)
         for key, rows in read.by_queue().items():
-            if key in there:
+            if key in with_folder:
                 last[key] = int(read.physical_offsets[rows[-1]])
+
     return {key for key, place in last.items() if not _has_unit_of(files, key, place)}
 
 

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from messagestore.files.mapped_file import Disk, replace_file
+from messagestore.files.disk import Disk, replace_file
 from messagestore.format.layout import ENDS_ENTRY, ENDS_FORMAT, ENDS_HEADER, ENDS_MAGIC, UNIT
 from messagestore.format.record import crc32
+from messagestore.log.log_end import Anchor
 
 MAX_SIZE = 256 * 1024 * 1024
 """The file is read up to this many bytes."""
@@ -52,14 +53,6 @@ class Seal(NamedTuple):
         physical_offset, size, tags_code = UNIT.struct.unpack_from(units, len(units) - UNIT.size)
         end = first + len(units) // UNIT.size
         return cls(end, physical_offset, tags_code, crc_from, size, crc32(units, crc))
-
-
-class Anchor(NamedTuple):
-    """The last record below a clean end."""
-
-    position: int
-    size: int
-    crc: int
 
 
 NO_RECORD = Anchor(0, 0, 0)
@@ -150,17 +143,21 @@ class SealedEnds:
         at = self._end
         if len(data) - at < ENDS_HEADER.size:
             return False
+
         values = _HEADER.unpack_from(data, at)
         magic, version, previous, block_end, position, size, anchor_crc, count, names_size, body_crc, _, crc = values
         begin = at + ENDS_HEADER.size
         end = begin + count * ENDS_ENTRY.size + names_size
+
         if (magic, version, previous) != (ENDS_MAGIC, ENDS_FORMAT, self._previous) or block_end > clean_end:
             return False
         if crc != crc32(data[at : at + _CRC_POSITION]) or min(count, names_size) < 0 or end > len(data):
             return False
+
         body = memoryview(data)[begin:end]
         if crc32(body) != body_crc:
             return False
+
         try:
             names = json.loads(bytes(body[count * ENDS_ENTRY.size :]))
             rows = np.frombuffer(body, ENDS_ENTRY.dtype, count)
@@ -172,6 +169,7 @@ class SealedEnds:
                     self.seals[key] = Seal(seal_end, physical_offset, tags_code, crc_from, unit_size, unit_crc)
         except (ValueError, IndexError, KeyError, TypeError, RecursionError):
             return False
+
         self.clean_end, self.anchor = block_end, Anchor(position, size, anchor_crc)
         self._end, self._previous = end, crc
         self._base_size = self._base_size or end
@@ -181,10 +179,12 @@ class SealedEnds:
         """Record that all of this holds at a clean end, and sync it. No queue may remain to be asked."""
         if self.asked:
             raise AssertionError("queues are left that must be asked")
+
         try:
             file = disk.open(path, writable=True)
         except FileNotFoundError:
             file = None
+
         try:
             same = file is not None and (file.inode, disk.length(file)) == self._file
             if not same or not self._end or self._end > max(_GROWTH_SIZE, 2 * self._base_size):
@@ -202,10 +202,12 @@ class SealedEnds:
         finally:
             if file is not None:
                 file.close()
+
         if self._file is None:
             made = disk.open(path)
             self._file = made.inode, disk.length(made)
             made.close()
+
         self._previous = int.from_bytes(block[_CRC_POSITION : ENDS_HEADER.size], "big")
         self.clean_end, self.anchor = clean_end, anchor
         self._changed.clear()
@@ -216,12 +218,14 @@ class SealedEnds:
         rows = np.zeros(len(keys), ENDS_ENTRY.dtype)
         unknown = Seal(_UNKNOWN, 0, 0, 0, 0, 0)
         values: list[tuple[Any, ...]] = []
+
         for key in keys:
             seal = self.seals.get(key, unknown)
             topic = numbers.setdefault(key[0], len(numbers))
             values.append((*seal[:-1], topic, key[1], seal.crc))
         if values:
             rows[:] = values
+
         names = json.dumps(list(numbers), separators=(",", ":"), ensure_ascii=False).encode()
         body = rows.tobytes() + names
         head = _HEADER.pack(

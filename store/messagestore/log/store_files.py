@@ -1,7 +1,8 @@
 """The files that make up a store, and its identity.
 
-RocketMQ's folders hold only RocketMQ's files; our own are in `<root>/spark/`. `store.json` is written once and holds
-the store's id and the settings that must never change (file sizes, index slots).
+RocketMQ's folders hold only RocketMQ's files; our own are in `<root>/spark/`. `store.json` holds the store's id, the
+settings that must never change (file sizes, index slots), and the delay levels, with which it is written again when
+they change.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from messagestore.errors import CorruptionError, NotAStoreError
 from messagestore.files.batch_consume_queue import BATCH_QUEUE_FOLDER, BatchConsumeQueue, batch_queues
 from messagestore.files.commit_log import CommitLog
 from messagestore.files.consume_queue import ConsumeQueue, list_queues, queue_directory
+from messagestore.files.disk import Disk, FilePool, replace_file
 from messagestore.files.index_file import IndexService
-from messagestore.files.mapped_file import Disk, FilePool, replace_file
 from messagestore.files.state import StateFile
 from messagestore.files.store_root import known_root
 from messagestore.files.topics import Topics
-from messagestore.format.config import StoreConfig
+from messagestore.format.config import StoreConfig, delays_of
+from messagestore.format.delay_levels import ROCKETMQS, DelayLevels
 from messagestore.format.hosts import pack_host
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.properties import PROPERTY_CRC
 from messagestore.format.record import crc32, decode_message
 from messagestore.log.sealed_ends import Key, SealedEnds
 
-FORMAT_VERSION = 2
-_FORMAT_1 = 1
+FORMAT_VERSION = 1
 _HINT = (
     "Restore this file from a copy. Or move it away and run `messagestore recover`, which takes the id and the sizes "
     "from spark/journal or from the log."
@@ -61,6 +62,7 @@ class Paths:
     def __init__(self, root: str | os.PathLike[str], file_mode: int | None = None) -> None:
         self.root = os.path.abspath(os.fspath(root))
         known_root(self.root, file_mode)
+
         self.commit_log = os.path.join(self.root, "commitlog")
         self.consume_queue = os.path.join(self.root, "consumequeue")
         self.index = os.path.join(self.root, "index")
@@ -68,17 +70,18 @@ class Paths:
         self.abort = os.path.join(self.root, "abort")
         self.checkpoint = os.path.join(self.root, "checkpoint")
         self.lock = os.path.join(self.root, "lock")
+
         self.spark = os.path.join(self.root, "spark")
         self.state = os.path.join(self.spark, "state")
         self.identity = os.path.join(self.spark, "store.json")
         self.journal = os.path.join(self.spark, "journal")
-        self.journal_1 = os.path.join(self.spark, "journal.json")
-        """The path of the journal of format 1."""
         self.ends = os.path.join(self.spark, "ends")
         self.writer_lock = os.path.join(self.spark, "writer.lock")
+        self.serve_lock = os.path.join(self.spark, "serve")
         self.staging = os.path.join(self.spark, "staging")
         self.counters = os.path.join(self.spark, "counters")
         self.broker_name = os.path.join(self.spark, "broker.json")
+        self.put_times = os.path.join(self.spark, "put-times.json")
         self.rebuild = os.path.join(self.spark, "rebuild")
         self.cut = os.path.join(self.spark, "cut")
 
@@ -89,7 +92,7 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`spark/store.json`: the store's id, and the settings that are fixed in it.
+    """`spark/store.json`: the store's id, the settings that are fixed in it, and its delay levels.
 
     Parameters
     ----------
@@ -98,8 +101,8 @@ class Identity:
     message_index_enable : bool
     ancestors : tuple of str
         Ids of the stores of which this one is a copy; its log contains their BATCH records.
-    version : int
-        Format of the file from which it was read.
+    delay_levels : DelayLevels
+        Which delay levels count where in the log.
     """
 
     store_id: str
@@ -109,8 +112,7 @@ class Identity:
     max_index_num: int
     message_index_enable: bool
     ancestors: tuple[str, ...] = ()
-    version: int = FORMAT_VERSION
-    NEWEST: ClassVar[int] = FORMAT_VERSION
+    delay_levels: DelayLevels = ROCKETMQS
 
     @property
     def known_ids(self) -> frozenset[str]:
@@ -128,6 +130,7 @@ class Identity:
             "maxHashSlotNum": self.max_hash_slot_num,
             "maxIndexNum": self.max_index_num,
             "messageIndexEnable": self.message_index_enable,
+            "delayLevels": [[begin, levels] for begin, levels in self.delay_levels.entries],
         }
 
     def to_json(self) -> bytes:
@@ -139,8 +142,15 @@ class Identity:
     def from_fields(cls, fields: Mapping[str, Any]) -> Identity:
         """Build it from the file's fields; raises `ValueError`, `KeyError` or `TypeError` if one is not valid."""
         ancestors = fields.get("ancestors", [])
-        if not isinstance(ancestors, list) or not all(isinstance(each, str) for each in ancestors):
+        if not isinstance(ancestors, list) or not all(isinstance(ancestor, str) for ancestor in ancestors):
             raise ValueError("ancestors")
+
+        levels = [(int(begin), str(levels)) for begin, levels in fields["delayLevels"]]
+        begins = [begin for begin, _ in levels]
+        ascending = bool(levels) and begins == sorted(set(begins)) and begins[0] >= 0
+        if not ascending or not all(delays_of(ancestor) for _, ancestor in levels):
+            raise ValueError("delayLevels")
+
         return cls(
             store_id=str(fields["storeId"]),
             mapped_file_size_commit_log=int(fields["mappedFileSizeCommitLog"]),
@@ -149,7 +159,7 @@ class Identity:
             max_index_num=int(fields["maxIndexNum"]),
             message_index_enable=bool(fields["messageIndexEnable"]),
             ancestors=tuple(ancestors),
-            version=int(fields["formatVersion"]),
+            delay_levels=DelayLevels(tuple(levels)),
         )
 
     @classmethod
@@ -161,7 +171,7 @@ class Identity:
         CorruptionError
             The file is damaged; its sizes are needed.
         NotAStoreError
-            A newer release wrote the file.
+            Another release wrote the file.
         """
         try:
             text = disk.read(path)
@@ -173,42 +183,47 @@ class Identity:
     @lru_cache(16)
     def _parsed(cls, text: bytes, path: str) -> Identity:
         """Return what the file says; each task and commit asks for it several times."""
-        damaged = ""
         try:
-            identity = cls.from_fields(json.loads(text))
+            fields = json.loads(text)
+            version, identity = int(fields["formatVersion"]), cls.from_fields(fields)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptionError(path, 0, "the JSON of a store's identity", repr(text[:60]), hint=_HINT) from error
-        if identity.version == FORMAT_VERSION and text != identity.to_json():
-            damaged = "bytes that do not agree with their checksum"
-        if identity.version == _FORMAT_1 and (
-            b'"crc"' in text or re.fullmatch("[0-9a-f]{32}", identity.store_id) is None
-        ):
-            damaged = f"format version 1 and the store id {identity.store_id[:40]!r}"
-        if damaged:
-            raise CorruptionError(path, 0, "a store's identity", damaged, hint=_HINT)
-        if identity.version not in (FORMAT_VERSION, _FORMAT_1):
+
+        if version != FORMAT_VERSION:
             raise NotAStoreError(
-                f"{path}: found format version {identity.version}; this release reads {FORMAT_VERSION}. Use a newer "
-                f"release",
+                f"{path}: found format version {version}; this release reads {FORMAT_VERSION}. Use the release that "
+                f"wrote it",
                 path=path,
             )
+        if text != identity.to_json():
+            damaged = "bytes that do not agree with their checksum"
+            raise CorruptionError(path, 0, "a store's identity", damaged, hint=_HINT)
         return identity
 
 
-_FIXED = (
+FIXED = (
     "mapped_file_size_commit_log", "mapped_file_size_consume_queue", "max_hash_slot_num", "max_index_num",
     "message_index_enable",
 )  # fmt: skip
+"""The settings that an existing store has, whatever a configuration says."""
 
 
 def with_fixed(config: StoreConfig, store: Identity | StoreConfig) -> StoreConfig:
     """Return a configuration with the values that are fixed in an existing store."""
-    fixed = {name: getattr(store, name) for name in _FIXED}
+    fixed = {name: getattr(store, name) for name in FIXED}
     if isinstance(store, StoreConfig) and store.enabled_append_prop_crc:
         fixed["enabled_append_prop_crc"] = True  # the store's records have it
     if all(getattr(config, name) == value for name, value in fixed.items()):
         return config
     return config.replace(**fixed)
+
+
+def with_levels(config: StoreConfig, identity: Identity | None) -> StoreConfig:
+    """Return a configuration with the delay levels that a store has now, unless somebody chose other ones."""
+    if identity is None or config.is_given("message_delay_level"):
+        return config
+    levels = identity.delay_levels.last
+    return config if config.message_delay_level == levels else config.replace(message_delay_level=levels)
 
 
 def as_record(data: bytes | None, config: StoreConfig) -> StoreConfig:
@@ -267,7 +282,8 @@ class StoreFiles:
     ----------
     paths : Paths
     config : StoreConfig
-        Its sizes count only for a store without files.
+        Its sizes count only for a store without files, and its delay levels only for new messages, if somebody chose
+        them. A store without an identity has no levels of its own: those of `config` count for all its records.
     identity : Identity | None
         None: this project never wrote the store (read-only views of a broker's store).
     disk : Disk
@@ -276,18 +292,21 @@ class StoreFiles:
     def __init__(self, paths: Paths, config: StoreConfig, identity: Identity | None, disk: Disk) -> None:
         self.paths = paths
         self.disk = disk
-        self.identity = identity
+        self.identity: Identity | None = None
+        self._asked = config
         if identity is not None:
             config = with_fixed(config, identity)
         self.config = config
         self.store_host = store_host_of(config)
+
         self.pool = FilePool(disk)
         self.log_pool = FilePool(disk, max(4, self.pool.limit // 4))
         segment_size = identity.mapped_file_size_commit_log if identity is not None else 0  # 0: taken from the files
         self.commit_log = CommitLog(
             paths.commit_log, segment_size, self.log_pool, paths.spark, preallocate=config.preallocate
         )
-        self.commit_log.delays_ms = config.delays_ms
+        self.know(identity)
+
         self.index: IndexService | None = None
         if config.message_index_enable:
             self.index = IndexService(
@@ -297,15 +316,18 @@ class StoreFiles:
                 slot_count=config.max_hash_slot_num,
                 max_entry_count=config.max_index_num,
             )
+
         self.topics = Topics(disk, paths.root)
         self.state_file = StateFile(disk, paths.state)
         self._queues: OrderedDict[Key, ConsumeQueue] = OrderedDict()
         self._written: dict[Key, ConsumeQueue] = {}
         self._batch_queues: set[str] = set()
+
         self.ever_written: set[Key] = set()
         """Queues that got units since the journal last recorded them."""
         self.ends: SealedEnds | None = None
         """Where each queue ends in the dispatched log, as far as it is known; None: not read yet."""
+
         self.first_writer = False
         """True: this project has never written here, so there are no BATCH records to find."""
         self.searched_whole = True
@@ -314,6 +336,55 @@ class StoreFiles:
         """True: another process wrote queues and index above the clean end, and what it left unsynced is unknown."""
         self.others_named = False
         """True: another process may have made queues, and may have written a journal that contains them."""
+
+    def know(self, identity: Identity | None) -> None:
+        """Take over what `store.json` says now."""
+        self.identity = identity
+        self._set_levels()
+
+    def ask(self, config: StoreConfig) -> None:
+        """Give new messages the delay levels that a configuration asks for; if it asks for none, the store's."""
+        self._asked = config
+        self._set_levels()
+
+    def _set_levels(self) -> None:
+        """Set the levels of new messages, and those of the records of the log."""
+        identity, levels = self.identity, with_levels(self._asked, self.identity).message_delay_level
+        if self.config.message_delay_level != levels:
+            self.config = self.config.replace(message_delay_level=levels)
+        self.commit_log.delay_levels = DelayLevels(((0, levels),)) if identity is None else identity.delay_levels
+
+    @property
+    def asked_levels(self) -> str | None:
+        """The delay levels that somebody chose for new messages; None: the store's own count."""
+        return self._asked.message_delay_level if self._asked.is_given("message_delay_level") else None
+
+    @property
+    def other_levels(self) -> str | None:
+        """What an operator has to know if the settings name other delay levels than the store's; None: nothing."""
+        asked, known = self.asked_levels, self.commit_log.delay_levels.last
+        if asked is None or delays_of(asked) == delays_of(known):
+            return None
+        return (
+            f"messageDelayLevel: the settings say {asked!r}, and the store's delay levels are {known!r}. What is in "
+            "the store keeps its delays; a message that is put with these settings has theirs. A broker that takes the "
+            "store over has the levels of its own file for all messages whose queues it makes again"
+        )
+
+    def keep_levels(self, delay_levels: DelayLevels) -> None:
+        """Write other delay levels into `store.json`, and sync it, before a record has them.
+
+        Raises
+        ------
+        StoreFullError
+            The disk has no room; the levels are what they were.
+        """
+        if self.identity is None:
+            raise AssertionError("a store without an identity is not written")
+        if delay_levels != self.identity.delay_levels:
+            identity = replace(self.identity, delay_levels=delay_levels)
+            write_identity(self.disk, self.paths, identity)
+            self.know(identity)
 
     @property
     def store_id(self) -> str:
@@ -366,12 +437,12 @@ class StoreFiles:
         """Return topic -> queue ids of the batch queues, read from the folders. Only readers call this: a store with
         such queues cannot be written.
         """
-        found = batch_queues(self.disk, self.paths.root)
-        for topic in found.keys() - self._batch_queues:
+        queues = batch_queues(self.disk, self.paths.root)
+        for topic in queues.keys() - self._batch_queues:
             for key in [key for key in self._queues if key[0] == topic]:
                 del self._queues[key]
-        self._batch_queues |= found.keys()
-        return found
+        self._batch_queues |= queues.keys()
+        return queues
 
     def has_batch_queues(self, topic: str) -> bool:
         """Whether a topic's queues are batch queues, as far as `find_batch_queues` has seen."""
@@ -389,7 +460,7 @@ class StoreFiles:
         """Forget what was cached about the queues, because another process wrote."""
         self._queues.clear()
         for queue in self._written.values():
-            queue.load()
+            queue.load_after_others()
 
     def forget_queue_files(self, topic: str, queue_id: int, offset: int) -> None:
         """Forget the files of a queue that end at or below an offset in bytes, because retention deletes them."""
@@ -445,12 +516,14 @@ class StoreFiles:
             path, match = os.path.join(self.paths.cut, name), _CUT_NAME.fullmatch(name)
             if match is not None and not self.disk.is_folder(path):
                 saved.append((int(match[1]), path, self.disk.size(path)))
+
         saved.sort(reverse=True)
         gone, size = [], 0
         for number, (saved_ms, path, bytes_there) in enumerate(saved):
             size += bytes_there
             if number and (size > CUT_SIZE or saved_ms < now_ms - CUT_DAYS * 86_400_000):
                 gone.append(path)
+
         for path in gone:
             self.disk.unlink(path)
         if gone:
@@ -460,17 +533,21 @@ class StoreFiles:
     def sync_derived(self) -> None:
         """Make ConsumeQueues, index and new names durable: file by file, or all at once if there are many."""
         dirty = sum(len(queue.written.files) + len(queue.written.folders) for queue in self._written.values())
+        # What other processes left unsynced is unknown here, so the whole file system is synced.
         if dirty > _MANY_FILES or self.others_wrote:
             self.disk.syncfs(self.disk.open(self.paths.identity))
             for queue in self._written.values():
                 queue.written.clear()
+
         for queue in self._written.values():
             queue.sync()
         if self.index is not None:
             self.index.sync()
+
         for folder in (self.paths.consume_queue, self.paths.root):
             if self.disk.is_folder(folder):
                 self.disk.fsync_dir(folder)
+
         self._written.clear()
         self.others_wrote = False
 
@@ -599,12 +676,12 @@ def sizes_of_files(disk: Disk, paths: Paths, config: StoreConfig) -> StoreConfig
 def new_identity(config: StoreConfig, store_id: str = "", ancestors: Iterable[str] = ()) -> Identity:
     """Return the identity of a store with these sizes; without an id, the store gets a new one."""
     own = store_id or uuid.uuid4().hex
-    fixed = {name: getattr(config, name) for name in _FIXED}
-    return Identity(store_id=own, **fixed, ancestors=tuple(sorted(set(ancestors) - {own})))
+    fixed = {name: getattr(config, name) for name in FIXED}
+    levels = DelayLevels(((0, config.message_delay_level),))
+    return Identity(store_id=own, **fixed, ancestors=tuple(sorted(set(ancestors) - {own})), delay_levels=levels)
 
 
-def write_identity(disk: Disk, paths: Paths, identity: Identity) -> Identity:
+def write_identity(disk: Disk, paths: Paths, identity: Identity) -> None:
     """Write `store.json` whole or not at all, and sync it."""
     replace_file(disk, paths.identity, identity.to_json(), via=paths.temporary("store.json"))
     disk.fsync_dir(paths.root)
-    return replace(identity, version=FORMAT_VERSION)

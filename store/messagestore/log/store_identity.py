@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 from messagestore.errors import CorruptionError
 from messagestore.files.consume_queue import list_queues
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.config import StoreConfig
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.batch_search import all_batches, batches_of_log, is_sealed_batch, read_batch
+from messagestore.log.batch_search import all_batches, batches_of_log, is_sealed_batch
+from messagestore.log.condition import CONDITIONS, Left
 from messagestore.log.lost_end import end_of_queues, lost_end
 from messagestore.log.store_files import (
     ABORT_WORD,
@@ -35,7 +36,6 @@ from messagestore.log.store_files import (
 )
 from messagestore.log.walk import Depth, Walk
 
-_LAST_UNITS = 100
 SEARCHED_SIZE = 4 << 30
 """This much of the newest log is searched for BATCH records if nothing else says whether there are any."""
 _TOLD_SIZE = 256 << 20
@@ -64,7 +64,7 @@ class Established(NamedTuple):
 
 
 def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool = False) -> Established:
-    """Return the identity of a store, written in the newest format; it is created if there is none.
+    """Return the identity of a store; it is created if there is none.
 
     Parameters
     ----------
@@ -86,13 +86,11 @@ def establish(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: boo
     identity = Identity.read(disk, paths.identity)
     journal = BatchJournal.read(disk, paths.journal)
     copied = _copy_of(journal, paths)
-    if identity is not None and identity.version == Identity.NEWEST:
-        return Established(identity, [])
     if identity is not None:
-        return Established(write_identity(disk, paths, _checked(disk, paths, identity, copied)), [])
+        return Established(identity, [])
     if copied is not None:
-        note = f"{paths.identity} was missing and was rebuilt from {paths.journal}"
-        return Established(write_identity(disk, paths, copied), [note])
+        write_identity(disk, paths, copied)
+        return Established(copied, [f"{paths.identity} was missing and was rebuilt from {paths.journal}"])
     return _made_again(disk, paths, config, accept_loss=accept_loss)
 
 
@@ -104,43 +102,16 @@ def _copy_of(journal: BatchJournal, paths: Paths) -> Identity | None:
         raise CorruptionError(paths.journal, 0, "a copy of the store's identity", repr(error)) from error
 
 
-def _checked(disk: Disk, paths: Paths, identity: Identity, copied: Identity | None) -> Identity:
-    """Return an identity of format 1, which has no checksum, if the journal or the last batch agrees with it."""
-    proof = paths.journal if copied is not None else f"the last batch in {paths.commit_log}"
-    proven = copied.store_id if copied is not None else _id_of_last_batch(disk, paths, identity)
-    if proven is not None and proven != identity.store_id:
-        raise CorruptionError(
-            paths.identity,
-            0,
-            f"the store id {proven}, as {proof} has it",
-            identity.store_id,
-            hint="Restore this file from a copy. Or move it away and run `messagestore recover`.",
-        )
-    return copied or identity
-
-
-def _id_of_last_batch(disk: Disk, paths: Paths, identity: Identity) -> str | None:
-    with contextlib.closing(StoreFiles(paths, StoreConfig(), identity, disk)) as files:
-        files.commit_log.load()
-        queue = files.queue(BATCH_TOPIC, 0)
-        end = queue.end(limit=files.commit_log.max_offset)
-        units = queue.read(max(0, end - _LAST_UNITS), min(end, _LAST_UNITS))
-        for physical_offset in reversed(units["physical_offset"].tolist()):
-            batch = read_batch(files.commit_log, physical_offset)  # after a kill, the last ones may be torn
-            if batch is not None:
-                return batch.store_id
-        return None
-
-
 def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: bool) -> Established:
     """Establish the identity without `store.json` and without a journal that has a copy of it."""
     config = sizes_of_files(disk, paths, config)
     notes: list[str] = []
     whole = True
+
     with contextlib.closing(StoreFiles(paths, config, None, disk)) as files:
         files.commit_log.load()
         token = re.fullmatch(f"{ABORT_WORD} ([0-9a-f]{{32}})", files.read_abort() or "")
-        left = disk.exists(paths.state) or disk.exists(paths.journal) or disk.exists(paths.journal_1)
+        left = disk.exists(paths.state) or disk.exists(paths.journal)
         ids: set[str] = set()
         if files.commit_log.offsets:
             if files.read_abort() is None and not accept_loss:
@@ -151,12 +122,15 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
             else:
                 ids, note = _search(files)
                 whole, notes = not note, [note] if note else []
+
     first = not (token or left or ids)
     store_id = token[1] if token and left else ""
     ancestors = ids | ({token[1]} if token else set())
     identity = new_identity(config, store_id, ancestors)
+
     _check_index(files, rebuild=not first)
     write_identity(disk, paths, identity)
+
     if first:
         return Established(identity, notes, first=True, searched_whole=whole)
     if store_id:
@@ -169,9 +143,11 @@ def _made_again(disk: Disk, paths: Paths, config: StoreConfig, *, accept_loss: b
 def _refuse_lost_end(files: StoreFiles) -> None:
     """Refuse a log whose end is lost before it gets an id, because the batches in the missing part have ids, too."""
     end = end_of_queues(files)
-    lost = lost_end(files, end.physical_offset, end.store_timestamp_ms, BatchJournal(), ours=None, closed=True)
+    lost = lost_end(
+        files, end.physical_offset, end.last_store_timestamp_ms, BatchJournal(), CONDITIONS[Left.CLOSED_BY_SOMEBODY]
+    )
     if lost is not None and _end_of_log(files) < lost.known_end:
-        raise lost.error(files.commit_log)
+        raise lost.error()
 
 
 def _search(files: StoreFiles) -> tuple[set[str], str]:
@@ -195,6 +171,7 @@ def _search(files: StoreFiles) -> tuple[set[str], str]:
     end, start = _end_of_log(files), log.min_offset
     if end - start > SEARCHED_SIZE:
         start = log.segment_of(end - SEARCHED_SIZE)
+
     if end - start > _TOLD_SIZE:
         _log.warning(
             "%s: the store has no folder spark/ and no queue of %s, so its newest %d MiB of log are searched for "
@@ -203,9 +180,11 @@ def _search(files: StoreFiles) -> tuple[set[str], str]:
             BATCH_TOPIC,
             (end - start) >> 20,
         )
+
     ids: set[str] = set()
     why = f"only the newest {(end - start) >> 20} of {(end - log.min_offset) >> 20} MiB of log were searched"
     whole = start == log.min_offset
+
     try:
         for batch in batches_of_log(log, start, end):
             ids.add(batch.store_id)
@@ -216,10 +195,12 @@ def _search(files: StoreFiles) -> tuple[set[str], str]:
         if ids or is_sealed_batch(log, error.physical_offset):
             raise
         whole, why = False, f"the search of the log ended at damage ({error.path}, offset {error.physical_offset})"
+
     if end - start > _TOLD_SIZE:
         took_s = time.monotonic() - begun_s
         found = "found BATCH records" if ids else "found no BATCH record"
         _log.warning("%s: the search took %.0f s and %s", files.paths.root, took_s, found)
+
     if whole:
         return ids, ""
     return ids, (

@@ -26,13 +26,14 @@ from messagestore.errors import CorruptionError
 from messagestore.files.commit_log import READ_SIZE, CommitLog
 from messagestore.format import record_rows, record_scan
 from messagestore.format.batch_record import BatchRecord, parse
-from messagestore.format.config import ROCKETMQS_LEVELS, delays_of
+from messagestore.format.delay_levels import ROCKETMQS, DelayLevels
 from messagestore.format.layout import (
     SYS_FLAG_TRANSACTION_MASK,
     SYS_FLAG_TRANSACTION_PREPARED,
     SYS_FLAG_TRANSACTION_ROLLBACK,
 )
-from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, topic_fault
+from messagestore.format.properties import PROPERTY_SEPARATOR
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
 
@@ -61,8 +62,8 @@ class Run:
         Where each record begins in `data`; at least one.
     heads : structured[n]
         The heads of the records, in native byte order.
-    delays_ms : tuple of int
-        How long messages of each delay level wait.
+    delay_levels : DelayLevels
+        Which delay levels count for each record.
     batch : BatchRecord | None
         In a walk that looks for batches: the contents of the one BATCH record that this run consists of.
     """
@@ -71,7 +72,7 @@ class Run:
     data: NDArray[np.uint8]
     starts: NDArray[np.int64]
     heads: NDArray[np.void]
-    delays_ms: tuple[int, ...] = delays_of(ROCKETMQS_LEVELS)
+    delay_levels: DelayLevels = ROCKETMQS
     batch: BatchRecord | None = None
 
     @property
@@ -147,6 +148,7 @@ class Walk:
         log, end = self.log, self.end
         least = _FIRST_READ_SIZE if self.batches else READ_SIZE
         size = least
+
         while end is None or self.position < end:
             start = self.position
             wanted = size if end is None else min(size, end - start)
@@ -154,17 +156,21 @@ class Walk:
             if not len(data):
                 self.stop = ScanEnd("zero", 0, "a record", "the end of the last segment")
                 return
+
             left = log.left(start)
             starts, heads, stop = record_scan.scan(
                 data, start, file_bytes_left=left, verify_body_crc=self.depth is Depth.CHECKSUMS
             )
+
             if len(starts):
-                yield from self._given(Run(start, data, starts, heads, log.delays_ms))
+                yield from self._given(Run(start, data, starts, heads, log.delay_levels))
                 if self._jump is not None:
                     self.position, self._jump, size = self._jump, None, least
                     continue
+
             self.position = start + stop.position
             size = least if not self.batches else min(2 * size, READ_SIZE)
+
             if stop.reason == "blank":
                 following = log.segment_of(start) + log.segment_size
                 if log.holding(following) is None:
@@ -188,12 +194,14 @@ class Walk:
             batch = parse(self.log.record_bytes(at) or b"", at)
             if batch is None:
                 continue
+
             if row > given:
                 yield self._passed(run.slice(given, row))
             yield self._passed(replace(run.slice(row, row + 1), batch=batch))
             if self._jump is not None:
                 return
             given = row + 1
+
         if given < len(run.starts):
             yield self._passed(run.slice(given, len(run.starts)) if given else run)
 
@@ -220,31 +228,42 @@ class Walk:
         return CorruptionError(path, self.position, expected, self.stop.found or self.stop.reason)
 
 
+def whole_rows(run: Run, rows: Rows) -> NDArray[np.bool_]:
+    """Return which records of this project are not torn in the part after the body, which no CRC covers.
+
+    A record that this project writes has a legal topic, and properties that end with a separator. A record that was not
+    written to its end has another last byte, whatever its content is. If a power cut lost a sector in the middle of
+    long properties, this check does not find it: nothing proves that the sector ever held other bytes.
+    """
+    legal = [topic_fault(topic) is None and 0 <= queue_id <= MAX_QUEUE_ID for topic, queue_id, _, _ in rows.runs()]
+    whole = np.repeat(np.array(legal, np.bool_), rows.run_counts)
+    ends = run.starts + run.heads["total_size"]
+    without = np.flatnonzero(run.data[ends - 1] != PROPERTY_SEPARATOR[0])
+    _, where = record_scan.parts(run.data, run.starts[without], run.heads[without])
+    whole[without[where.ends > where.property_starts]] = False
+    return whole
+
+
 def rows_of_batch_topic(run: Run) -> list[int]:
     """Return which records of a run have the topic of BATCH records."""
     _, where = record_scan.parts(run.data, run.starts, run.heads)
     rows = np.flatnonzero(where.topic_ends - where.topic_starts == len(_BATCH_TOPIC))
     topics = run.data[where.topic_starts[rows, None] + np.arange(len(_BATCH_TOPIC))]
-    found: list[int] = rows[(topics == _BATCH_TOPIC).all(axis=1)].tolist()
-    return found
+    of_topic: list[int] = rows[(topics == _BATCH_TOPIC).all(axis=1)].tolist()
+    return of_topic
 
 
 def _without_unit(run: Run) -> NDArray[np.bool_]:
-    """Return which records of a run get no unit: PREPARED and ROLLBACK, whose QUEUEOFFSET is 0.
-
-    Earlier revisions of this project gave their own records of these kinds a number and a unit like all others. A
-    number that is not 0 therefore counts.
-    """
+    """Return which records of a run get no unit: PREPARED and ROLLBACK."""
     transaction = run.heads["sys_flag"] & SYS_FLAG_TRANSACTION_MASK
     half: NDArray[np.bool_] = transaction == SYS_FLAG_TRANSACTION_ROLLBACK
     half |= transaction == SYS_FLAG_TRANSACTION_PREPARED
-    half &= run.heads["queue_offset"] == 0
     return half
 
 
 def rows_of(run: Run) -> Rows:
     """Return the rows of a run of records."""
-    rows = record_rows.rows_of(run.data, run.starts, run.heads, run.physical_offset, run.delays_ms)
+    rows = record_rows.rows_of(run.data, run.starts, run.heads, run.physical_offset, run.delay_levels)
     without = _without_unit(run)
     if not without.any():  # only logs with half messages pay for what follows
         return rows

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from messagestore.errors import StoreError
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.arrow_bytes import array_of
 from messagestore.format.config import StoreConfig
 from messagestore.format.record_decode import decode
@@ -127,6 +127,7 @@ class LogFollower:
         """Hand over the records from the position to `end`, a read of the log at a time."""
         log = view.files.commit_log
         log.load()
+
         if self.position < log.min_offset:
             _log.warning(
                 "%s: retention has deleted the records from %d to %d before a dispatcher or listener got them",
@@ -135,6 +136,7 @@ class LogFollower:
                 log.min_offset,
             )
             self.position = log.min_offset
+
         try:
             for run in Walk(log, self.position, end, Depth.FRAMING).whole():
                 self._call(self._decoded(run))

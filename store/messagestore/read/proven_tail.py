@@ -1,4 +1,6 @@
-"""Proves which part of a log is on the disk after a reboot, before a writer has recovered the store.
+"""Finds what the log holds above the end that `state` names, before a writer has recovered the store.
+
+After a reboot, only a part of it is proven to be on the disk. After a kill all of it is there (see below).
 
 Everything up to the clean end C is on the disk. Above C, only the log was synced, and only where SYNC_FLUSH required
 it: the head of a SYNC_FLUSH batch is written after everything below its end E is on the disk. So a reader follows the
@@ -10,6 +12,10 @@ refuses the store. ConsumeQueue units above C were never synced, so they are bui
 
 Single puts and ASYNC_FLUSH batches after the last SYNC_FLUSH batch are not proven, although they may be on the disk.
 The same applies to everything that lies above C by more than the limit.
+
+If a process with ASYNC_FLUSH was killed, and the machine was not restarted, everything is in the log that was written.
+The last puts that were acknowledged lie above V, because their units were still to be written. So a reader follows the
+records from V on, and shows all that recovery keeps: not the record or the batch that was under way.
 """
 
 from __future__ import annotations
@@ -21,13 +27,15 @@ import numpy as np
 
 from messagestore.files.consume_queue import Units, units_of
 from messagestore.files.state import State
+from messagestore.format import record_scan
 from messagestore.format.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.format.config import SYNC_FLUSH
 from messagestore.format.message import BATCH_TOPIC
 from messagestore.format.rows import Rows
+from messagestore.log.log_end import is_anchored
 from messagestore.log.queue_proof import proven_queue_end
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Run, Walk, rows_of
+from messagestore.log.walk import Depth, Run, Walk, rows_of, whole_rows
 
 Key = tuple[str, int]
 
@@ -41,9 +49,10 @@ class ProvenTail:
     Parameters
     ----------
     start : int
-        C.
+        C; after a kill, V.
     end : int
-        The end of the last batch that proves everything below it; `start` if there is none.
+        The end of the last batch that proves everything below it; `start` if there is none. After a kill, the end of
+        the last record.
     units : dict of (topic, queue id) to (int, Units)
         For the records in between: the queue offset of each queue's first record, and one unit for each record.
     hidden_end : int
@@ -52,6 +61,8 @@ class ProvenTail:
         The number of these records.
     limited : bool
         The limit was reached, and what follows was not examined.
+    killed : bool
+        The writer was killed, and the machine was not restarted since.
     """
 
     start: int
@@ -60,6 +71,7 @@ class ProvenTail:
     hidden_end: int = 0
     hidden_count: int = 0
     limited: bool = False
+    killed: bool = False
 
     def read(self, key: Key, start: int, end: int) -> Units:
         """The units `start..end` of a queue, as far as they are in `units`."""
@@ -83,6 +95,12 @@ class ProvenTail:
 
     def words(self, root: str) -> str:
         """The text that says what a reader does not see."""
+        if self.killed:
+            return (
+                f"{root}: a writer was killed, and no writer has opened the store since, so messages up to physical "
+                f"offset {self.end} are shown. The rest of the log was not examined (provenTailSize). Run "
+                f"`messagestore recover`, or open the store for writing, to see it"
+            )
         hidden = f"{self.hidden_count} more records lie between {self.end} and {self.hidden_end}"
         if self.limited:
             hidden += ", and the rest of the log was not examined (provenTailSize)"
@@ -107,20 +125,41 @@ def find_proven_tail(files: StoreFiles, state: State, limit: int) -> ProvenTail:
     return _Chain(files, state, limit).run()
 
 
+def find_killed_tail(files: StoreFiles, state: State, limit: int) -> ProvenTail:
+    """Find what a killed writer with ASYNC_FLUSH had written to the log above V, in this boot of the machine.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    state : State
+        The state that the writer left, or that of a recovery which has not ended.
+    limit : int
+        The largest number of bytes above V to examine.
+    """
+    return _KilledChain(files, state, limit).run()
+
+
 class _Chain:
     """A walk over the records from C on."""
+
+    end: int | None = None
+    """Where the walk ends at the latest."""
 
     def __init__(self, files: StoreFiles, state: State, limit: int) -> None:
         self.files = files
         self.log = files.commit_log
         self.state = state
-        self.limit = state.clean_end + limit
+        start = self._start()
+        self.limit = start + limit
         self._known_ids = files.identity.known_ids if files.identity is not None else frozenset()
-        self.tail = ProvenTail(state.clean_end, state.clean_end, hidden_end=state.clean_end)
+        self.tail = ProvenTail(start, start, hidden_end=start)
         self._next: dict[Key, int] = {}
         self._pieces: dict[Key, tuple[int, list[Units]]] = {}
         self._waiting: list[tuple[Key, int, Units]] = []  # not proven yet
         self._waiting_count = 0
+
+    def _start(self) -> int:
+        return self.state.clean_end
 
     def run(self) -> ProvenTail:
         tail = self.tail
@@ -131,16 +170,11 @@ class _Chain:
         return tail
 
     def _anchored(self) -> bool:
-        """Whether the record before C is in the log. If it is not, no record begins at C."""
-        state, log = self.state, self.log
-        if not state.anchor_size:
-            return state.clean_end == log.min_offset
-        if state.anchor_position < log.min_offset or not log.fits(state.anchor_position, state.anchor_size):
-            return False
-        return log.crc(state.anchor_position, state.anchor_position + state.anchor_size) == state.anchor_crc
+        """Whether the log continues at the start."""
+        return is_anchored(self.log, self.state)
 
     def _follow(self, position: int) -> None:
-        walk, after = Walk(self.log, position, batches=True), position
+        walk, after = Walk(self.log, position, self.end, batches=True), position
         runs = iter(walk)
         while after < self.limit:
             run = next(runs, None)
@@ -157,12 +191,14 @@ class _Chain:
         """The end of a batch if it is complete, or None. A SYNC_FLUSH batch proves everything below its end."""
         if batch.store_id not in self._known_ids or not self._holds(batch):
             return None
+
         walk = Walk(self.log, batch.physical_offset, batch.end, Depth.FRAMING)
         for run in walk:
             if not self._note(rows_of(run)):
                 return None
         if walk.position < batch.end:
             return None
+
         if batch.flush_disk_type == SYNC_FLUSH:
             self._prove(batch.end)
         return batch.end
@@ -189,12 +225,13 @@ class _Chain:
     def _note(self, rows: Rows) -> bool:
         """Remember the units of rows; False if a queue does not continue with them."""
         units = units_of(rows)
-        for topic, queue_id, start, stop in rows.runs():
-            key, first, last = (topic, queue_id), int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
-            if last - first != stop - 1 - start or not self._continues(key, first):
+        for key, numbers in rows.by_queue().items():
+            offsets = rows.queue_offsets[numbers]
+            first = int(offsets[0])
+            if (np.diff(offsets) != 1).any() or not self._continues(key, first):
                 return False
-            self._waiting.append((key, first, units[start:stop]))
-            self._next[key] = last + 1
+            self._waiting.append((key, first, units[numbers]))
+            self._next[key] = int(offsets[-1]) + 1
         self._waiting_count += rows.row_count
         return True
 
@@ -203,13 +240,42 @@ class _Chain:
         known = self._next.get(key)
         if known is not None:
             return first == known
-        return first <= proven_queue_end(self.files, *key, self.state.clean_end, crc=False)
+        return first <= proven_queue_end(self.files, *key, self.tail.start, crc=False)
 
     def _prove(self, end: int) -> None:
         for key, first, units in self._waiting:
             self._pieces.setdefault(key, (first, []))[1].append(units)
         self._waiting, self._waiting_count = [], 0
         self.tail.end = end
+
+
+class _KilledChain(_Chain):
+    """A walk over the records from V on, all of which count."""
+
+    def __init__(self, files: StoreFiles, state: State, limit: int) -> None:
+        super().__init__(files, state, limit)
+        self.tail.killed = True
+        if state.recovering:
+            self.end = state.in_flight  # where recovery found the end; it removes what lies behind it
+
+    def _start(self) -> int:
+        return self.state.visible_end
+
+    def _anchored(self) -> bool:
+        return True
+
+    def _take_batch(self, batch: BatchRecord) -> int | None:
+        end = super()._take_batch(batch)
+        if end is not None:
+            self._prove(end)
+        return end
+
+    def _take_run(self, run: Run) -> int | None:
+        count = record_scan.leading(whole_rows(run, rows_of(run)))
+        end = super()._take_run(run.slice(0, count)) if count else None
+        if self._waiting:
+            self._prove(self.tail.hidden_end)
+        return end if count == len(run.starts) else None
 
 
 def tell(tail: ProvenTail, root: str) -> None:

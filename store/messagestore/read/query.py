@@ -13,11 +13,12 @@ from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from messagestore.errors import ConfigError, CorruptionError, MagicError, UnknownTopicError
+from messagestore.errors import ConfigError, CorruptionError, MagicError
 from messagestore.format import record
 from messagestore.format.layout import FILLER_UNIT_SIZE, SYS_FLAG_TRANSACTION_MASK, SYS_FLAG_TRANSACTION_ROLLBACK
-from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt, is_ordinary_topic
+from messagestore.format.message import GetMessageResult, GetMessageStatus, MessageExt
 from messagestore.log.refusals import check_readable_topic
 from messagestore.log.walk import Depth, Walk
 from messagestore.read.view import READ_BYTES, READ_ROWS, StoreView
@@ -33,9 +34,9 @@ NO_END_MS = (1 << 63) - 1
 
 def looked_up(view: StoreView, look: Callable[[], T]) -> T:
     """What `look` finds in the store that the view has opened. It looks again if a file was deleted meanwhile."""
-    found = view.healed(look)
+    answer = view.healed(look)
     view.check_place()
-    return found
+    return answer
 
 
 def get_status(view: StoreView, topic: str, queue_id: int, queue_offset: int) -> tuple[GetMessageStatus, int, int, int]:
@@ -63,15 +64,17 @@ def _get_message(view: StoreView, topic: str, queue_id: int, queue_offset: int, 
     view.refresh()
     status, next_offset, low, high = get_status(view, topic, queue_id, queue_offset)
     messages: list[MessageExt] = []
+
     if status is GetMessageStatus.FOUND:
         end = min(high, queue_offset + max(1, max_count))
         if view.files.has_batch_queues(topic):
             blocks = view.blocks(topic, queue_id, queue_offset, end, READ_ROWS, READ_BYTES)
             messages = [message for block in blocks for message in block.messages()]
             return GetMessageResult(status, messages, end, low, high)
+
         units = view.units(topic, queue_id, queue_offset, end)
-        found = (message_of(view, topic, queue_id, number, unit) for number, unit in enumerate(units, queue_offset))
-        messages = [message for message in found if message is not None]
+        readable = (message_of(view, topic, queue_id, number, unit) for number, unit in enumerate(units, queue_offset))
+        messages = [message for message in readable if message is not None]
         next_offset = queue_offset + len(units)
         if not messages:
             status = GetMessageStatus.MESSAGE_WAS_REMOVING
@@ -106,8 +109,8 @@ def _numbered(view: StoreView, topic: str, queue_id: int, number: int, message: 
     if not view.own:
         return replace(message, queue_offset=number)
     log, at = view.files.commit_log, message.physical_offset
-    found = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
-    raise MagicError(log.path_of(at), at, f"message {number} of {topic}/{queue_id}", found)
+    in_record = f"message {message.queue_offset} of {message.topic[:300]}/{message.queue_id}"
+    raise MagicError(log.path_of(at), at, f"message {number} of {topic}/{queue_id}", in_record)
 
 
 def get_batch(
@@ -156,9 +159,14 @@ def _look_message_by_offset(view: StoreView, physical_offset: int) -> MessageExt
         visible.end is not None and physical_offset >= visible.end
     ):
         return None
+
+    if physical_offset >= view.files.commit_log.max_offset:
+        view.check_units_in_log()
+
     data = view.files.commit_log.record_bytes(physical_offset)
     if data is None:
         return None
+
     try:
         return record.decode_message(data, physical_offset=physical_offset)
     except CorruptionError:
@@ -207,9 +215,16 @@ def find_keys(view: StoreView, topic: str, keys: Iterable[str]) -> dict[int, lis
                 unit = view.units(topic, message.queue_id, number, number + 1)
                 if len(unit) and int(unit["physical_offset"][0]) == message.physical_offset:
                     numbers.setdefault(message.queue_id, set()).add(number)
-        return {queue_id: sorted(found) for queue_id, found in sorted(numbers.items())}
+        return {queue_id: sorted(of_queue) for queue_id, of_queue in sorted(numbers.items())}
 
     return looked_up(view, look)
+
+
+def runs_of(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ascending numbers as runs of consecutive ones: the first of each, and the one after its last."""
+    for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        if len(run):
+            yield int(run[0]), int(run[-1]) + 1
 
 
 def _query_message(
@@ -226,7 +241,7 @@ def _messages_with(
     files = view.files
     if topic not in view.topics():
         check_readable_topic(topic)
-        raise UnknownTopicError(topic, filter(is_ordinary_topic, view.topics()))
+        return
     if files.has_batch_queues(topic):
         raise ConfigError(
             f"topic {topic!r} has batch queues (queue.type=BatchCQ), and RocketMQ's index does not contain the keys of "
@@ -234,6 +249,9 @@ def _messages_with(
             key="topic",
             value=topic,
         )
+    if view.known_end is None:
+        for queue_id in view.queue_ids(topic):
+            view.max_offset(topic, queue_id)  # refuses a log that lacks segments
     # Entries hold whole seconds, and hits may be other keys with the same hash: ask for more, and check them.
     hits, gaps = _look_up(view, topic, key, 2 * max_count + 64, begin_ms - 1000, end_ms)
     if view.refresh().recovered != visible.recovered:  # a recovery began or ended meanwhile
@@ -276,18 +294,19 @@ def _scan_for_key(view: StoreView, key: str, start: int, end: int) -> list[int]:
     """The physical offsets of records in a range whose bytes may contain the key. The caller checks them."""
     if start >= end:
         return []
+
     needle = key.encode()
-    found = []
+    candidates = []
     for run in Walk(view.files.commit_log, start, end, Depth.FRAMING):
         text = run.data.tobytes()
         hit = text.find(needle)
         while hit >= 0:
             row = int(np.searchsorted(run.starts, hit, side="right")) - 1
-            found.append(run.physical_offset + int(run.starts[row]))
+            candidates.append(run.physical_offset + int(run.starts[row]))
             if row + 1 >= len(run.starts):
                 break
             hit = text.find(needle, int(run.starts[row + 1]))
-    return found
+    return candidates
 
 
 def queue_offset_by_time(view: StoreView, topic: str, queue_id: int, timestamp_ms: int, boundary: str = LOWER) -> int:

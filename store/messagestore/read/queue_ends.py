@@ -11,15 +11,17 @@ last message is remembered, and is compared when the queue is read again.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from messagestore.errors import CorruptionError
 from messagestore.format.batch_record import BatchRecord
 from messagestore.format.layout import FILLER_UNIT_SIZE
 from messagestore.format.message import is_ordinary_topic
+from messagestore.log.log_end import Anchor
 from messagestore.log.walk import Depth, Run, Walk, rows_of
 from messagestore.read.view import StoreView
 
@@ -41,9 +43,7 @@ class _Mark(NamedTuple):
     """
 
     end: int
-    position: int
-    size: int
-    crc: int
+    record: Anchor
 
 
 class QueueEnds:
@@ -53,27 +53,33 @@ class QueueEnds:
     ----------
     view : StoreView
     topics : iterable of str
-    pattern : str | None
-        A regular expression: also the topics whose whole name matches it, except retry, dead letter and system topics.
+    names : bool
+        Also look for the names of all topics.
 
     Attributes
     ----------
     ends : dict of (topic, queue id) to int
         The number of the first message that is not visible yet. It is the same object until it changes.
-    restarted : set of (topic, queue id)
-        The queues that begin again at or below the end that was known before: they were deleted and created again. The
-        caller removes those that it has processed.
+    topic_names : frozenset of str | None
+        All topics that have queues, except retry, dead letter and system topics; None if nobody asked for them. It is
+        the same object until it changes.
+    restarts : dict of (topic, queue id) to int
+        How often a queue was found to begin again at or below the end that was known before: it was deleted and created
+        again. Queues to which this never happened are left out. It is the same object until it changes.
+    shrinks : dict of (topic, queue id) to int
+        How often a queue was found to be shorter than before, or gone; as `restarts`.
     waiting : bool
         The last look was skipped, because it would have taken long and the one before was recent.
     """
 
-    def __init__(self, view: StoreView, topics: Iterable[str], pattern: str | None = None) -> None:
+    def __init__(self, view: StoreView, topics: Iterable[str], *, names: bool = False) -> None:
         self.view = view
         self.topics = tuple(topics)
-        self.pattern = pattern
-        self._is_covered = dict.fromkeys(self.topics, True)
+        self.topic_names: frozenset[str] | None = frozenset() if names else None
+        self._covered = frozenset(self.topics)
         self.ends: Ends = {}
-        self.restarted: set[tuple[str, int]] = set()
+        self.restarts: Ends = {}
+        self.shrinks: Ends = {}
         self.waiting = False
         self._places: dict[tuple[str, int], tuple[int, int]] = {}  # end, and where the last message before it lies
         self._mark: _Mark | None = None
@@ -88,41 +94,51 @@ class QueueEnds:
         find_queues : bool
             Also look for new queues when the queues are read.
         """
-        found = self._followed()
-        self.waiting = found is None and self.view.known_end is None and time.monotonic() < self._not_before_s
-        if found is None and not self.waiting:
-            found = self._asked(find_queues)
-        if found is not None and found != self.ends:
-            self.ends = found
+        ends = self._followed()
+        self.waiting = ends is None and self.view.known_end is None and time.monotonic() < self._not_before_s
+        if ends is None and not self.waiting:
+            ends = self._asked(find_queues)
+        if ends is not None and ends != self.ends:
+            self.shrinks = _counted(self.shrinks, {key for key, end in self.ends.items() if ends.get(key, 0) < end})
+            self.ends = ends
         return self.ends
 
     def covers(self, topic: str) -> bool:
         """Whether the queues of a topic are followed."""
-        known = self._is_covered.get(topic)
-        if known is None:
-            known = self.pattern is not None and is_ordinary_topic(topic)
-            known = self._is_covered[topic] = known and re.fullmatch(self.pattern or "", topic) is not None
-        return known
+        return topic in self._covered
+
+    def add_names(self, topics: Iterable[str]) -> None:
+        """Note topics that were found, if the names of all topics are wanted."""
+        if self.topic_names is not None:
+            new = frozenset(topic for topic in topics if topic not in self.topic_names and is_ordinary_topic(topic))
+            if new:
+                self.topic_names |= new
 
     # ---- all queues
 
     def _asked(self, find_queues: bool) -> Ends:
         begin_s = time.thread_time()
         view = self.view
+
         if find_queues or self._queue_ids is None:
-            topics = self.topics if self.pattern is None else filter(self.covers, view.topics())
-            self._queue_ids = {topic: view.queue_ids(topic) for topic in topics}
+            self._queue_ids = {topic: view.queue_ids(topic) for topic in self.topics}
+            if self.topic_names is not None:
+                names = frozenset(filter(is_ordinary_topic, view.topics()))
+                self.topic_names = self.topic_names if names == self.topic_names else names
+
         ends = view.max_offsets((topic, queue_id) for topic, ids in self._queue_ids.items() for queue_id in ids)
-        newest = (-1, 0)
+        newest, again = (-1, 0), set[tuple[str, int]]()
         for key, end in ends.items():
             known_end, known_place = self._places.get(key, (0, -1))
             known = 0 < known_end <= end and known_place >= 0
             if known and self._place(key, known_end)[0] not in (known_place, -1):
-                self.restarted.add(key)
+                again.add(key)
             place, size = self._place(key, end) if end else (-1, 0)
             self._places[key] = end, place
             newest = max(newest, (place, size))
+        self.restarts = _counted(self.restarts, again)
         self._mark = self._marked(sum(newest), *newest) if view.known_end is not None else None
+
         took_s = time.thread_time() - begin_s
         if took_s > _LONG_LOOK_S:
             self._not_before_s = time.monotonic() + _PAUSE * took_s
@@ -137,7 +153,7 @@ class QueueEnds:
 
     def _marked(self, end: int, position: int, size: int) -> _Mark | None:
         crc = self.view.record_crc(position, size) if position >= 0 else None
-        return None if crc is None or crc < 0 else _Mark(end, position, size, crc)
+        return None if crc is None or crc < 0 else _Mark(end, Anchor(position, size, crc))
 
     # ---- the log
 
@@ -146,7 +162,7 @@ class QueueEnds:
         view, mark, limit = self.view, self._mark, self.view.known_end
         if mark is None or limit is None or limit < mark.end or len(self.ends) <= FEW_QUEUES:
             return None
-        if view.record_crc(mark.position, mark.size) != mark.crc:
+        if view.record_crc(mark.record.position, mark.record.size) != mark.record.crc:
             return None
         if limit == mark.end:
             return self.ends
@@ -156,7 +172,9 @@ class QueueEnds:
             return None
         if walk is None:
             return None
-        self.restarted |= walk.restarted
+        self.restarts = _counted(self.restarts, walk.restarted)
+        for key in walk.restarted | (walk.grown - self.ends.keys()):
+            view.max_offset(*key)  # files of a queue of this name that was deleted may still be open
         for key in walk.grown:
             self._places[key] = walk.ends[key], self._place(key, walk.ends[key])[0]
         self._mark = self._marked(limit, *walk.last)
@@ -167,6 +185,11 @@ class QueueEnds:
         return walk if walk.run(position) else None
 
 
+def _counted(counts: Ends, found: set[tuple[str, int]]) -> Ends:
+    """The counts after something has happened to some queues; the same object if nothing has."""
+    return {**counts, **{key: counts.get(key, 0) + 1 for key in found}} if found else counts
+
+
 class _Walk:
     """A walk over the log from one record to its visible end."""
 
@@ -175,6 +198,7 @@ class _Walk:
         self.limit = limit
         self.own = known.view.own
         self.covers = known.covers
+        self.add_names = known.add_names
         self.ends = dict(known.ends)
         self.grown: set[tuple[str, int]] = set()
         self.restarted: set[tuple[str, int]] = set()
@@ -198,6 +222,7 @@ class _Walk:
         return walk.position == self.limit
 
     def _take_batch(self, batch: BatchRecord) -> bool:
+        self.add_names(batch.ranges)
         for topic in filter(self.covers, batch.ranges):
             for queue_id, first, count in batch.ranges[topic]:
                 if not self._take(topic, queue_id, first, count):
@@ -207,10 +232,12 @@ class _Walk:
     def _take_run(self, run: Run) -> bool:
         """Add single messages."""
         rows = rows_of(run)
-        for topic, queue_id, start, stop in rows.runs():
+        queues = rows.by_queue()
+        self.add_names(topic for topic, _ in queues)
+        for (topic, queue_id), numbers in queues.items():
             if self.covers(topic):
-                first, last = int(rows.queue_offsets[start]), int(rows.queue_offsets[stop - 1])
-                if last - first != stop - 1 - start or not self._take(topic, queue_id, first, stop - start):
+                offsets = rows.queue_offsets[numbers]
+                if (np.diff(offsets) != 1).any() or not self._take(topic, queue_id, int(offsets[0]), len(offsets)):
                     return False
         return True
 

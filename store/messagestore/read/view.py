@@ -1,12 +1,12 @@
 """The view of a reader: what it may see, and how it reads it.
 
-The file `abort` alone decides which rules apply. If it holds our store id, `state` decides: V is loaded once, and every
-queue is limited to units whose record ends at or below V. If it is absent or holds anything else (a broker is running,
-has crashed, or has closed the store), the reader sees what the queues show. It checks each unit against its record, and
-then reads `abort` again; if that is ours now, `state` decides.
+How the store was left decides what a reader sees (`log.condition`), and each answer is a class of `read.sight`. While a
+writer of ours has it open, V is loaded once, and every queue is limited to units whose record ends at or below V. If
+only the queues show where the log ends, the reader reads `abort` again after them; if it is ours now, `state` decides.
 
 Until a writer has recovered the store, a V that was written in another boot counts only up to C, and up to the end of
-the last batch after C that is proven to be on the disk (`proven_tail`). Readers never write.
+the last batch after C that is proven to be on the disk (`proven_tail`). If a writer with ASYNC_FLUSH was killed in this
+boot, the records after V count, too. Readers never write.
 
 A reader with `readUpTo=flushed` takes the flushed end instead of V. What is proven after a reboot is on the disk.
 
@@ -23,9 +23,7 @@ import logging
 import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -45,25 +43,27 @@ from messagestore.errors import (
 )
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.broker_name import read_broker_name
-from messagestore.files.commit_log import GAP
+from messagestore.files.commit_log import GAP, HEAD_READ_SIZE
 from messagestore.files.consume_queue import ConsumeQueue, queue_ids_of
+from messagestore.files.disk import Disk, File
 from messagestore.files.folder_watch import FolderWatch
-from messagestore.files.mapped_file import Disk, File
 from messagestore.files.state import State, boot_hash
-from messagestore.format import record, record_columns
+from messagestore.files.writer_lock import is_writing
+from messagestore.format import record_columns, record_scan
 from messagestore.format.config import FLUSHED, StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.inner_batch import single_records
-from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE, UNIT
+from messagestore.format.layout import BLANK, FILLER_UNIT_SIZE
 from messagestore.format.message import BATCH_TOPIC
+from messagestore.format.record_scan import MIN_RECORD_SIZE
 from messagestore.format.rows import SCHEDULE_TOPIC
-from messagestore.log.batch_journal import BatchJournal
-from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.condition import Promise, Shown, Traces, look
+from messagestore.log.lost_end import lost_segments
 from messagestore.log.refusals import check_readable_topic, refuse_to_read
-from messagestore.log.seal_check import Fault, fault_of, is_deleted, sealed_at
-from messagestore.log.sealed_ends import SealedEnds
 from messagestore.log.store_files import Identity, Paths, StoreFiles, looks_like_store
-from messagestore.read.proven_tail import ProvenTail, find_proven_tail, tell
+from messagestore.read.ahead import Ahead
+from messagestore.read.proven_tail import ProvenTail, find_killed_tail, find_proven_tail, tell
+from messagestore.read.sight import NumbersLeft, SealBroken, Sealed, Sight, Units, Unrecovered, UpTo
 
 _log = logging.getLogger(__name__)
 _TRIES = 2
@@ -79,6 +79,13 @@ _MOST_GAPS = 4
 
 _LOOK_S = 0.1
 """The longest wait for a change of `state`: a broker that takes the store over does not change it."""
+_LOCK_LOOK_S = 0.05
+"""How often a reader looks whether the writer that has something in flight lives."""
+_SET_BACK_MS = 10_000
+"""The longest time by which a broker's clock may be set back without making a search by time inexact. The times of this
+project's writers stand still then, up to an hour.
+"""
+_LOOKED_THROUGH_ROWS = 4096
 _POLL_S = 0.004
 """How often to look where nothing tells of changes: a broker writes through memory mappings."""
 
@@ -109,8 +116,9 @@ class Visible:
     clean_end : int
         C: everything below it survives a power cut.
     recovered : bool
-        False: the state was written in another boot, or by a recovery that has not ended. What is derived from the log
-        above C may be incomplete, and so may files that hold such data besides older data.
+        False: the state was written in another boot, or by a writer that was killed, or by a recovery that has not
+        ended. What is derived from the log above C may be incomplete, and so may files that hold such data besides
+        older data.
     """
 
     end: int | None
@@ -150,32 +158,35 @@ class StoreView:
     ) -> None:
         paths = Paths(root)
         disk = disk or Disk()
-        refuse_to_read(disk, paths)
+        refuse_to_read(disk, paths, config)
+
         self._folders: dict[str, File] = {}
         self._identity_file: File | None = None
         self._pin_folders(disk, paths)
+
         self.files = StoreFiles(paths, config or StoreConfig(), self._read_identity(disk, paths), disk)
         self.files.load(index=False)
+
         self._ends: dict[tuple[str, int], int] = {}
         self._seen: Visible | None = None
-        self.tail: ProvenTail | None = None
-        """What is proven above C in a store that no writer has recovered since the machine was started."""
+        self.sight: Sight = Units(self.files)
+        """What the view sees, according to the last `refresh`."""
+        self._left: NumbersLeft | None = None
         self._given_tail = tail
-        self._tail_key: tuple[int, int] | None = None
+        self._lock_look_at_s = 0.0
         self.generation = 0
         """How often `spark/state` turned out to be another file: the store may have been restored file by file."""
         self._state_inode = -1
-        self._end_checked = False
-        self._closed: tuple[int, int | None] = (-1, None)  # counter, CRC of the store checkpoint at that time
-        self._closed_end: int | None = None
+        self._end_checked = self._units_checked = False
+        self._promise: Promise | None = None
         self._watch: FolderWatch | None = None
         self._watch_at_s = 0.0
+
         self.own = False
         """Whether no broker ever wrote the store, according to the last `refresh`: then each record has the number of
         its unit.
         """
-        self._seals: tuple[State, SealedEnds] | None = None  # what is known about the queues of a closed store
-        self._closed_state: State | None = None
+
         self.visible = self.refresh()
 
     @property
@@ -191,7 +202,14 @@ class StoreView:
     @property
     def known_end(self) -> int | None:
         """Where the log ended for readers at the last `refresh`; None if only the queues show it (a broker's store)."""
-        return self._closed_end if self.visible.end is None else self.visible.end
+        return self.sight.known_end
+
+    @property
+    def tail(self) -> ProvenTail | None:
+        """What is proven above C in a store that no writer has recovered since the machine was started, or since a
+        writer with ASYNC_FLUSH was killed.
+        """
+        return self.sight.tail
 
     @property
     def known_ids(self) -> frozenset[str]:
@@ -215,34 +233,17 @@ class StoreView:
         files = self.files
         self.check_place()
         if files.identity is None:
-            files.identity = self._read_identity(files.disk, files.paths)
+            files.know(self._read_identity(files.disk, files.paths))
         self._forget_deleted()
-        abort, state = files.read_abort(), files.state_file.read()
-        if files.state_file.inode != self._state_inode:  # files may have been restored one by one
-            if self._state_inode >= 0:
-                self._begin_anew()
-            self._state_inode = files.state_file.inode
-        counter = state.counter if state is not None else -1
-        if self._seen is not None and counter != self._seen.counter and self._written_over(counter):
+
+        traces = look(files, self._promise)
+        if self._is_replaced(traces.state):
             self._begin_anew()
-        self._closed_end, same_boot = None, True
-        if not files.store_id or abort != files.abort_token:
-            if abort is None and state is not None and self._closed_by_us(state):
-                self._closed_end, self._closed_state = state.clean_end, state
-            self.visible = Visible(None, state.counter if state is not None else -1, 0)
-        else:
-            if state is None:
-                raise CorruptionError(
-                    files.paths.state,
-                    0,
-                    "a valid slot",
-                    "none",
-                    hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
-                )
-            same_boot = state.boot_hash == boot_hash()
-            up_to = state.flushed_end if files.config.read_up_to == FLUSHED else state.visible_end
-            visible_end = up_to if same_boot else self._proven_end_of(state)
-            self.visible = Visible(visible_end, state.counter, state.clean_end, same_boot and not state.recovering)
+            traces = look(files)
+
+        self._promise, state = traces.promise, traces.state
+        self._see(self._sight_of(traces), traces)
+
         if files.config.read_up_to == FLUSHED and self.known_end is None:
             raise ConfigError(
                 f"readUpTo: found flushed, but nothing in {files.paths.root} says what is on the disk: a Java broker "
@@ -251,9 +252,9 @@ class StoreView:
                 key="readUpTo",
                 value=FLUSHED,
             )
+
         self.own = state is not None and state.own and self.known_end is not None
-        if self.visible.end is None or same_boot:
-            self.tail = self._tail_key = None
+
         if self.visible != self._seen:
             end = self.visible.end
             if end is None or end > files.commit_log.max_offset:
@@ -261,14 +262,107 @@ class StoreView:
             if self._seen is not None and self._seen.end is None and end is not None:
                 self._ends.clear()  # a writer of ours took over: limit what was accepted without proof
             self._seen = self.visible
-        if abort is None and state is None and not self._end_checked:
+
+        if traces.abort is None and state is None and not self._end_checked:
             self._check_end()
-        if self._closed_end is not None and files.commit_log.max_offset < self._closed_end:
-            found = files.commit_log.max_offset
-            raise CorruptionError(
-                files.paths.commit_log, found, f"segments up to {self._closed_end}", f"none from {found} on"
-            )
+        self._check_segments(traces)
         return self.visible
+
+    def _sight_of(self, traces: Traces) -> Sight:
+        """What a reader sees of a store that was left like this. It is the same object while nothing has changed.
+
+        Raises
+        ------
+        CorruptionError
+            No slot of `state` is valid.
+        NotRecoveredError
+            With `failOnUnproven`: the log has records that only recovery can show.
+        """
+        files, state, now = self.files, traces.state, self.sight
+        shown = traces.condition.shown
+        if shown is Shown.UNITS:
+            return now if isinstance(now, Units) else Units(files)
+        if state is None:
+            raise CorruptionError(
+                files.paths.state,
+                0,
+                "a valid slot",
+                "none",
+                hint="Run `messagestore recover` on the store. The messages in the log are not affected.",
+            )
+        if shown is Shown.SEALED:
+            return now if isinstance(now, Sealed) and now.state == state else Sealed(files, state)
+
+        flushed = files.config.read_up_to == FLUSHED
+        killed = shown is Shown.UP_TO_V and not flushed and self._was_killed(state)
+        if killed or shown is Shown.PROVEN_TAIL:
+            return self._unrecovered(state, killed=killed)
+        end = state.flushed_end if flushed else state.visible_end
+        return now if isinstance(now, UpTo) and now.end == end else UpTo(files, end, self._numbers_left(state))
+
+    def _numbers_left(self, state: State) -> NumbersLeft:
+        """The numbers of queues without files. The object stays until C moves, because it reads the seals once."""
+        if self._left is None or self._left.clean_end != state.clean_end:
+            self._left = NumbersLeft(self.files, state.clean_end)
+        return self._left
+
+    def _see(self, sight: Sight, traces: Traces) -> None:
+        """Show the store like this from now on."""
+        state = traces.state
+        counter, clean_end, recovered = -1 if state is None else state.counter, 0, True
+        if state is not None and traces.condition.ours_open:
+            clean_end = state.clean_end
+            recovered = isinstance(sight, UpTo) and not state.recovering
+        self.sight, self.visible = sight, Visible(sight.end, counter, clean_end, recovered)
+
+    def _is_replaced(self, state: State | None) -> bool:
+        """Whether the files are others than at the last look: somebody has restored them, one by one or in place."""
+        before, self._state_inode = self._state_inode, self.files.state_file.inode
+        if self._state_inode != before and before >= 0:
+            return True
+        counter = -1 if state is None else state.counter
+        return self._seen is not None and counter != self._seen.counter and self._written_over(counter)
+
+    def _check_segments(self, traces: Traces) -> None:
+        """Refuse a log that lacks segments: a copy of a part of it, or one of several folders (`storePathCommitLog`).
+
+        `spark/state` says how far the log reached, whatever the store checkpoint says. It does not count while a broker
+        is at work, which may have cut the log. Without it, units show that segments are missing: those of a queue are
+        compared with the log when its end is asked for, and here, if there is no segment at all.
+
+        Raises
+        ------
+        CorruptionError
+        """
+        files, log, state = self.files, self.files.commit_log, traces.state
+        known = self.known_end or 0
+        if state is not None and not traces.condition.broker_open:
+            known = max(known, state.clean_end)
+        if known > log.max_offset:
+            log.load()
+        if known > log.max_offset and files.state_file.read() == state:  # otherwise a recovery has just cut the log
+            raise lost_segments(log, f"{known}, where the log ended according to {files.paths.state}")
+        if not log.offsets and self.known_end is None and not self._units_checked:
+            log.load()
+            if not log.offsets:
+                self.check_units_in_log()
+                self._units_checked = True
+
+    @healing
+    def check_units_in_log(self) -> None:
+        """Check that no queue of a broker's store has a unit behind the last segment.
+
+        This asks for the ends of all queues, so it is for callers that do not read the log queue by queue.
+
+        Raises
+        ------
+        CorruptionError
+            There is one: segments are missing.
+        """
+        if self.known_end is None:
+            for topic, queue_ids in self.files.queue_names().items():
+                for queue_id in queue_ids:
+                    self.max_offset(topic, queue_id)
 
     def _check_end(self) -> None:
         """Check the last record of a log without `state`, which the store checkpoint names if this project closed it.
@@ -311,23 +405,57 @@ class StoreView:
         self._drop_files()
         self.files.commit_log.load()
         self._ends.clear()
-        self._seen, self._closed, self._seals = None, (-1, None), None
+        self._seen, self._promise, self._left, self.sight = None, None, None, Units(self.files)
 
-    def _proven_end_of(self, state: State) -> int:
-        """How far the log of another boot is proven to be on the disk. The search is done once."""
-        files, key = self.files, (state.counter, state.clean_end)
-        if self.tail is None or self._tail_key != key:
+    def _was_killed(self, state: State) -> bool:
+        """Whether a writer with ASYNC_FLUSH was killed in this boot, and no recovery has published since.
+
+        V is then behind what was acknowledged: the units are written shortly after the puts return. A look at the lock
+        shows whether the writer lives; if another process holds it, that is about to recover the store. The look is
+        repeated after `_LOCK_LOOK_S` at the earliest. While a recovery is at work, and until it publishes, what was
+        shown stays.
+        """
+        if not state.asynchronous or state.poisoned or state.nothing_in_flight:
+            return False
+
+        now = self.sight
+        if state.recovering:
+            return True
+        if isinstance(now, Unrecovered) and (now.counter, now.tail.start) == (state.counter, state.visible_end):
+            return True
+
+        given = self._given_tail
+        if given is not None and given.start == state.visible_end < given.end:
+            return True
+
+        now_s = time.monotonic()
+        if now_s < self._lock_look_at_s:
+            return False
+        self._lock_look_at_s = now_s + _LOCK_LOOK_S
+        lock = self.files.paths.writer_lock
+
+        # A writer may have published or closed between the two looks: a free lock counts only for the same `state`.
+        return not is_writing(lock, state.writer_pid) and self.files.state_file.read() == state
+
+    def _unrecovered(self, state: State, *, killed: bool) -> Sight:
+        """How far the log of another boot is proven to be on the disk, or that of a killed writer goes on.
+
+        The search is done once.
+        """
+        files, start, now = self.files, state.visible_end if killed else state.clean_end, self.sight
+        if not isinstance(now, Unrecovered) or (now.counter, now.tail.start) != (state.counter, start):
             files.commit_log.load()
             self._ends.clear()
-            if self._given_tail is not None and self._given_tail.start == state.clean_end:
-                self.tail = self._given_tail
+            if self._given_tail is not None and self._given_tail.start == start:
+                tail = self._given_tail
             else:
-                self.tail = find_proven_tail(files, state, files.config.proven_tail_size)
-                tell(self.tail, files.paths.root)
-            self._tail_key = key
-        if files.config.fail_on_unproven and not self.tail.complete:
-            raise NotRecoveredError(self.tail.words(files.paths.root))
-        return self.tail.end
+                find = find_killed_tail if killed else find_proven_tail
+                tail = find(files, state, files.config.proven_tail_size)
+                tell(tail, files.paths.root)
+            self.sight = now = Unrecovered(files, tail, state.counter, self._numbers_left(state))
+        if files.config.fail_on_unproven and not now.tail.complete:
+            raise NotRecoveredError(now.tail.words(files.paths.root))
+        return now
 
     # ---- the place
 
@@ -368,10 +496,12 @@ class StoreView:
         if len(self._folders) < 2:  # root and log
             self._pin_folders(disk, paths)
         if self._identity_file is not None and not disk.at_path(self._identity_file):
-            found = Identity.read(disk, paths.identity)
-            if found is not None and found.store_id != files.store_id:
+            now = Identity.read(disk, paths.identity)
+            if now is not None and now.store_id != files.store_id:
                 raise self._moved()
-            self._read_identity(disk, paths)  # a new file with the same id: an upgrade of its format
+            identity = self._read_identity(disk, paths)  # a new file with the same id: other delay levels
+            if identity is not None:
+                files.know(identity)
 
     def _moved(self) -> StoreError:
         """The error for a folder that is no longer at its path."""
@@ -379,15 +509,18 @@ class StoreView:
         self._drop_files()  # some may have been opened at the path since then
         opened = f"the folder that was opened (store {self.store_id or 'without an id'})"
         what = "Open the store at the place where it is now"
+
         if not looks_like_store(disk, paths):
             found = "another folder, without a store in it," if disk.is_folder(paths.root) else "nothing"
             text = f"{paths.root}: found {found} where {opened} was: it was renamed, deleted or unmounted. {what}"
             return NotAStoreError(text, path=paths.root)
+
         try:
             identity = Identity.read(disk, paths.identity)
             found = f"store {identity.store_id}" if identity is not None else "a store without an id"
         except StoreError as error:
             found = f"a store that cannot be read ({error})"
+
         return StoreWentBackwardsError(
             f"{paths.root}: found {found} in another folder than {opened}: it was restored, replaced or created again. "
             f"{what}"
@@ -437,26 +570,6 @@ class StoreView:
         self.files.pool.clear()
         self.files.log_pool.clear()
 
-    def _closed_by_us(self, state: State) -> bool:
-        """Whether a Python writer closed the store and no broker has written since: then its end is known.
-
-        In such a store, units are trusted: a unit that points to damage does not end its queue, and the damage is
-        reported when the message is read.
-        """
-        if not state.clean or state.visible_end != state.clean_end:
-            return False
-        files = self.files
-        if self._closed[0] != state.counter:
-            self._closed = state.counter, self._checkpoint_crc()
-        checkpoint = store_checkpoint.read(files.disk, files.paths.checkpoint)
-        if self._closed[1] is None:  # no journal shows it; the checkpoint names the log's last record as ours does
-            return bool(state.anchor_size) and checkpoint.confirm_physical_offset == state.anchor_position
-        return self._closed[1] == record.crc32(checkpoint.to_bytes())
-
-    def _checkpoint_crc(self) -> int | None:
-        paths = self.files.paths
-        return BatchJournal.read_checkpoint_crc(self.files.disk, paths.journal, paths.journal_1)
-
     def quiet(self) -> tuple[int, int] | None:
         """A token that changes when a writer writes; None while a writer may be writing.
 
@@ -500,23 +613,11 @@ class StoreView:
     def topics(self) -> dict[str, list[int]]:
         """The queue ids of each topic, from the existing folders."""
         self.check_place()
-        found = self.files.queue_names() | self.files.find_batch_queues()
-        for topic, queue_id in (*(self.tail.units if self.tail is not None else ()), *self._lost_queues()):
-            if queue_id not in found.setdefault(topic, []):
-                found[topic] = sorted([*found[topic], queue_id])
-        return found
-
-    def _lost_queues(self, topic: str | None = None) -> list[tuple[str, int]]:
-        """The queues of a closed store whose folders are missing. They are listed, and their ends raise an error."""
-        if self._closed_end is None:
-            return []
-        files = self.files
-        keys = [key for key in self._sealed().seals if topic in (None, key[0])]
-        there = {name: set(queue_ids_of(files.disk, files.paths.root, name)) for name in {name for name, _ in keys}}
-        lost = [key for key in keys if key[1] not in there[key[0]]]
-        if lost:
-            files.topics.load()  # a broker that deletes a topic removes its name
-        return [key for key in lost if not is_deleted(files, key)]
+        queues = self.files.queue_names() | self.files.find_batch_queues()
+        for topic, queue_id in self.sight.other_queues():
+            if queue_id not in queues.setdefault(topic, []):
+                queues[topic] = sorted([*queues[topic], queue_id])
+        return queues
 
     def queue_ids(self, topic: str) -> list[int]:
         """The queue ids of one topic, from its folders.
@@ -527,17 +628,16 @@ class StoreView:
             The topic's queues are not simple queues.
         """
         check_readable_topic(topic)
-        found = queue_ids_of(self.files.disk, self.files.paths.root, topic)
-        if not found:
-            found = self.files.find_batch_queues().get(topic, [])
-        if self.tail is not None:
-            found = sorted({*found, *(queue_id for name, queue_id in self.tail.units if name == topic)})
-        return sorted({*found, *(queue_id for _, queue_id in self._lost_queues(topic))})
+        queue_ids = queue_ids_of(self.files.disk, self.files.paths.root, topic)
+        if not queue_ids:
+            queue_ids = self.files.find_batch_queues().get(topic, [])
+        return sorted({*queue_ids, *(queue_id for _, queue_id in self.sight.other_queues(topic))})
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, loaded again if files were added or deleted."""
         queue = self.files.queue(topic, queue_id)
         known = self._ends.get((topic, queue_id), 0)
+
         if len(queue.offsets) > 1:
             queue.forget_deleted()
         if not queue.offsets or known >= queue.end_file_queue_offset:
@@ -546,6 +646,7 @@ class StoreView:
             queue.load()
             if not queue.offsets or self._ends.get((topic, queue_id), 0) > queue.end_file_queue_offset:
                 self._ends.pop((topic, queue_id), None)
+
         check_readable_topic(topic)
         if not queue.offsets and topic in self.files.find_batch_queues():
             queue = self.files.queue(topic, queue_id)
@@ -561,37 +662,32 @@ class StoreView:
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The number of the first message of a queue that is not visible (yet)."""
         key = (topic, queue_id)
-        if self.tail is not None:
-            return self._end_in_tail(key)
+        tail = self.sight.tail
+        if tail is not None and key in tail.units:
+            return tail.queue_end(key)
         queue = self._queue(topic, queue_id)
-        end = self._visible_end(topic, queue_id, self._ends.get(key, 0))
+        end = self._visible_end(key, self._ends.get(key, 0))
         while end and end == queue.end_file_queue_offset:  # the last known file is full: there may be more files
             queue.load()
             if end >= queue.end_file_queue_offset:
                 break
-            end = self._visible_end(topic, queue_id, end)
+            end = self._visible_end(key, end)
         self._ends[key] = end
         return end
 
-    def _end_in_tail(self, key: tuple[str, int]) -> int:
-        """The end of a queue in what is proven. Units above C come from the records; those in files were not synced."""
-        assert self.tail is not None
-        if key in self.tail.units:
-            return self.tail.queue_end(key)
-        if key not in self._ends:
-            self._queue(*key)
-            self._ends[key] = proven_queue_end(self.files, *key, self.tail.start, crc=False)
-        return self._ends[key]
-
-    def _visible_end(self, topic: str, queue_id: int, hint: int) -> int:
+    def _visible_end(self, key: tuple[str, int], hint: int) -> int:
         """The maximum offset of a queue in the files that are known."""
-        queue = self.files.queue(topic, queue_id)
-        if self.visible.end is not None:
-            return queue.end(hint=hint, limit=self.visible.end)
-        end = self._proven_end(topic, queue_id, hint)
-        if self.files.abort_is_ours:  # a writer of ours took over meanwhile
+        sight = self.sight
+        try:
+            end = sight.queue_end(key, hint, known=key in self._ends)
+        except SealBroken as broken:
             self.refresh()
-            return queue.end(hint=0, limit=self.visible.end)
+            if self.sight is sight:
+                raise broken.fault.error() from None
+            end = self._visible_end(key, 0)  # a writer opened the store meanwhile
+        if sight.end is None and self.files.abort_is_ours:  # a writer of ours took over meanwhile
+            self.refresh()
+            return self.files.queue(*key).end(hint=0, limit=self.visible.end)
         return end
 
     def max_offsets(self, queues: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -610,61 +706,11 @@ class StoreView:
                 state = self.files.state_file.read()
                 if state is not None and not state.recovering and state.boot_hash == boot_hash():
                     visible = self.visible = Visible(state.visible_end, state.counter, state.clean_end)
+                    self.sight = UpTo(self.files, state.visible_end, self._numbers_left(state))
             ends = {key: self.max_offset(*key) for key in keys}
             if self.visible == visible and (visible.end is not None or self.refresh() == visible):
                 return ends
         raise AssertionError("unreachable")
-
-    def _proven_end(self, topic: str, queue_id: int, hint: int) -> int:
-        sealed = self._sealed() if self._closed_end is not None else None
-        known = sealed is None or sealed.end_of((topic, queue_id)) in (hint, None)
-        if known and (topic, queue_id) in self._ends and self.files.queue(topic, queue_id).end(hint=hint) == hint:
-            return hint  # nothing was added; this took one read
-        if self._closed_end is not None:
-            return self._sealed_end(topic, queue_id, hint)
-        log = self.files.commit_log
-        torn = self.files.read_abort() is not None  # a broker that crashed may have left a torn record
-        end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
-        if end <= hint:
-            log.load()  # a new segment may be there
-            end = proven_queue_end(self.files, topic, queue_id, 1 << 62, hint, crc=torn)
-        return end
-
-    def _sealed(self) -> SealedEnds:
-        """The ends of the queues of a store that a Python writer closed, as far as they are known; read once."""
-        assert self._closed_end is not None
-        assert self._closed_state is not None
-        if self._seals is None or self._seals[0] != self._closed_state:
-            self._seals = self._closed_state, sealed_at(self.files, self._closed_end, self._closed_end)
-        return self._seals[1]
-
-    def _sealed_end(self, topic: str, queue_id: int, hint: int) -> int:
-        """The end of a queue in a closed store.
-
-        Raises
-        ------
-        CorruptionError
-            The queue lacks units that it had when the store was closed.
-        """
-        ends, key, state = self._sealed(), (topic, queue_id), self._closed_state
-        expected, queue = ends.end_of(key), self.files.queue(topic, queue_id)
-        if expected is None:
-            return queue.end(hint=hint)
-        fault = fault_of(self.files, ends, key)
-        if fault is not None:
-            self.files.topics.load()  # a broker that deletes a topic removes its name
-            queue.load()  # a writer may have created the next file, or rebuilt the queue
-            fault = fault_of(self.files, ends, key)
-        end = queue.end(hint=expected)
-        if fault is None and end > expected:
-            words = f"{expected} units, as at the clean end"
-            fault = Fault(queue.directory, expected * UNIT.size, words, str(end))
-        if fault is None:
-            return end
-        self.refresh()
-        if self._closed_end is not None and self._closed_state == state:
-            raise fault.error()
-        return self._visible_end(topic, queue_id, 0)  # a writer opened the store meanwhile
 
     @healing
     def min_offset(self, topic: str, queue_id: int) -> int:
@@ -680,46 +726,55 @@ class StoreView:
         none.
         """
         end = self.max_offset(topic, queue_id)  # first, since it loads the files that were added
-        found = self._queue(topic, queue_id).search_physical(physical_offset)
-        if self.tail is not None and (topic, queue_id) in self.tail.units:
-            first = self.tail.units[topic, queue_id][0]
-            if found >= first or not self.files.queue(topic, queue_id).offsets:
-                found = self.tail.search_physical((topic, queue_id), physical_offset)
-        return min(found, end)
+        tail, key = self.sight.tail, (topic, queue_id)
+        if not self._queue(topic, queue_id).offsets and (tail is None or key not in tail.units):
+            return end
+        return min(self.sight.search_physical(key, physical_offset), end)
 
     @healing
     def offset_behind_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """The number of the first message of a queue that was stored after a time; its maximum offset if there is
         none.
+
+        A broker's store times go back when its clock is set back. By up to `_SET_BACK_MS`, the number is exact: the
+        search begins that much earlier, and looks at each message from there on.
         """
-        left, right = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        left, end = self.min_offset(topic, queue_id), self.max_offset(topic, queue_id)
+        right, before_ms = end, timestamp_ms - (0 if self.own else _SET_BACK_MS)
         while left < right:
             middle = (left + right) // 2
             units = self.units(topic, queue_id, middle, middle + 1)
             head = self.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
-            if head is not None and int(head["store_timestamp_ms"]) > timestamp_ms:
+            if head is not None and int(head["store_timestamp_ms"]) > before_ms:
                 right = middle
             else:
                 left = middle + 1
-        return left
+        return left if before_ms == timestamp_ms else self._first_behind(topic, queue_id, left, end, timestamp_ms)
+
+    def _first_behind(self, topic: str, queue_id: int, start: int, end: int, timestamp_ms: int) -> int:
+        """The number of the first message from `start` on that was stored after a time; `end` if there is none."""
+        log = self.files.commit_log
+        while start < end:
+            units = self.units(topic, queue_id, start, min(end, start + _LOOKED_THROUGH_ROWS))
+            if not len(units):
+                return start
+
+            rows = np.flatnonzero((units["physical_offset"] >= log.min_offset) & (units["size"] >= MIN_RECORD_SIZE))
+            if len(rows):
+                offsets = units["physical_offset"][rows].astype(np.int64)
+                data, positions = log.gather(offsets, np.minimum(units["size"][rows], HEAD_READ_SIZE).astype(np.int32))
+                heads = record_scan.heads(np.append(data, np.zeros(HEAD_READ_SIZE, np.uint8)), positions)
+                later = (heads["physical_offset"] == offsets) & (heads["store_timestamp_ms"] > timestamp_ms)
+                if later.any():
+                    return start + int(rows[later.argmax()])
+
+            start += len(units)
+        return end
 
     @healing
     def units(self, topic: str, queue_id: int, start: int, end: int) -> NDArray[np.void]:
         """The units `start..end` of a queue, as far as its files hold them. The caller has called `max_offset`."""
-        key = (topic, queue_id)
-        if self.tail is None or key not in self.tail.units or end <= self.tail.units[key][0]:
-            queue = self.files.queue(topic, queue_id)
-            units = queue.read(start, end - start)
-            if len(units) < end - start:
-                queue.load()  # the next file was created meanwhile
-                units = queue.read(start, end - start)
-            return units
-        first = self.tail.units[key][0]
-        above = self.tail.read(key, max(start, first), end)
-        if start >= first:
-            return above
-        below = self.files.queue(topic, queue_id).read(start, first - start)
-        return np.concatenate([below, above]) if len(below) == first - start else below
+        return self.sight.units((topic, queue_id), start, end)
 
     @healing
     def record_crc(self, position: int, size: int) -> int | None:
@@ -773,6 +828,8 @@ class StoreView:
         OffsetOutOfRangeError
             Retention has deleted the next message, at `queue_offset`; `min` is the first one that is left. All messages
             before it were given.
+        StoreClosedError
+            The iteration was begun before a fork.
         """
         blocks = self.blocks(topic, queue_id, start, end, max_rows, max_bytes)
 
@@ -782,11 +839,10 @@ class StoreView:
         if end - start <= max_rows:
             yield from map(decoded, blocks)
             return
-        with ThreadPoolExecutor(1) as pool:  # reading and copying do not need the GIL, which the CRCs hold for long
-            ahead = deque(pool.submit(next, blocks, None) for _ in range(_READ_AHEAD))
-            while (block := ahead.popleft().result()) is not None:
-                ahead.append(pool.submit(next, blocks, None))
-                yield decoded(block)
+        with Ahead(
+            blocks, _READ_AHEAD
+        ) as made:  # reading and copying do not need the GIL, which the CRCs hold for long
+            yield from map(decoded, made)
 
     def blocks(
         self,
@@ -812,10 +868,10 @@ class StoreView:
             try:
                 block = self._block(topic, queue_id, position, min(end, position + max_rows), max_bytes, codes)
             except FileNotFoundError as error:
-                self._check_retention(topic, queue_id, position, end)
+                self._check_retention(topic, queue_id, position)
                 raise CorruptionError(str(error.filename), 0, "this file", "none") from error
             if block is None:
-                self._check_retention(topic, queue_id, position, end)
+                self._check_retention(topic, queue_id, position)
                 raise StoreWentBackwardsError(
                     f"{topic}/{queue_id}: message {position} was visible and is gone. The queue was deleted, or the "
                     f"store was restored"
@@ -831,33 +887,40 @@ class StoreView:
         units = self.units(topic, queue_id, position, end)
         if not len(units) or 0 <= int(units["physical_offset"][0]) < self.files.commit_log.min_offset:
             return None
+
         end = position + len(units)
         rows = np.arange(len(units), dtype=np.int64)
         all_offsets = units["physical_offset"].astype(np.int64)
+
         if codes is not None:
             rows = rows[np.isin(units["tags_code"], codes) | (units["tags_code"] <= _EXTENSION_ADDRESS)]
             if not len(rows):
                 none = np.empty(0, np.int64)
                 sizes, path = none.astype(np.int32), self.files.paths.commit_log
                 return Gathered(topic, queue_id, position, end, none, none, sizes, none.astype(np.uint8), none, path)
+
         sizes = units["size"][rows].astype(np.int32)
         physical_offsets = all_offsets[rows]
         costs = sizes
         if self.files.has_batch_queues(topic):  # the messages of one record are read together
             costs = np.where(np.diff(physical_offsets, prepend=-1) == 0, 0, sizes).astype(np.int32)
+
         count = max(1, int(np.searchsorted(np.cumsum(costs, dtype=np.int64), max_bytes, side="right")))
         gaps = physical_offsets[1:count] - physical_offsets[: count - 1] - sizes[: count - 1]
         read_together = np.cumsum(costs[1:count] + np.where((gaps > 0) & (gaps <= GAP), gaps, 0), dtype=np.int64)
         count = 1 + int(np.searchsorted(read_together, _MOST_GAPS * max_bytes, side="right"))
         if count < len(rows):
             end = position + int(rows[count])
+
         queue_offsets = position + rows[:count]
         sizes, physical_offsets = sizes[:count], physical_offsets[:count]
         self.check_units(topic, queue_id, queue_offsets, physical_offsets, sizes)
         if self.files.has_batch_queues(topic):
             return self._gathered_singly(topic, queue_id, position, queue_offsets, physical_offsets, sizes)
+
         data, positions = self.files.commit_log.gather(physical_offsets, sizes)
         self.check_place()  # after reading, because files are opened by their paths
+
         renumbered = None
         if not self.own:
             renumbered = self._in_order(topic, queue_id, position, all_offsets)[rows[:count]]
@@ -877,10 +940,13 @@ class StoreView:
     ) -> Gathered:
         """Messages of a batch queue, each with a record of its own that is made from its part of the inner batch."""
         queue, log, path = self.files.queue(topic, queue_id), self.files.commit_log, self.files.paths.commit_log
+
         places, firsts = np.unique(physical_offsets, return_index=True)
         data, positions = log.gather(places, sizes[firsts])
+        # After reading, because files are opened by their paths.
         self.check_place()
-        found: list[bytes] = []
+
+        records_of_units: list[bytes] = []
         for row, (place, first) in enumerate(zip(places.tolist(), firsts.tolist(), strict=True)):
             at, size = int(positions[row]), int(sizes[first])
             records = single_records(data[at : at + size].tobytes(), path, place)
@@ -889,18 +955,19 @@ class StoreView:
             if skipped + wanted > len(records):
                 said = f"unit {int(queue_offsets[first]) + wanted - 1} of {topic}/{queue_id}"
                 raise MagicError(path, place, said, f"a record with {len(records)} messages")
-            found += records[skipped : skipped + wanted]
-        lengths = np.fromiter(map(len, found), np.int32, len(found))
+            records_of_units += records[skipped : skipped + wanted]
+
+        lengths = np.fromiter(map(len, records_of_units), np.int32, len(records_of_units))
         ends = np.cumsum(lengths, dtype=np.int64)
         return Gathered(
             topic,
             queue_id,
             start,
-            start + len(found),
+            start + len(records_of_units),
             queue_offsets,
             physical_offsets,
             lengths,
-            np.frombuffer(b"".join(found), np.uint8),
+            np.frombuffer(b"".join(records_of_units), np.uint8),
             ends - lengths,
             path,
         )
@@ -919,13 +986,13 @@ class StoreView:
         renumbered: NDArray[np.bool_] = np.diff(physical_offsets, prepend=last) > 0
         return renumbered
 
-    def _check_retention(self, topic: str, queue_id: int, position: int, end: int) -> None:
+    def _check_retention(self, topic: str, queue_id: int, position: int) -> None:
         """Raise an error if the message at `position` was deleted with the first segments of the log.
 
         Raises
         ------
         OffsetOutOfRangeError
-            The message was deleted. The error says how many messages up to `end` are missing.
+            The message was deleted. The error says how many messages are gone, from this one to the first that is left.
         NotAStoreError, StoreWentBackwardsError
             The whole store is missing, or another one is there.
         """
@@ -935,8 +1002,8 @@ class StoreView:
             return
         high = self.max_offset(topic, queue_id)
         raise OffsetOutOfRangeError(
-            f"{topic}/{queue_id}: {min(begin, end) - position} messages from {position} on are gone, because retention "
-            f"has deleted their segments. The queue holds {begin} to {high}",
+            f"{topic}/{queue_id}: {begin - position} messages from {position} on are gone, because retention has "
+            f"deleted their segments. The queue holds {begin} to {high}",
             topic=topic,
             queue_id=queue_id,
             queue_offset=position,

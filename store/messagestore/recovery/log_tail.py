@@ -28,8 +28,8 @@ from messagestore.format.layout import (
 )
 from messagestore.format.record_scan import FIRST_MAGIC_BYTE, MAGIC_POSITION, PROPERTY_CRC_BEGIN
 from messagestore.log.batch_search import is_batch_by_lengths, read_batch
+from messagestore.log.log_end import LogEnd
 from messagestore.log.store_files import StoreFiles
-from messagestore.write.standing import LogEnd
 
 _SEARCH_SIZE = 16 * 1024 * 1024
 _MAGICS = tuple(int(np.array(magic, ">i4").view("=i4")) for magic in (MAGIC_V1, MAGIC_V2))
@@ -64,8 +64,10 @@ def tail_behind(log: CommitLog, physical_offset: int) -> Tail:
             continue
         ranges = log.nonzero_ranges(start)
         tail.byte_count += ranges[-1][1] - start if ranges else 0
+
     end = 0
     for at, head in heads_behind(log, physical_offset):
+        # The body of a record may look like records.
         if at < end:
             continue
         end = at + int(head["total_size"])
@@ -105,10 +107,12 @@ def _magics_in(data: NDArray[np.uint8], step: int) -> NDArray[np.int64]:
     """Where records may begin in `data[:step]`, judged by the magic alone; each has room for a whole head."""
     magics = unaligned(data, np.int32)
     most = min(len(magics), step + MAGIC_POSITION)
-    found = np.flatnonzero(data[:most] == FIRST_MAGIC_BYTE)
-    magic = magics[found]
-    found = found[(magic == _MAGICS[0]) | (magic == _MAGICS[1])] - MAGIC_POSITION
-    places: NDArray[np.int64] = found[(found >= 0) & (found < step) & (found + RECORD_HEAD.size <= len(data))]
+    positions = np.flatnonzero(data[:most] == FIRST_MAGIC_BYTE)
+    magic = magics[positions]
+    positions = positions[(magic == _MAGICS[0]) | (magic == _MAGICS[1])] - MAGIC_POSITION
+    places: NDArray[np.int64] = positions[
+        (positions >= 0) & (positions < step) & (positions + RECORD_HEAD.size <= len(data))
+    ]
     return places
 
 
@@ -145,12 +149,14 @@ def later_sync_batch(files: StoreFiles, end: LogEnd) -> BatchRecord | None:
     first = log.head(start)
     if first is not None:
         start += int(first["total_size"])
+
     candidate, candidate_end = -1, -1
     for at, head in heads_behind(log, start):
         if candidate >= 0 and at >= candidate_end:
             batch = _proof(files, candidate, end)
             if batch is not None:
                 return batch
+
         candidate = -1
         if int(head["queue_id"]) == 0 and _begins_batch(log, at, head) and is_batch_by_lengths(log, at, head):
             candidate, candidate_end = at, at + int(head["total_size"])

@@ -5,6 +5,21 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_WHERE = {
+    "zero": "the size of a record is still zero",
+    "end": "a record is not complete",
+    "blank": "a BLANK ends the last segment",
+    "magic": "no record begins",
+    "size": "a record has an impossible size",
+    "position": "a record of another place lies",
+    "length": "the lengths of a record do not add up",
+    "body_crc": "a record's body does not match its CRC",
+    "property_crc": "a record does not match its CRC",
+    "torn": "a record is torn",
+    "batch": "the data of a batch are not complete",
+}
+"""What lies at the log's end, for each `stop`."""
+
 
 @dataclass
 class RecoveryReport:
@@ -13,14 +28,15 @@ class RecoveryReport:
     Parameters
     ----------
     reason : str
-        Why recovery looked at the log: "new", "clean", "closed by a broker", "a broker crashed", "a writer crashed", or
-        "not closed, nothing in flight" (the last writer ended between two appends).
+        Why recovery looked at the log: "new", "clean", "closed by a broker", "closed, but files were lost or changed",
+        "a broker crashed", "a writer crashed", or "not closed, nothing in flight" (the last writer ended between two
+        appends).
     start, end : int
         The physical offsets at which the walk over the log began, and at which the log ends.
     record_count : int
         The number of records that the walk checked.
     stop : str
-        Why the log ends there.
+        Why the log ends there: the reason of a `ScanEnd`, "torn" or "batch". `cut` says it in words.
     zeroed_bytes : int
         The number of bytes after the end that were not zero, and were set to zero.
     cut_messages, cut_queues : int
@@ -62,6 +78,11 @@ class RecoveryReport:
         """The fields as a dictionary, for JSON."""
         return asdict(self)
 
+    def note_queues(self, note: str) -> None:
+        """Report which queues were missing and are rebuilt."""
+        self.notes.append(note)
+        self.rebuilt = f"{self.rebuilt}; {note}" if self.rebuilt else note
+
     @property
     def cut(self) -> str | None:
         """What was cut off the end of the log, in one line; None if nothing was cut off."""
@@ -70,4 +91,4 @@ class RecoveryReport:
         messages = f"{self.cut_messages} message" + ("" if self.cut_messages == 1 else "s")
         queues = f"{self.cut_queues} queue" + ("" if self.cut_queues == 1 else "s")
         kept = f"; the bytes are kept in {self.saved}" if self.saved else ""
-        return f"{self.zeroed_bytes} bytes behind {self.end}: {messages} of {queues} ({self.stop}){kept}"
+        return f"{self.zeroed_bytes} bytes behind {self.end}, where {_WHERE[self.stop]}: {messages} of {queues}{kept}"

@@ -16,16 +16,15 @@ from messagestore.errors import ChecksumError, CorruptionError
 from messagestore.format import record_scan
 from messagestore.format.batch_record import CHUNK_SIZE, BatchRecord
 from messagestore.format.config import SYNC_FLUSH
-from messagestore.format.message import BATCH_TOPIC, MAX_QUEUE_ID, stored_topic_fault, topic_fault
-from messagestore.format.properties import PROPERTY_SEPARATOR
+from messagestore.format.message import BATCH_TOPIC, stored_topic_fault
 from messagestore.format.record_scan import ScanEnd
 from messagestore.format.rows import Rows
 from messagestore.log.batch_search import is_sealed_batch, read_batch
 from messagestore.log.dispatch import QueueRuns
+from messagestore.log.log_end import LogEnd
 from messagestore.log.store_files import StoreFiles
-from messagestore.log.walk import Depth, Run, Walk, rows_of
+from messagestore.log.walk import Depth, Run, Walk, rows_of, whole_rows
 from messagestore.recovery.trust import Trust
-from messagestore.write.standing import LogEnd
 
 _KEPT_RECORDS = 1_000_000  # about 50 bytes each
 _DAMAGED = ("body_crc", "property_crc", "length", "position", "torn")
@@ -114,10 +113,12 @@ class Surveyor:
         """Take in the records of a run that count; False if one of them does not count."""
         survey, rows = self.survey, rows_of(run)
         count = self._check_batches(rows, self._whole(run, rows))
+
         all_count = count == rows.row_count
         if not all_count:
             torn = int(rows.physical_offsets[count])
             rows = rows.slice(0, count)
+
         survey.queues.take(rows)
         if count:
             end, last, size = rows.end, int(rows.physical_offsets[-1]), int(rows.sizes[-1])
@@ -126,6 +127,7 @@ class Surveyor:
             if survey.record_count <= _KEPT_RECORDS and survey.kept_end == rows.physical_offset:
                 survey.kept.append(rows)
                 survey.kept_end = end
+
         if all_count:
             return True
         survey.end = survey.end._replace(physical_offset=torn)
@@ -137,33 +139,21 @@ class Surveyor:
     def _whole(self, run: Run, rows: Rows) -> int:
         """How many records of a run, from its first on, are not torn in the part after the body, which no CRC covers.
 
-        A record that this project writes has a legal topic, and properties that end with a separator. A record that was
-        not written to its end has another last byte, whatever its content is. If a power cut lost a sector in the
-        middle of long properties, this check does not find it: nothing proves that the sector ever held other bytes.
-
-        In a broker's part of the log only the very last record may be torn, and only if the name of its topic shows
-        that (`_torn_in_topic`).
+        In a part of the log that only this project wrote, `whole_rows` tells. In a broker's part only the very last
+        record may be torn, and only if the name of its topic shows that (`_torn_in_topic`).
 
         Raises
         ------
         CorruptionError
             A record in a broker's part of the log has any other topic that cannot have a queue.
         """
+        if self.trust.own:
+            return record_scan.leading(whole_rows(run, rows))
         bad_runs = np.array(
-            [
-                (topic_fault(topic) if self.trust.own else stored_topic_fault(topic)) is not None
-                or not 0 <= queue_id <= (MAX_QUEUE_ID if self.trust.own else queue_id)
-                for topic, queue_id, _, _ in rows.runs()
-            ],
-            np.bool_,
+            [stored_topic_fault(topic) is not None or queue_id < 0 for topic, queue_id, _, _ in rows.runs()], np.bool_
         )
         bad = np.repeat(bad_runs, rows.run_counts)
-        if self.trust.own:
-            ends = run.starts + run.heads["total_size"]
-            rows_without = np.flatnonzero(run.data[ends - 1] != PROPERTY_SEPARATOR[0])
-            _, where = record_scan.parts(run.data, run.starts[rows_without], run.heads[rows_without])
-            bad[rows_without[where.ends > where.property_starts]] = True
-        elif bad.any():
+        if bad.any():
             row, number = int(bad.argmax()), int(bad_runs.argmax())
             if self._torn_in_topic(run, row):
                 return row

@@ -10,16 +10,9 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-
-class Left(enum.Enum):
-    """Who wrote last, and how that writer ended."""
-
-    KILLED = "a writer of ours, killed"
-    CRASHED = "a broker, crashed"
-    CLOSED = "somebody, who closed the store; or nobody yet"
+from messagestore.log.condition import Condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +21,8 @@ class Trust:
 
     Parameters
     ----------
-    left : Left
+    condition : Condition
+        How the store was left.
     anchored : bool
         The survey begins at the clean end, and the record before it is the one that `state` names.
     only_synced : bool
@@ -37,42 +31,27 @@ class Trust:
         The queue files can be used. False: all queues are rebuilt.
     """
 
-    left: Left
+    condition: Condition
     anchored: bool
     only_synced: bool
     units: bool
 
-    @classmethod
-    def killed_writer(cls, *, anchored: bool, only_synced: bool, units: bool) -> Trust:
-        """Trust after a writer of ours died."""
-        return cls(Left.KILLED, anchored, only_synced, units)
-
-    @classmethod
-    def crashed_broker(cls, *, units: bool) -> Trust:
-        """Trust after a broker died, which does not record what it synced."""
-        return cls(Left.CRASHED, anchored=False, only_synced=False, units=units)
-
-    @classmethod
-    def closed_by_a_broker(cls, *, units: bool) -> Trust:
-        """Trust after a broker closed the store, or if nobody has written to it yet."""
-        return cls(Left.CLOSED, anchored=False, only_synced=False, units=units)
-
     @property
     def own(self) -> bool:
         """Whether this project wrote all records from the start of the survey on."""
-        return self.left is Left.KILLED and self.anchored
+        return self.condition.ours_open and self.anchored
 
     @property
     def seals_prove(self) -> bool:
         """Whether each BATCH record was sealed after its data were synced, unless it says ASYNC_FLUSH itself."""
-        return self.left is Left.KILLED and self.only_synced
+        return self.condition.ours_open and self.only_synced
 
     @property
     def partial_batches_stay(self) -> bool:
         """Whether a broker may have kept a part of an ASYNC_FLUSH batch and appended after it."""
-        return self.left is not Left.KILLED
+        return not self.condition.ours_open
 
     @property
     def last_record_may_be_torn(self) -> bool:
         """Whether the last record may be torn, because the store was not closed."""
-        return self.left is not Left.CLOSED
+        return not self.condition.closed

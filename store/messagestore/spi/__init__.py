@@ -2,16 +2,21 @@
 
 `interface` defines the methods of a store. `local` implements them with the files of this host; a store on another host
 would be a second implementation. The functions here need no store: they turn columns into records and back, and check
-names. `local_operator`, which only the command line imports, examines the files of a store on this host.
+names. What only operators ask about the files of a store on this host is `messagestore.inspect`.
 """
 
+from messagestore.batches.append import APPENDED, PlannedWrite
+from messagestore.batches.refusals import no_history
+from messagestore.batches.staging import StagedFile
 from messagestore.files.staging_files import Write, driver_token
 from messagestore.format.arrow_bytes import array_of, numpy_of, valid_of
 from messagestore.format.batch_record import SOURCE_SPARK, SOURCE_USER, check_app_id
 from messagestore.format.compression import plain_body
 from messagestore.format.config import BROKER_NAME_WORDS, duration_s, is_broker_name
+from messagestore.format.frame_columns import ERROR, FRAME_COLUMNS, MOST_MS, TIME, FrameColumn, FrameProjection
 from messagestore.format.gathered import Gathered
 from messagestore.format.javahash import java_hashes, queue_of_hash
+from messagestore.format.json_text import bounded_json
 from messagestore.format.layout import SYS_FLAG_COMPRESSED
 from messagestore.format.message import (
     BATCH_TOPIC,
@@ -27,12 +32,15 @@ from messagestore.format.message_columns import ColumnTexts
 from messagestore.format.properties import check_properties
 from messagestore.format.record_columns import COLUMNS, Rows, encode
 from messagestore.log.store_files import store_host_of
+from messagestore.read.decoding import Decoder
+from messagestore.read.query import runs_of
 from messagestore.spi.interface import (
     Committed,
     Description,
     Ends,
     LastRecord,
     Place,
+    PlannedRead,
     Proven,
     Queue,
     Queues,
@@ -42,28 +50,39 @@ from messagestore.spi.interface import (
     Stores,
     StoreWriter,
 )
-from messagestore.spi.local import LOCAL_STORES, LocalStores
-from messagestore.write.batch_rules import no_history
-from messagestore.write.staging import StagedFile
-from messagestore.write.transaction import APPENDED
+from messagestore.spi.local import LOCAL_STORES, LocalStores, planned_elsewhere
+from messagestore.spi.location import OPENERS, Location, location_words
+from messagestore.spi.stores import STORES
 
 __all__ = [
     "APPENDED",
     "BATCH_TOPIC",
     "BROKER_NAME_WORDS",
     "COLUMNS",
+    "ERROR",
+    "FRAME_COLUMNS",
     "LOCAL_STORES",
+    "MOST_MS",
+    "OPENERS",
     "SOURCE_SPARK",
     "SOURCE_USER",
+    "STORES",
     "SYS_FLAG_COMPRESSED",
+    "TIME",
     "ColumnTexts",
     "Committed",
+    "Decoder",
     "Description",
     "Ends",
+    "FrameColumn",
+    "FrameProjection",
     "Gathered",
     "LastRecord",
     "LocalStores",
+    "Location",
     "Place",
+    "PlannedRead",
+    "PlannedWrite",
     "Proven",
     "Queue",
     "Queues",
@@ -77,6 +96,7 @@ __all__ = [
     "Write",
     "all_faults",
     "array_of",
+    "bounded_json",
     "check_app_id",
     "check_properties",
     "check_topic",
@@ -87,11 +107,14 @@ __all__ = [
     "is_broker_name",
     "is_ordinary_topic",
     "java_hashes",
+    "location_words",
     "no_history",
     "numpy_of",
     "plain_body",
+    "planned_elsewhere",
     "put_topic_fault",
     "queue_of_hash",
+    "runs_of",
     "store_host_of",
     "stored_topic_fault",
     "topic_fault",

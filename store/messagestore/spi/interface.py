@@ -10,13 +10,14 @@ second implementation of `Stores`, `StoreReader` and `StoreWriter`.
     stage, commit, abort         write rows to a staged file; append staged files to the log; delete staged files
 
 The other methods of a reader answer the source's questions about single messages: `begins`, `places`, `seek`,
-`prove_last`, `mean_sizes`, `sizes`, `proven`. `publish_progress` shows others how far a query has read, and
-`published_progress` reads what a consumer group has published.
+`prove_last`, `mean_sizes`, `sizes`, `proven`. Each takes many queues or ranges, since a call to another host takes as
+long for ten thousand as for one. `publish_progress` shows others how far a query has read, and `published_progress`
+reads what a consumer group has published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -24,12 +25,13 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from messagestore.batches.append import BatchRequest, BatchResult, PlannedWrite
+from messagestore.batches.staging import StagedFile
 from messagestore.files.staging_files import Write
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
 from messagestore.format.record_columns import Rows
-from messagestore.write.staging import StagedFile
-from messagestore.write.transaction import BatchRequest, BatchResult
+from messagestore.spi.location import Location
 
 Queue = tuple[str, int]
 """A topic and a queue id."""
@@ -57,13 +59,16 @@ class Description:
     exists : bool
         Whether there is a store, of this project or of a broker.
     queue_counts : dict of str to int
-        The number of queues that producers write, for each topic that has settings in the store.
+        The number of queues that producers write, for each topic that was asked about and has settings in the store.
     multi_tag_topics : frozenset of str
-        The topics whose messages have the flag MULTI_TAGS.
+        The topics, of these, whose messages have the flag MULTI_TAGS.
     queue_ids : dict of str to list of int
         The existing queues, by topic; empty unless the caller asked for them.
     config : StoreConfig
         The settings with which records are encoded.
+    log_end : int
+        For `PlannedWrite`: a physical offset behind which everything lies that is appended from now on. Only `prepare`
+        looks for it; 0 otherwise.
     """
 
     store_id: str = ""
@@ -73,6 +78,7 @@ class Description:
     multi_tag_topics: frozenset[str] = frozenset()
     queue_ids: dict[str, list[int]] = field(default_factory=dict)
     config: StoreConfig = field(default_factory=StoreConfig)
+    log_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +89,52 @@ class Ends:
     ----------
     store_id : str
     queues : dict of (str, int) to int
-        The number of the first message of each queue that is not visible yet. It is the same object until one of them
-        changes.
-    restarted : frozenset of (str, int)
-        Queues that this call found to begin again below the end that was known: they were deleted and created again.
-        Each restart is reported once.
+        The number of the first message of each queue that is not visible yet. It is the caller's own object, from the
+        answer that he passed, until one of them changes.
+    topic_names : frozenset of str | None
+        The names of all topics that have queues, except retry, dead letter and system topics; the caller's own
+        object, as `queues`. None: he did not ask for them.
+    restarts : dict of (str, int) to int
+        How often each queue was found to begin again below the end that was known: it was deleted and created again.
+        Queues to which this never happened are left out.
+    shrinks : dict of (str, int) to int
+        How often each queue was found to be shorter than before, or gone; as `restarts`.
     recovered : bool
-        False: the store was written before the machine was started, and no writer has recovered it since. A message
-        that was visible before may be missing, and may come back.
-    generation : int
-        A number that changes if other files, or another folder, are at the path than at the call before. Everything
-        that was proven about the store must then be proven again.
+        False: the store was written before the machine was started, or by a writer that was killed, and no writer has
+        recovered it since. A message that was visible before may be missing, and may come back.
+    instance : str
+        Who has followed these queues without interruption. It changes if other files, or another folder, are at the
+        path than at the call before, or if the store was opened again. Everything that was proven about the store must
+        then be proven again, and `restarts` and `shrinks` begin at 0.
+    serial : int
+        The number of this answer: the same `instance` and `serial` mean that nothing has changed.
     """
 
     store_id: str
     queues: Queues
-    restarted: frozenset[Queue] = frozenset()
+    topic_names: frozenset[str] | None = None
+    restarts: Queues = field(default_factory=dict)
+    shrinks: Queues = field(default_factory=dict)
     recovered: bool = True
-    generation: int = 0
+    instance: str = ""
+    serial: int = 0
+
+    @property
+    def token(self) -> str:
+        """What a caller on another host sends with its next call, in order to be told that nothing has changed."""
+        return f"{self.instance}.{self.serial}"
+
+    def restarted_since(self, before: Ends) -> set[Queue]:
+        """The queues that began again after another answer; nothing is known about one of another instance."""
+        return _counted_since(self.restarts, before.restarts) if self.instance == before.instance else set()
+
+    def shrunk_since(self, before: Ends) -> set[Queue]:
+        """The queues that became shorter, or went, after another answer, also if they have grown again."""
+        return _counted_since(self.shrinks, before.shrinks) if self.instance == before.instance else set()
+
+
+def _counted_since(now: Queues, before: Queues) -> set[Queue]:
+    return set() if now is before else {queue for queue, count in now.items() if count != before.get(queue, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +172,10 @@ class Place:
         """The physical offset after the record."""
         return self.physical_offset + self.size
 
+    def ends_behind(self, physical_offset: int) -> bool:
+        """Whether there is a record that ends after a physical offset."""
+        return self.size > 0 and self.end > physical_offset
+
 
 @dataclass(frozen=True, slots=True)
 class LastRecord:
@@ -150,8 +188,8 @@ class LastRecord:
     crc : int
         The CRC-32 of its bytes. In a result of `prove_last`, -1 means that the log does not reach that far.
     store_timestamp_ms : int | None
-        The store time, which shows what is newer in a log that was restored or created again. None in offsets of
-        earlier releases, if no record begins at the place, and if the caller did not ask for it.
+        The store time, which shows what is newer in a log that was restored or created again. None if no record
+        begins at the place, and if the caller did not ask for it.
     """
 
     position: int
@@ -159,10 +197,33 @@ class LastRecord:
     crc: int
     store_timestamp_ms: int | None = None
 
+    def is_there(self, found: LastRecord | None) -> bool:
+        """Whether `prove_last` has found this record at its place, or retention has deleted its segment."""
+        return found is None or found.crc == self.crc
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRead:
+    """In which log ranges were planned. `gather` compares it before and after a read.
+
+    Parameters
+    ----------
+    store_id : str
+        The store; empty if it has no id.
+    physical_offset : int
+        No record of the ranges ends after this offset. 0: the offset is not known.
+    last : LastRecord | None
+        The last record that was planned; by it, the log is recognised.
+    """
+
+    store_id: str
+    physical_offset: int = 0
+    last: LastRecord | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """What is proven to be on the disk of a store that no writer has recovered since the machine was started.
+    """What is proven to be in a store that no writer has recovered since the machine was started, or a writer killed.
 
     The driver finds it once, and tasks use it when they read. Only the store that made it uses its contents.
 
@@ -201,13 +262,16 @@ class StoreReader(Protocol):
     """One store, opened for reading. It belongs to the folder that was at the path when it was opened.
 
     Any method may raise `NotAStoreError` or `StoreWentBackwardsError` if that folder is no longer there. Only `ends`
-    opens another folder with the same store, and shows this by `Ends.generation`.
+    opens another folder with the same store, and shows this by `Ends.instance`.
 
-    Threads: one thread at a time.
+    No call depends on who called before, so several callers may share a reader. Threads: one thread at a time.
     """
 
-    def describe(self, *, queues: bool = False) -> Description:
-        """Which store this is; with `queues` also which queues exist, which requires a look at all folders."""
+    def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
+        """Which store this is, and what is known of some topics (None: of all).
+
+        With `queues` also which queues exist. For all topics, this requires a look at all folders.
+        """
         ...
 
     def broker_name(self) -> str:
@@ -220,15 +284,17 @@ class StoreReader(Protocol):
         """
         ...
 
-    def ends(self, topics: Sequence[str], pattern: str | None = None) -> Ends:
+    def ends(self, topics: Sequence[str], since: Ends | None = None, *, names: bool = False) -> Ends:
         """How far the queues of some topics reach. The call takes microseconds if nothing has changed.
 
         Parameters
         ----------
         topics : sequence of str
-        pattern : str | None
-            A regular expression: also the topics whose whole name matches it, except retry, dead letter and system
-            topics.
+        since : Ends | None
+            The caller's last answer for these topics. If nothing has changed since, the result is this very object.
+        names : bool
+            Also say which topics there are. Whoever follows the topics that match a pattern compares their names
+            himself, and asks for those that match.
 
         Raises
         ------
@@ -256,9 +322,9 @@ class StoreReader(Protocol):
         """Where the message before each offset lies. A queue that has no message there is left out."""
         ...
 
-    def seek(self, queue: Queue, *, physical_offset: int | None = None, after_ms: int | None = None) -> int:
-        """The number of the first message of a queue that lies at a physical offset or above, or was stored after a
-        time, whichever comes first; the queue's end if there is none.
+    def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
+        """The number of the first message of each queue that lies at a physical offset or above, or was stored after
+        the queue's time (None: at no time), whichever comes first; the queue's end if there is none.
         """
         ...
 
@@ -273,29 +339,30 @@ class StoreReader(Protocol):
         """The approximate size of a record of each range, from some of its units. No record is read."""
         ...
 
-    def sizes(self, each: Range) -> NDArray[np.int32]:
-        """The size of each record of a range, from its units: int32[n], 0 for a placeholder. No record is read.
+    def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
+        """The size of each record of some ranges, from their units: int32[n], 0 for a placeholder. No record is read.
 
-        `end` of the range is at most the queue's end. The result is shorter than the range if units are missing; a
-        later `gather` says why.
+        `end` of a range is at most the queue's end. A result is shorter than its range if units are missing; a later
+        `gather` says why. Four bytes a message: ask for parts of long ranges.
         """
         ...
 
-    def find(self, topic: str, keys: Sequence[str]) -> dict[Queue, list[int]]:
-        """The numbers of all visible messages of a topic with one of some keys, or with one as unique key.
+    def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
+        """The numbers of all visible messages of some topics with one of some keys, or with one as unique key.
 
         The index finds them, and each record is compared. What the index does not cover is searched.
         """
         ...
 
-    def proven(self, ranges: Iterable[Range]) -> Proven | None:
-        """What a task needs in order to read these ranges as they were planned; None if it needs nothing."""
+    def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
+        """What each of several tasks needs in order to read its ranges as they were planned; None: it needs nothing."""
         ...
 
     def gather(
         self,
         ranges: Sequence[Range],
         *,
+        planned: PlannedRead | None = None,
         max_rows: int = GATHERED_ROWS,
         max_size: int = GATHERED_SIZE,
         tags_codes: frozenset[int] | None = None,
@@ -304,6 +371,9 @@ class StoreReader(Protocol):
 
         Parameters
         ----------
+        planned : PlannedRead | None
+            Where the ranges were planned. It is compared with the log before the first message is read, and again when
+            all were returned, or those before one that retention has deleted.
         tags_codes : frozenset of int | None
             Only messages whose units have these tags codes. Messages with other tags may be among them: tags with the
             same hash, and messages whose unit has no hash.
@@ -313,8 +383,11 @@ class StoreReader(Protocol):
         OffsetOutOfRangeError
             Retention has deleted the next message, at `queue_offset`; `min` is the first one that is left. All messages
             before it were returned.
+        NotAStoreError
+            The ranges were planned in another store.
         StoreWentBackwardsError
-            A message that was visible is missing: the queue was deleted, or the store was restored.
+            A message that was visible is missing, or log or queues are not those that were planned: the queue was
+            deleted, or the store was restored.
         CorruptionError
             A unit cannot belong to a record, or a file is missing.
         """
@@ -386,8 +459,11 @@ class StoreWriter(Protocol):
     or none, is at the path later, `NotAStoreError` is raised and nothing is created.
     """
 
-    def describe(self) -> Description:
-        """What is at the path now. Nothing is created."""
+    def describe(self, topics: Iterable[str] | None = None) -> Description:
+        """What is at the path now, and what is known of some topics (None: of all). Nothing is created.
+
+        A task asks this once before it stages: it encodes its rows with what the result says.
+        """
         ...
 
     def prepare(self) -> Description:
@@ -407,34 +483,31 @@ class StoreWriter(Protocol):
         """
         ...
 
-    def digests_of(self, app_id: str | None, version: int) -> Collection[str]:
-        """The names of the digests with which the rows of a batch must be encoded; tasks call this.
-
-        The store recognises a batch that comes again by the digest with which it holds the batch. Earlier releases
-        computed another one than this release does.
-
-        Raises
-        ------
-        NotAStoreError
-            A newer release wrote the store.
-        """
-        ...
-
     def stage(self, write: Write, store_id: str) -> Staging:
         """A new staged file for a write; tasks call this."""
         ...
 
     def commit(
-        self, files: Sequence[StagedFile], request: BatchRequest, store_id: str, *, closing: bool = False
+        self,
+        files: Sequence[StagedFile],
+        request: BatchRequest,
+        store_id: str,
+        *,
+        planned: PlannedWrite | None = None,
+        closing: bool = False,
     ) -> Committed:
         """Append the rows of staged files as one batch, in their order; the log contains all of it once afterwards.
 
         The files of the batch, and those that failed attempts left, are deleted. A batch that is already in the log is
-        recognised by its app id and version. So a caller that never got an answer stages the rows again and commits
-        them again.
+        recognised by its app id and version, or by `planned`, and by what `files` say about its rows: no file is
+        opened. So a caller that never got an answer commits the same files again, which may be gone by then, or stages
+        the rows again and commits these.
 
         Parameters
         ----------
+        planned : PlannedWrite | None
+            By what a batch without an app id is recognised: a random id, and `log_end` of what `prepare` returned
+            before. None: a batch without an app id that is committed again is appended again.
         closing : bool
             The caller's process may end without notice: leave the store in the state of a closed store.
 
@@ -443,7 +516,11 @@ class StoreWriter(Protocol):
         BatchConflictError, QueryConflictError, VersionRegressionError, LostBatchesError, MessageIllegalError
             The batch is refused; nothing of it was written.
         ChecksumError, CorruptionError
-            A staged file is not what its task wrote; nothing of the batch was written.
+            A staged file is missing, or is not what its task wrote; nothing of the batch was written.
+        ConfigError
+            A name is not that of a staged file; nothing of the batch was written.
+        StoreWentBackwardsError
+            The log ends before the place where the write was planned.
         StoreLockedError, StoreFullError, StorePoisonedError
         """
         ...
@@ -451,10 +528,12 @@ class StoreWriter(Protocol):
     def abort(self, names: Sequence[str], store_id: str) -> None:
         """Delete staged files of a batch that was given up, by their names, while no commit can read them.
 
-        What is in the log stays there.
+        What is in the log stays there. Files of the same writes that failed attempts left are deleted, too.
 
         Raises
         ------
+        ConfigError
+            A name is not that of a staged file; nothing was deleted.
         StoreLockedError
             A commit is running. The files are left for the next `prepare`.
         """
@@ -462,9 +541,11 @@ class StoreWriter(Protocol):
 
 
 class Stores(Protocol):
-    """Opens stores by their path. It is pickled into Spark's tasks, so it holds plain values only."""
+    """Opens stores by their location. It is pickled into Spark's tasks, so it holds plain values only."""
 
-    def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> StoreReader:
+    def reader(
+        self, location: Location, config: StoreConfig | None = None, proven: Proven | None = None
+    ) -> StoreReader:
         """Open a store for reading.
 
         Parameters
@@ -481,14 +562,14 @@ class Stores(Protocol):
 
     def writer(
         self,
-        path: str,
+        location: Location,
         config: StoreConfig,
         *,
         staging_ttl_s: float,
         staging_dir: str | None = None,
         ends_abruptly: bool = False,
     ) -> StoreWriter:
-        """A writer for the store at a path; nothing is opened yet.
+        """A writer for the store at a location; nothing is opened yet.
 
         Parameters
         ----------

@@ -10,10 +10,12 @@ the store. Until then only the staging folder is created, and only when a task s
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,9 +23,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from messagestore.batches.append import APPENDED, KNOWN, BatchRequest, BatchResult, PlannedWrite, append_batch
+from messagestore.batches.staging import StagedChunks, StagedFile, StagingWriter
 from messagestore.errors import (
     ConfigError,
     NotAStoreError,
+    OffsetOutOfRangeError,
     StoreError,
     StoreFullError,
     StoreLockedError,
@@ -32,16 +37,25 @@ from messagestore.errors import (
 from messagestore.files.consume_queue import UNIT_DTYPE
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
 from messagestore.files.counters import KNOWN_BATCHES, ORPHANS_DELETED, SKIPPED_BATCHES, count
-from messagestore.files.mapped_file import Disk
-from messagestore.files.staging_files import Write, remove, sweep, sweep_write
+from messagestore.files.disk import Disk
+from messagestore.files.staging_files import Write, path_of, remove, sweep, sweep_write
+from messagestore.files.state import StateFile
 from messagestore.files.topics import Topics
 from messagestore.files.writer_lock import probe_java
 from messagestore.format.config import StoreConfig
 from messagestore.format.gathered import Gathered
-from messagestore.format.layout import DIGEST_NAME, FILLER_UNIT_SIZE
-from messagestore.log.batch_journal import BatchJournal
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.inspect.host import MEMORY, mounted
 from messagestore.log.refusals import refuse_to_write
-from messagestore.log.store_files import Identity, Paths, check_root, config_of_records, looks_like_store, make_staging
+from messagestore.log.store_files import (
+    Identity,
+    Paths,
+    check_root,
+    config_of_records,
+    looks_like_store,
+    make_staging,
+    with_levels,
+)
 from messagestore.read.proven_tail import ProvenTail
 from messagestore.read.query import find_keys
 from messagestore.read.queue_ends import QueueEnds
@@ -55,15 +69,14 @@ from messagestore.spi.interface import (
     Ends,
     LastRecord,
     Place,
+    PlannedRead,
     Proven,
     Queue,
     Queues,
     Range,
 )
-from messagestore.spi.local_host import MEMORY, mounted
-from messagestore.write.log_writer import LogWriter
-from messagestore.write.staging import StagedChunks, StagedFile, StagingWriter
-from messagestore.write.transaction import APPENDED, KNOWN, BatchRequest, BatchResult, append_batch
+from messagestore.spi.location import Location
+from messagestore.writer.log_writer import LogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -78,18 +91,22 @@ _last_sweep_s: dict[str, float] = {}
 _LOOK_INTERVAL_S = 1.0
 """How often the reader looks for new queues in a store whose writer does not show changes (a Java broker)."""
 _SAMPLED_UNITS = 256
+_MOST_FOLLOWED = 16
+"""How many sets of topics a reader follows. One that was not asked about for longest is dropped."""
 
 
 class LocalStores:
     """The stores in folders of this host. It has no state, so a task receives only its name."""
 
-    def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> LocalReader:
+    def reader(
+        self, location: Location | str, config: StoreConfig | None = None, proven: Proven | None = None
+    ) -> LocalReader:
         """Open a store for reading."""
-        return LocalReader(path, config, proven)
+        return LocalReader(location, config, proven)
 
     def writer(
         self,
-        path: str,
+        location: Location | str,
         config: StoreConfig,
         *,
         staging_ttl_s: float,
@@ -98,7 +115,7 @@ class LocalStores:
     ) -> LocalWriter:
         """A writer for a store; nothing is opened yet."""
         return LocalWriter(
-            path, config, staging_ttl_s=staging_ttl_s, staging_dir=staging_dir, ends_abruptly=ends_abruptly
+            location, config, staging_ttl_s=staging_ttl_s, staging_dir=staging_dir, ends_abruptly=ends_abruptly
         )
 
 
@@ -110,7 +127,7 @@ class LocalReader:
 
     Parameters
     ----------
-    path : str
+    path : Location | str
     config : StoreConfig | None
     proven : Proven | None
     disk : Disk | None
@@ -123,31 +140,29 @@ class LocalReader:
 
     def __init__(
         self,
-        path: str,
+        path: Location | str,
         config: StoreConfig | None = None,
         proven: Proven | None = None,
         disk: Disk | None = None,
     ) -> None:
-        self._path, self._config, self._disk = path, config, disk
-        self._view = StoreView(path, config, disk, None if proven is None else _tail_of(proven))
-        self._queues = QueueEnds(self._view, ())
-        self._found = Ends(self._view.store_id, {})
-        self._visible: Visible | None = None
-        self._quiet: tuple[int, int] | None = None
-        self._looked_s = 0.0
-        self._generation = self._reopened = 0
+        self._path, self._config, self._disk = os.fspath(path), config, disk
+        self._view = StoreView(self._path, config, disk, None if proven is None else _tail_of(proven))
+        self._followed: dict[tuple[tuple[str, ...], bool], _Followed] = {}
+        """What callers ask about, with what was asked last at the end."""
 
-    def describe(self, *, queues: bool = False) -> Description:
+    def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
         """Which store this is."""
-        view = self._view
-        topics = view.files.topics
-        counts = {name: found.write_queue_nums for name in topics.names if (found := topics.get(name)) is not None}
+        view, wanted = self._view, None if topics is None else tuple(topics)
+        queue_ids: dict[str, list[int]] = {}
+        if queues and wanted is None:
+            queue_ids = view.topics()
+        elif queues:
+            queue_ids = {name: ids for name in wanted or () if (ids := view.queue_ids(name))}
         return Description(
             view.store_id,
             view.known_ids - {view.store_id},
-            queue_counts=counts,
-            multi_tag_topics=topics.with_multi_tags,
-            queue_ids=view.topics() if queues else {},
+            **_known_of(view.files.topics, wanted),
+            queue_ids=queue_ids,
             config=view.files.config,
         )
 
@@ -157,46 +172,27 @@ class LocalReader:
 
     # ---- ends
 
-    def ends(self, topics: Sequence[str], pattern: str | None = None) -> Ends:
+    def ends(self, topics: Sequence[str], since: Ends | None = None, *, names: bool = False) -> Ends:
         """How far the queues of some topics reach."""
-        if (self._queues.topics, self._queues.pattern) != (tuple(topics), pattern):
-            self._queues = QueueEnds(self._view, topics, pattern)
-            self._visible = self._quiet = None
+        key = tuple(topics), names
         try:
-            return self._look()
+            found = self._follow(key).look()
         except (NotAStoreError, StoreWentBackwardsError):  # another folder is at the path: a restored copy?
             self._reopen()
-            return self._look()
+            found = self._follow(key).look()
+        return (
+            since if since is not None and (since.instance, since.serial) == (found.instance, found.serial) else found
+        )
 
-    def _look(self) -> Ends:
-        view = self._view
-        if self._quiet is not None and view.quiet() == self._quiet:
-            return self._again()
-        visible = view.refresh()
-        generation = self._reopened + view.generation
-        if generation != self._generation:
-            self._generation, self._visible = generation, None
-        if visible == self._visible and visible.end is not None:
-            return self._again()
-        self._quiet = view.quiet() if visible.end is None else None
-        now_s = time.monotonic()
-        find = visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S
-        if find:
-            self._looked_s = now_s
-        ends = self._queues.look(find_queues=find)
-        if self._queues.waiting:
-            self._quiet = None
-        self._visible = view.visible
-        restarted = frozenset(self._queues.restarted)
-        self._queues.restarted.clear()
-        self._found = Ends(view.store_id, ends, restarted, view.visible.recovered, generation)
-        return self._found
-
-    def _again(self) -> Ends:
-        """The ends that were found last, without their restarts, which have been reported."""
-        if self._found.restarted:
-            self._found = replace(self._found, restarted=frozenset())
-        return self._found
+    def _follow(self, key: tuple[tuple[str, ...], bool]) -> _Followed:
+        followed = self._followed.pop(key, None)
+        if followed is None:
+            if len(self._followed) >= _MOST_FOLLOWED:
+                del self._followed[next(iter(self._followed))]
+            topics, names = key
+            followed = _Followed(self._view, topics, names=names)
+        self._followed[key] = followed
+        return followed
 
     def _reopen(self) -> None:
         """Open the other folder that is at the path now, which must contain the same store."""
@@ -208,10 +204,9 @@ class LocalReader:
                 f"{self._view.store_id}, which this query reads. Put that store back, or start a new query with a new "
                 f"checkpoint"
             )
-        self._reopened += self._view.generation + 1
         self._view.close()
-        self._view, self._queues = view, QueueEnds(view, self._queues.topics, self._queues.pattern)
-        self._visible = self._quiet = None
+        self._view = view
+        self._followed.clear()
 
     # ---- single messages
 
@@ -233,8 +228,11 @@ class LocalReader:
                 found[queue] = Place(int(units["physical_offset"][0]), 0 if size == FILLER_UNIT_SIZE else size)
         return found
 
-    def seek(self, queue: Queue, *, physical_offset: int | None = None, after_ms: int | None = None) -> int:
-        """The number of the first message at or above a physical offset, or stored after a time."""
+    def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
+        """The number of each queue's first message at or above a physical offset, or stored after a time."""
+        return {queue: self._seek(queue, physical_offset, time_ms) for queue, time_ms in times_ms.items()}
+
+    def _seek(self, queue: Queue, physical_offset: int | None, after_ms: int | None) -> int:
         view = self._view
         first = view.max_offset(*queue) if physical_offset is None else view.search_physical(*queue, physical_offset)
         return first if after_ms is None else min(first, view.offset_behind_time(*queue, after_ms))
@@ -257,14 +255,17 @@ class LocalReader:
     def _mean_size(self, each: Range) -> float:
         middle = max(each.start, (each.start + each.end - _SAMPLED_UNITS) // 2)
         sizes = [
-            self.sizes(Range(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS)))
+            self._sizes(Range(each.topic, each.queue_id, at, min(each.end, at + _SAMPLED_UNITS)))
             for at in {each.start, middle, max(each.start, each.end - _SAMPLED_UNITS)}
         ]
         count = sum(map(len, sizes))
         return sum(int(some.sum(dtype="int64")) for some in sizes) / count if count else 0.0
 
-    def sizes(self, each: Range) -> NDArray[np.int32]:
-        """The sizes in the units of a range."""
+    def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
+        """The sizes in the units of some ranges."""
+        return [self._sizes(each) for each in ranges]
+
+    def _sizes(self, each: Range) -> NDArray[np.int32]:
         units = self._view.units(each.topic, each.queue_id, each.start, each.end)
         found = units["size"].astype(np.int32)
         if self._view.files.has_batch_queues(each.topic):  # several messages share a record
@@ -273,36 +274,64 @@ class LocalReader:
         found[(found == FILLER_UNIT_SIZE) | (found < 0)] = 0
         return found
 
-    def find(self, topic: str, keys: Sequence[str]) -> dict[Queue, list[int]]:
+    def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
         """The numbers of all messages with one of some keys."""
-        found = find_keys(self._view, topic, keys)
-        return {(topic, queue_id): numbers for queue_id, numbers in found.items()}
+        return {
+            (topic, queue_id): numbers
+            for topic in topics
+            for queue_id, numbers in find_keys(self._view, topic, keys).items()
+        }
 
-    def proven(self, ranges: Iterable[Range]) -> Proven | None:
+    def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
         """What is proven of these ranges, in a store that nobody has recovered since the machine was started."""
         tail = self._view.tail
-        if tail is None:
-            return None
-        units = {}
-        for each in ranges:
-            queue = (each.topic, each.queue_id)
-            if queue in tail.units and each.end > tail.units[queue][0]:
-                first = max(each.start, tail.units[queue][0])
-                units[queue] = first, tail.read(queue, first, each.end).tobytes()
-        return Proven(tail.start, tail.end, units)
+        return [None if tail is None else _proven(tail, ranges) for ranges in parts]
 
     def gather(
         self,
         ranges: Sequence[Range],
         *,
+        planned: PlannedRead | None = None,
         max_rows: int = GATHERED_ROWS,
         max_size: int = GATHERED_SIZE,
         tags_codes: frozenset[int] | None = None,
     ) -> Iterator[Gathered]:
         """The bytes of the records of some ranges."""
-        for each in ranges:
-            view = self._view
-            yield from view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size, tags_codes)
+        if planned is not None:
+            self._check_planned(planned, ranges)
+        try:
+            for each in ranges:
+                view = self._view
+                yield from view.blocks(each.topic, each.queue_id, each.start, each.end, max_rows, max_size, tags_codes)
+        except OffsetOutOfRangeError:
+            if planned is not None:
+                self._check_planned(planned, ranges)
+            raise
+        if planned is not None:  # after reading, too: the store may change at any moment
+            self._check_planned(planned, ranges)
+
+    def _check_planned(self, planned: PlannedRead, ranges: Sequence[Range]) -> None:
+        """Check that log and queues are those that were planned. Nothing is known below the log's first segment."""
+        found = self._view.store_id
+        if planned.store_id and found != planned.store_id:
+            raise planned_elsewhere(self._path, planned.store_id, f"another store, {found or 'without an id'}")
+
+        fault = ""
+        last = planned.last
+        if last is not None and not last.is_there(self.prove_last(last.position, last.size)):
+            fault = f"the record at physical offset {last.position} has changed"
+
+        if planned.physical_offset:
+            ends = {(each.topic, each.queue_id): each.end for each in ranges}
+            for (topic, queue_id), place in self.places(ends).items():
+                if place.ends_behind(planned.physical_offset):
+                    fault = f"message {ends[topic, queue_id] - 1} of {topic}/{queue_id} has changed"
+
+        if fault:
+            raise StoreWentBackwardsError(
+                f"{self._path}: {fault} since this micro-batch was planned: the log was cut or restored, or the topic "
+                f"was created again. Restart the query"
+            )
 
     # ---- others
 
@@ -312,7 +341,7 @@ class LocalReader:
 
     def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
         """Rows that say what the store contains."""
-        from messagestore.spi.local_operator import rows_of  # what most readers never need
+        from messagestore.inspect.operator import rows_of  # what most readers never need
 
         self._view.refresh()
         return rows_of(self._view, name)
@@ -332,6 +361,90 @@ class LocalReader:
         self._view.close()
 
 
+class _Followed:
+    """The queues of some topics in one view, and what was found there last."""
+
+    def __init__(self, view: StoreView, topics: tuple[str, ...], *, names: bool) -> None:
+        self._view = view
+        self._queues = QueueEnds(view, topics, names=names)
+        self._found = Ends("", {})
+        self._serials = itertools.count()
+        self._instance = ""
+        self._generation = -1
+        """That of the view, to which `_instance` belongs."""
+        self._visible: Visible | None = None
+        self._quiet: tuple[int, int] | None = None
+        self._looked_s = 0.0
+
+    def look(self) -> Ends:
+        """How far the queues reach now; the same object if nothing has changed."""
+        view = self._view
+
+        if self._quiet is not None and view.quiet() == self._quiet and view.generation == self._generation:
+            return self._found
+
+        visible = view.refresh()
+        if view.generation != self._generation:
+            self._generation, self._visible, self._instance = view.generation, None, uuid.uuid4().hex
+        if visible == self._visible and visible.end is not None:
+            return self._found
+
+        self._quiet = view.quiet() if visible.end is None else None
+        now_s = time.monotonic()
+        find = visible.end is not None or self._quiet is not None or now_s - self._looked_s >= _LOOK_INTERVAL_S
+        if find:
+            self._looked_s = now_s
+
+        self._queues.look(find_queues=find)
+        if self._queues.waiting:
+            self._quiet = None
+
+        self._visible = view.visible
+        self._found = self._answer()
+        return self._found
+
+    def _answer(self) -> Ends:
+        """What was found, as the last answer if it is the same."""
+        queues, before = self._queues, self._found
+        found = replace(
+            before,
+            store_id=self._view.store_id,
+            queues=queues.ends,
+            topic_names=queues.topic_names,
+            restarts=queues.restarts,
+            shrinks=queues.shrinks,
+            recovered=self._view.visible.recovered,
+            instance=self._instance,
+        )
+        return before if found == before else replace(found, serial=next(self._serials))
+
+
+def planned_elsewhere(path: Location | str, store_id: str, found: str) -> NotAStoreError:
+    """The error for a read that was planned in another store than the one that is found here."""
+    return NotAStoreError(
+        f"{path}: host {socket.gethostname()} found {found} there, but the driver planned to read store "
+        f"{store_id or 'without an id'}. Let executors and driver see the same disk",
+        path=str(path),
+    )
+
+
+def _known_of(topics: Topics, names: Iterable[str] | None) -> dict[str, Any]:
+    """The fields of a `Description` that say what is known of some topics, or of all."""
+    names = tuple(topics.names if names is None else names)
+    counts = {name: topic.write_queue_nums for name in names if (topic := topics.get(name)) is not None}
+    return {"queue_counts": counts, "multi_tag_topics": topics.with_multi_tags.intersection(names)}
+
+
+def _proven(tail: ProvenTail, ranges: Iterable[Range]) -> Proven:
+    units = {}
+    for each in ranges:
+        queue = (each.topic, each.queue_id)
+        if queue in tail.units and each.end > tail.units[queue][0]:
+            first = max(each.start, tail.units[queue][0])
+            units[queue] = first, tail.read(queue, first, each.end).tobytes()
+    return Proven(tail.start, tail.end, units)
+
+
 def _tail_of(proven: Proven) -> ProvenTail:
     units = {queue: (first, np.frombuffer(data, UNIT_DTYPE)) for queue, (first, data) in proven.units.items()}
     return ProvenTail(proven.start, proven.end, units)
@@ -342,7 +455,7 @@ class LocalWriter:
 
     Parameters
     ----------
-    path : str
+    path : Location | str
     config : StoreConfig
     staging_ttl_s : float
     staging_dir : str | None
@@ -362,7 +475,7 @@ class LocalWriter:
 
     def __init__(
         self,
-        path: str,
+        path: Location | str,
         config: StoreConfig,
         *,
         staging_ttl_s: float,
@@ -371,7 +484,7 @@ class LocalWriter:
         disk: Disk | None = None,
         attached: Callable[[str, StoreConfig], AttachedStore] = attached_store,
     ) -> None:
-        self.paths = Paths(path, config.file_mode_bits)
+        self.paths = Paths(os.fspath(path), config.file_mode_bits)
         self.config = config
         self.disk = disk or Disk()
         self._staging = staging_dir
@@ -381,17 +494,15 @@ class LocalWriter:
 
     # ---- what is there
 
-    def describe(self) -> Description:
+    def describe(self, topics: Iterable[str] | None = None) -> Description:
         """What is at the path now."""
-        found = self._described()
-        topics = Topics(self.disk, self.paths.root)
-        topics.load()
-        counts = {name: topic.write_queue_nums for name in topics.names if (topic := topics.get(name)) is not None}
-        return replace(found, queue_counts=counts, multi_tag_topics=topics.with_multi_tags)
-
-    def _described(self) -> Description:
-        """The result of `describe` without what is known of topics."""
         identity = Identity.read(self.disk, self.paths.identity)
+        known = Topics(self.disk, self.paths.root)
+        known.load()
+        return replace(self._described(identity), **_known_of(known, topics), config=with_levels(self.config, identity))
+
+    def _described(self, identity: Identity | None) -> Description:
+        """The result of `describe` without what is known of topics, and with the settings as they were given."""
         exists = identity is not None or looks_like_store(self.disk, self.paths)
         if identity is None:
             return Description(exists=exists, config=self.config)
@@ -410,14 +521,15 @@ class LocalWriter:
         check_root(self.disk, self.paths)
         refuse_to_write(self.disk, self.paths, self.config)
         self._check_staging()
-        found = self._described()
+        found = self._described(Identity.read(self.disk, self.paths.identity))
         if found.exists and not found.store_id:  # a broker's store
-            with self._attached().writing("creating the store"):
-                found = self._described()
+            with self._attached().writing("creating the store", config=self.config):
+                found = self._described(Identity.read(self.disk, self.paths.identity))
         if found.store_id:
             self.config = config_of_records(self.disk, self.paths, self.config)
         self._sweep()  # before tasks need the room: a driver that was killed repeatedly left its files each time
-        return replace(found, config=self.config)
+        state = StateFile(self.disk, self.paths.state).read()
+        return replace(found, config=self.config, log_end=0 if state is None else state.clean_end)
 
     def _check_place(self, store_id: str) -> bool:
         """Whether the store that a write was planned for is there; False if there was no store, and there is none.
@@ -442,13 +554,6 @@ class LocalWriter:
 
     # ---- tasks
 
-    def digests_of(self, app_id: str | None, version: int) -> tuple[str, ...]:
-        """The digests that the rows of a batch need: what the journal says, which the store may not have yet."""
-        paths = self.paths
-        if app_id is None or not (self.disk.exists(paths.journal) or self._described().exists):
-            return (DIGEST_NAME,)
-        return BatchJournal.read_digests_of(self.disk, paths.journal, paths.journal_1, app_id, version)
-
     def stage(self, write: Write, store_id: str) -> StagingWriter:
         """A new file in the staging folder of the store, or of the path where the store will be created."""
         exists = self._check_place(store_id)
@@ -456,7 +561,12 @@ class LocalWriter:
             self._check_staging()
         elif not exists:
             make_staging(self.disk, self.paths)
-        return self.file_type(self._staging or self.paths.staging, self.disk, write=write)
+        return self.file_type(self._folder, self.disk, write=write)
+
+    @property
+    def _folder(self) -> str:
+        """The folder of the staged files."""
+        return self._staging or self.paths.staging
 
     def _check_staging(self) -> None:
         """Refuse a staging folder that is missing here. It is not created: it would be seen by this host only."""
@@ -471,16 +581,24 @@ class LocalWriter:
     # ---- the driver
 
     def commit(
-        self, files: Sequence[StagedFile], request: BatchRequest, store_id: str, *, closing: bool = False
+        self,
+        files: Sequence[StagedFile],
+        request: BatchRequest,
+        store_id: str,
+        *,
+        planned: PlannedWrite | None = None,
+        closing: bool = False,
     ) -> Committed:
         """Append staged files as one batch."""
         known_place = self._check_place(store_id)
-        chunks = StagedChunks(files, self.disk)
+        chunks = StagedChunks(self._folder, files, self.disk)
+        if not known_place:  # no batch is known in a store that is not there, and files that are gone must make none
+            chunks.open()
         store = self._attached()
-        with store.writing(_description(request)) as writer:
+        with store.writing(_description(request), config=self.config) as writer:
             self._check_place(store_id)  # again, now that nobody else can create a store here
             try:
-                committed = Committed(writer.files.store_id, self.append(writer, chunks, request))
+                committed = Committed(writer.files.store_id, self.append(writer, chunks, request, planned))
             except StoreFullError:
                 _delete_expired(store)
                 raise
@@ -493,31 +611,36 @@ class LocalWriter:
         if closing:
             with contextlib.suppress(StoreError, OSError):  # the batch is in the log; the next writer recovers
                 store.detach()
-        self._remove([file.path for file in files])
+        self._remove([file.name for file in files])
         self._sweep()
         return committed
 
-    def append(self, writer: LogWriter, chunks: StagedChunks, request: BatchRequest) -> BatchResult:
+    def append(
+        self, writer: LogWriter, chunks: StagedChunks, request: BatchRequest, planned: PlannedWrite | None
+    ) -> BatchResult:
         """The step of `commit` that holds the writer lock."""
-        return append_batch(writer, chunks, request)
+        return append_batch(writer, chunks, request, planned=planned)
 
     def abort(self, names: Sequence[str], store_id: str) -> None:
         """Delete staged files, under the writer lock if there is a store."""
+        for name in names:
+            path_of(self._folder, name)
         if not self._check_place(store_id):
             self._remove(names)  # there was no store to commit to, and none is created here
             return
-        with self._attached().writing("abort", min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)):
+        timeout_s = min(_ABORT_TIMEOUT_S, self.config.lock_timeout_s)
+        with self._attached().writing("abort", timeout_s, config=self.config):
             self._remove(names)
         self._sweep()
 
     def _remove(self, names: Sequence[str]) -> None:
         """Delete the files of a write that has ended, and those that its failed attempts left."""
-        remove(names, self.disk)
-        sweep_write(names, self.disk)
+        remove([path_of(self._folder, name) for name in names], self.disk)
+        sweep_write(self._folder, names, self.disk)
 
     def _sweep(self) -> None:
         """Delete files of dead writers if the last sweep was at least `SWEEP_INTERVAL_S` ago."""
-        folder, now_s = self._staging or self.paths.staging, time.monotonic()
+        folder, now_s = self._folder, time.monotonic()
         if now_s - _last_sweep_s.get(folder, -SWEEP_INTERVAL_S) >= SWEEP_INTERVAL_S:
             _last_sweep_s[folder] = now_s
             gone = sweep(folder, self._staging_ttl_s, self.disk)
@@ -557,8 +680,9 @@ def _warn_of_memory(root: str) -> None:
 
 def _delete_expired(store: AttachedStore) -> None:
     """Run retention that is due, unless a session of this process does that."""
-    if store.retention is not None and not store.services:
-        store.retention.run_after_append(_RETENTION_LIMIT_S)
+    services = store.services
+    if services is not None and not services.periodic:
+        services.retention.run_after_append(_RETENTION_LIMIT_S)
 
 
 def _description(request: BatchRequest) -> str:

@@ -19,12 +19,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from messagestore.files.mapped_file import Disk
+from messagestore.batches.staging import StagingWriter
+from messagestore.files.disk import Disk
 from messagestore.spi.local import LocalStores, LocalWriter
-from messagestore.write.staging import StagingWriter
-from pyspark_messagestore import sink, source
 from pyspark_messagestore.datasource import MessageStoreDataSource
-from pyspark_messagestore.positions import LATEST
+from pyspark_messagestore.options.positions import LATEST
+from pyspark_messagestore.sink import writers as sink
+from pyspark_messagestore.source import readers as source
 from spark_runs import fill
 
 PLAN = "MESSAGESTORE_KILL_PLAN"
@@ -137,10 +138,10 @@ def watched_disk(batch_id: object) -> Iterator[None]:
 class KillingStore(LocalWriter):
     """Place: locked, and those of `watched_disk`."""
 
-    def append(self, writer, chunks, request):
+    def append(self, writer, chunks, request, planned):
         at("locked", request.version)
         with watched_disk(request.version):
-            return super().append(writer, chunks, request)
+            return super().append(writer, chunks, request, planned)
 
 
 class KillingStores(LocalStores):
@@ -174,10 +175,10 @@ class KillingWriter(sink.StreamWriter):
         return message
 
     def commit(self, messages, batchId):  # noqa: N803
-        from messagestore.write import transaction
+        from messagestore.writer import whole_batch
 
         at("commit", batchId)
-        originals = transaction._commit, transaction._publish
+        originals = whole_batch._seal, whole_batch._publish
 
         def data(*args):
             at("data", batchId)
@@ -188,11 +189,11 @@ class KillingWriter(sink.StreamWriter):
             originals[1](*args)
             at("published", batchId)
 
-        transaction._commit, transaction._publish = data, published
+        whole_batch._seal, whole_batch._publish = data, published
         try:
             super().commit(messages, batchId)
         finally:
-            transaction._commit, transaction._publish = originals
+            whole_batch._seal, whole_batch._publish = originals
         at("returned", batchId)
 
     def abort(self, messages, batchId):  # noqa: N803
@@ -213,7 +214,7 @@ class KillingReader(source.StreamReader):
         found = super().initialOffset()
         count = sum(self.follower.ends().values())
         if self.options.starting.wanted == LATEST and count < ARRIVING:
-            fill(self.options.path, BATCH_ROWS, first=count)
+            fill(str(self.options.path), BATCH_ROWS, first=count)
         return found
 
     def partitions(self, start, end):

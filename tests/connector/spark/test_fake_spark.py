@@ -51,7 +51,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, checkpoint: object, *, foreach: bool)
     from spark_faults import fake_spark
     from spark_faults.processes import Process
 
-    monkeypatch.setattr(fake_spark, "FakeSource", tracing.TracingSource)
+    monkeypatch.setattr(fake_spark.Driver, "kind", tracing.TracingSource)
     monkeypatch.setattr(fake_spark.Driver, "_transformed", lambda self, batches, *_: batches)
     driver = fake_spark.Driver(checkpoint, {}, {}, "", lambda _: Process(), foreach=foreach)
     try:

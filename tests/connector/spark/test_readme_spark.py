@@ -1,8 +1,7 @@
-"""The Spark code of README, run as it stands: by the path of the interpreter, nothing activated, each block twice."""
+"""The Spark code of README and of the guide to Spark, run as it stands: by the path of the interpreter, nothing activated, each block twice."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,8 @@ import readme_blocks
 import spark_runs
 from readme_blocks import Block
 
-SPARK_BLOCKS = [block for block in readme_blocks.blocks() if block.needs_spark]
+PASTED = [*readme_blocks.blocks(), *readme_blocks.blocks(readme_blocks.SPARK_GUIDE)]
+SPARK_BLOCKS = [block for block in PASTED if block.needs_spark]
 OTHER_BLOCKS = [b for b in readme_blocks.blocks() if b.language in ("python", "console") and not b.needs_spark]
 ONLY_FASTER = ("SPARK_HOME", "JDK_JAVA_OPTIONS", "SPARK_LOCAL_IP")
 """Of the tests' environment; nothing that says which Python is to be used."""
@@ -29,8 +29,8 @@ def run(block: Block, folder: Path) -> str:
 
 
 def test_every_block_pasted_in_order_and_again_in_reverse(tmp_path: Path) -> None:
-    """One folder, all of README from top to bottom, then from bottom to top: the tables stay as README shows them."""
-    ordered = [block for block in readme_blocks.blocks() if block.language != "sh"]
+    """One folder, all of README and then the guide, then back to the top: the tables stay as the pages show them."""
+    ordered = [block for block in PASTED if block.language != "sh"]
     for block in ordered:
         shown = run(block, tmp_path)
         assert block.printed is None or shown == block.printed
@@ -58,8 +58,10 @@ def test_the_built_package_is_found_by_spark(tmp_path: Path) -> None:
     """
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", spark_runs.ROOT]
-    subprocess.run(install, check=True, env={**os.environ, "PIP_CONSTRAINT": str(spark_runs.ROOT / "constraints.txt")})
+    options = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    build = [sys.executable, "-m", "pip", "wheel", *options, "--no-build-isolation", "--wheel-dir", tmp_path / "dist"]
+    subprocess.run([*build, spark_runs.ROOT], check=True)
+    subprocess.run([python, "-m", "pip", "install", *options, *(tmp_path / "dist").iterdir()], check=True)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     found = [
         subprocess.run([p, "-c", where], check=True, capture_output=True, text=True).stdout.strip()

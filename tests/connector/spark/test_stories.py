@@ -93,6 +93,76 @@ def test_a_checkpoint_rolled_back_that_plans_the_same(spark, root, tmp_path) -> 
     assert bodies(root, "copy") == Counter(map(str, range(330)))
 
 
+def test_dead_letters_come_again_from_other_partitions_of_another_session(spark, root, tmp_path) -> None:
+    """Spark forgot that its last batches were done: each is known, with its dead letters."""
+    fill(root, 300)
+    checkpoint = tmp_path / "checkpoint"
+    changed = {"spark.sql.session.timeZone": "America/New_York", "spark.sql.execution.arrow.useLargeVarTypes": "true"}
+
+    def run(**options: str) -> None:
+        df = spark.readStream.format("messagestore").option("subscribe", "flights").options(**options)
+        df = df.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 100).load(root)
+        body = "IF(int(string(body)) % 7 = 0, NULL, body) AS body"
+        rows = df.selectExpr(
+            body, "keys", "map('n', string(body)) AS properties", "timestamp(storeTimestamp) AS bornTimestamp"
+        )
+        dead = {"invalidRows": "deadLetter", "deadLetterTopic": "dead"}
+        writer = rows.writeStream.format("messagestore").options(topic="copy", **dead)
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writer.start(root).awaitTermination()
+
+    run(minPartitions="2")
+    for number in (1, 2):
+        (checkpoint / "commits" / str(number)).unlink()
+        (checkpoint / "commits" / f".{number}.crc").unlink(missing_ok=True)
+    for name, value in changed.items():
+        spark.conf.set(name, value)
+    try:
+        run(minPartitions="5")
+    finally:
+        for name in changed:
+            spark.conf.unset(name)
+    more(root, 300, 20)
+    run()
+    assert sum(bodies(root, "copy").values()) == sum(n % 7 != 0 for n in range(320))
+    assert sum(bodies(root, "dead").values()) == sum(n % 7 == 0 for n in range(320))
+
+
+def test_checkpoints_that_were_swapped(spark, root, tmp_path) -> None:
+    """Each query would read its topic from the beginning once more, as the next batches of the other's app. The source
+    refuses that, and so does the sink, which knows the topic of each app. Swapped back, both go on."""
+    from messagestore import Message, MessageStore
+
+    fill(root, 40)
+
+    def put(topic: str, first: int, count: int) -> None:
+        with MessageStore.open(root) as store:
+            for i in range(first, first + count):
+                store.put_message(Message(topic, str(i).encode(), queue_id=0))
+
+    def run(topic: str, checkpoint: str, **options: str) -> None:
+        df = spark.readStream.format("messagestore").option("subscribe", topic).option("startingOffsets", "earliest")
+        writer = df.options(**options).load(root).select("body").writeStream.format("messagestore")
+        writer = writer.option("topic", f"{topic}-copy").option("checkpointLocation", str(tmp_path / checkpoint))
+        writer.trigger(availableNow=True).start(root).awaitTermination()
+
+    put("trains", 0, 30)
+    run("flights", "a")
+    run("trains", "b")
+    put("trains", 30, 5)
+    more(root, 40, 5)
+    for topic, checkpoint in (("flights", "b"), ("trains", "a")):
+        with pytest.raises(StreamingQueryException, match=r"ConfigError: option subscribe: leaves out"):
+            run(topic, checkpoint)
+        shutil.copytree(tmp_path / checkpoint, tmp_path / f"{checkpoint}-copy")
+        with pytest.raises(StreamingQueryException, match=r"QueryConflictError: .* for topic \w+-copy, but its last"):
+            run(topic, f"{checkpoint}-copy", failOnDataLoss="false")
+    run("flights", "a")
+    run("trains", "b")
+    assert bodies(root, "flights-copy") == bodies(root, "flights")
+    assert bodies(root, "trains-copy") == Counter(map(str, range(35)))
+
+
 def test_a_deleted_checkpoint(spark, root, tmp_path) -> None:
     """It is another query: under the app id of the old one it is refused, whatever its rows, unless it takes the app
     over; then the old query is refused for good. Without an app id it is new.

@@ -10,7 +10,7 @@ import pytest
 
 from messagestore import MessageStore
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from spark_runs import bodies, fill
 
 StreamingQueryException = pytest.importorskip("pyspark.errors").StreamingQueryException

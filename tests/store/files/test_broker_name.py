@@ -11,9 +11,9 @@ import pytest
 
 from messagestore import CorruptionError, Message, MessageStore
 from messagestore.files.broker_name import read_broker_name, write_broker_name
-from messagestore.files.mapped_file import Disk, File
-from messagestore.spi import local_operator
-from messagestore.verify.verify import verify
+from messagestore.files.disk import Disk, File
+from messagestore.inspect import operator
+from messagestore.inspect.verify import verify
 from small import SMALL, filled
 
 NAMED = SMALL.replace(broker_name="broker-a")
@@ -33,7 +33,7 @@ def test_a_new_store_and_an_existing_one_get_the_name(tmp_path: Path) -> None:
         named(root, "broker-a")
         with MessageStore.open_read_only(root) as store:
             assert store.broker_name == "broker-a"
-        status = local_operator.status(str(root))
+        status = operator.status(str(root))
         assert (status["brokerName"], status["faults"]) == ("broker-a", [])
         assert verify(root, SMALL).ok
 
@@ -93,7 +93,7 @@ def test_a_damaged_file_is_told_and_replaced(tmp_path: Path, data: bytes) -> Non
     path = root / "spark" / "broker.json"
     path.write_bytes(data)
     assert [finding.path for finding in verify(root, SMALL).findings] == [str(path)]
-    status = local_operator.status(str(root))
+    status = operator.status(str(root))
     assert status["brokerName"] is None and str(path) in status["faults"][0]
     with MessageStore.open(root, SMALL) as store:
         assert store.put_message(Message("t", b"x", queue_id=0)).is_ok

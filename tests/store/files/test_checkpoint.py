@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from messagestore.files import checkpoint as store_checkpoint
 from messagestore.files.checkpoint import StoreCheckpoint
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.layout import CHECKPOINT, CHECKPOINT_SIZE
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

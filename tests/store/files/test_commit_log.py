@@ -9,8 +9,8 @@ import pytest
 
 from messagestore import CorruptionError, Message, StoreConfig
 from messagestore.files.commit_log import CommitLog
-from messagestore.files.mapped_file import Disk, FilePool
-from messagestore.files.written import FileReplaced
+from messagestore.files.disk import Disk, FilePool
+from messagestore.files.unsynced import FileReplaced
 from messagestore.format import record
 from messagestore.format.hosts import pack_host
 from messagestore.format.layout import MAGIC_BLANK

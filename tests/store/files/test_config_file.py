@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from messagestore.errors import CorruptionError
 from messagestore.files.config_file import ConfigFile, parsed, written
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 
 WORDS = st.text(alphabet='a{,:1"\\ é😀\n', max_size=4)
 VALUES = st.recursive(
@@ -72,3 +74,61 @@ def test_what_the_table_is_parsed_with_may_refuse_it(file: ConfigFile) -> None:
 
 def test_without_a_file_the_table_is_empty(file: ConfigFile) -> None:
     assert file.load(dict) == {}
+
+
+# ---- whoever may write the file
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"table":{"' + '\\"' * 1_000_000,
+        '{"table":{"' + "\\\\" * 1_000_000 + "\\",
+        '{"' * 1_000_000,
+        "{" + " " * 2_000_000,
+        "{" + "1" * 2_000_000,
+        "{1" + " " * 2_000_000,
+        "," * 1_000_000 + "1" * 1_000_000,
+    ],
+    ids=["escaped quotes", "backslashes", "open strings", "blanks", "digits", "blanks behind a key", "commas"],
+)
+def test_a_text_without_an_end_is_refused_in_time_that_is_in_proportion(file: ConfigFile, text: str) -> None:
+    """64 KB of escaped quotes took half a minute, in nearly every command, and the time grew with the square."""
+    Path(file.path).write_text(text)
+    began_s = time.process_time()
+    with pytest.raises(CorruptionError, match=r"x\.json: offset 0: expected a table.*Mend it\."):
+        file.load(dict)
+    assert time.process_time() - began_s < 10
+
+
+def test_a_long_string_takes_a_few_times_its_size() -> None:
+    """It took 120 times its size: 64 MiB of it ended the process."""
+    text = '{"x":"' + "a" * 4_000_000 + '"}'
+    tracemalloc.start()
+    assert len(parsed(text)["x"]) == 4_000_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(text)
+
+
+def test_more_bytes_or_values_than_are_read_are_named_with_the_limit(file: ConfigFile) -> None:
+    Path(file.path).write_text('{"table":{"a@g":{' + ",".join(f"{number}:1" for number in range(2_000_001)) + "}}}")
+    with pytest.raises(CorruptionError, match=r"x\.json: .* found some 2,000,00. values; at most 2,000,000 are read"):
+        file.load(dict)
+    with Path(file.path).open("wb") as made:
+        made.truncate(1 << 40)
+    with pytest.raises(CorruptionError, match=r"x\.json: .*33554432"):
+        file.load(dict)
+
+
+@pytest.mark.parametrize("levels", [63, 70, 400, 100_000])
+def test_what_is_read_can_be_written_again(file: ConfigFile, levels: int) -> None:
+    """A field that we do not know was kept, however deep, and then the file could not be saved."""
+    Path(file.path).write_text('{"table":{},"theirs":' + "[" * levels + "]" * levels + "}")
+    if levels > 63:
+        with pytest.raises(CorruptionError, match="nested too deeply; at most 64 levels are read"):
+            file.load(dict)
+    else:
+        file.load(dict)
+        file.save({})
+        assert parsed(Path(file.path).read_text())["theirs"]

@@ -24,8 +24,8 @@ from messagestore.files.consume_queue import (
     pack_units,
     queue_directory,
 )
-from messagestore.files.mapped_file import Disk, File, FilePool
-from messagestore.files.written import FileReplaced
+from messagestore.files.disk import Disk, File, FilePool
+from messagestore.files.unsynced import FileReplaced
 from messagestore.format.layout import UNIT
 
 FILLER = (0, 0x7FFFFFFF, 0)

@@ -20,7 +20,7 @@ from messagestore import (
 )
 from messagestore.files.config_file import parsed
 from messagestore.files.consumer_offsets import ConsumerOffsets, publish_offsets
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import WriterLock
 from messagestore.format.message import group_fault
 from processes import CONTEXT
@@ -89,7 +89,9 @@ def test_a_store_without_the_file_has_no_groups(tmp_path: Path) -> None:
     assert offsets.groups == []
 
 
-@pytest.mark.parametrize("main", [None, b"", b"{", b"[]", b'{"offsetTable":3}', b'{"offsetTable":{"a@b":{0:1.5}}}'])
+@pytest.mark.parametrize(
+    "main", [None, b"", b"{", b"[]", b'{"offsetTable":3}', b'{"offsetTable":[]}', b'{"offsetTable":{"a@b":{0:1.5}}}']
+)
 def test_the_backup_counts_when_the_file_does_not(root: Path, offsets: ConsumerOffsets, main: bytes | None) -> None:
     """A broker rewrites the file in place: who reads it meanwhile finds a part of it, and the `.bak` whole."""
     if main is not None:
@@ -110,7 +112,36 @@ def test_an_offset_that_is_none_is_an_unreadable_file(root: Path, offsets: Consu
     assert offsets.groups == []
 
 
+@pytest.mark.parametrize("table", ["[]", "0", '""', "false"])
+def test_a_table_that_is_none_is_an_unreadable_file(root: Path, offsets: ConsumerOffsets, table: str) -> None:
+    """It counted as empty, so that no group had read anything."""
+    file_of(root).write_text('{"offsetTable":' + table + "}")
+    with pytest.raises(CorruptionError, match="offsetTable is no JSON object"):
+        offsets.load()
+    file_of(root).write_text('{"offsetTable":null}')
+    offsets.load()
+    assert offsets.groups == []
+
+
 # ---- writing
+
+
+@pytest.mark.parametrize("main", [b"{", b'{"offsetTable":[]}', JAVA.encode()[:-20]])
+def test_a_damaged_file_is_not_replaced_by_its_older_backup(root: Path, offsets: ConsumerOffsets, main: bytes) -> None:
+    """It may hold what the backup does not. Whoever restores it needs it as it is."""
+    file_of(root).write_bytes(main)
+    (root / "config" / "consumerOffset.json.bak").write_text(JAVA)
+    offsets.load()
+    offsets.update("flights", "delays", {1: 7})
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=r"its \.bak counts, which may be older"):
+            offsets.save()
+    with pytest.raises(CorruptionError, match=r"consumerOffset\.json"):
+        publish_offsets(str(root), "g", {("t", 0): 1})
+    assert file_of(root).read_bytes() == main
+    file_of(root).unlink()
+    offsets.save()
+    assert offsets.get("flights", "delays")[1] == 7
 
 
 def test_the_file_is_a_brokers(root: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from messagestore import BatchRequest, CorruptionError, MessageStore
+from messagestore.batches.staging import StagingWriter
 from messagestore.files.counters import NAMES, count, read_counters
-from messagestore.files.mapped_file import Disk
-from messagestore.spi import LOCAL_STORES, encode, local_operator
+from messagestore.files.disk import Disk
+from messagestore.inspect import operator
+from messagestore.inspect.verify import verify
+from messagestore.spi import LOCAL_STORES, encode
 from messagestore.spi import local as local_stores
-from messagestore.verify.verify import verify
-from messagestore.write.staging import StagingWriter
 from small import SMALL, bodies, columns, filled
 
 ZERO = dict.fromkeys(NAMES, 0)
@@ -120,7 +121,7 @@ def test_replays_are_counted_and_ordinary_batches_are_not(tmp_path: Path) -> Non
     assert commit(root, 1, 4) == "known"
     assert commit(root, 1, 9, on_replay_mismatch="skip") == "skipped"
     assert counted(root / "spark") == {**ZERO, "knownBatches": 1, "skippedBatches": 1}
-    assert local_operator.figures(str(root), SMALL)["counters"]["knownBatches"] == 1
+    assert operator.figures(str(root), SMALL)["counters"]["knownBatches"] == 1
     assert verify(root, SMALL).ok
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore.files import index_check
+from messagestore.files.disk import Disk, FilePool
 from messagestore.files.index_file import IndexService
 from messagestore.files.index_table import ENTRY_DTYPE
-from messagestore.files.mapped_file import Disk, FilePool
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_SLOT_SIZE
 
 SLOTS, ENTRIES = 8, 40

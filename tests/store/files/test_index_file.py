@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from java_index import JavaIndex, Record
 from messagestore.errors import CorruptionError, StoreFullError
 from messagestore.files import index_file, index_rewind, index_table
+from messagestore.files.disk import Disk, File, FilePool
 from messagestore.files.index_file import IndexService
 from messagestore.files.index_table import ENTRY_DTYPE, IndexHeader, slot_position
-from messagestore.files.mapped_file import Disk, File, FilePool
-from messagestore.files.written import FileReplaced
+from messagestore.files.unsynced import FileReplaced
 from messagestore.format import kernel
 from messagestore.format.javahash import index_hash
 from messagestore.format.layout import INDEX_ENTRY, INDEX_HEADER

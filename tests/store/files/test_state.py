@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from messagestore import Message, MessageStore, StoreError
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.state import UNKNOWN_FLUSHED_END, State, StateFile, boot_hash
 from messagestore.format.layout import (
     STATE_ASYNC,
@@ -124,8 +124,8 @@ def test_one_flipped_bit_behind_the_slot_makes_the_flushed_end_unknown(state: St
     assert State.from_bytes(bytes(data)) == replace(state, known_flushed_end=UNKNOWN_FLUSHED_END)
 
 
-def test_a_slot_of_an_earlier_release_has_no_flushed_end():
-    """It writes 64 bytes, and leaves zeros or the flushed end of an older slot behind them."""
+def test_a_slot_with_the_flushed_end_of_another_one_has_none():
+    """Zeros, or the flushed end of an older slot, lie behind it."""
     state, older = State(counter=9, visible_end=800, clean_end=100), State(counter=7, known_flushed_end=700)
     for behind in (bytes(STATE_FLUSHED.size), older.to_bytes()[STATE_SLOT.size :]):
         found = State.from_bytes(state.to_bytes()[: STATE_SLOT.size] + behind)

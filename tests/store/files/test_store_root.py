@@ -16,7 +16,7 @@ import pytest
 from crash import strangers
 from messagestore import ConfigError, Message, MessageStore, NotAStoreError, StoreConfig, StorePermissionError
 from messagestore import session as attached_stores
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.store_root import Place, known_root, root_of
 from messagestore.log.store_files import Paths
 from small import SMALL, filled
@@ -175,6 +175,25 @@ def test_a_file_that_root_left_is_named_with_its_owner_and_the_remedy(shared: Pa
     assert strangers._as_nobody(work)
 
 
+@AS_ROOT
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_reader_is_not_told_to_read(shared: Path, mode: int) -> None:
+    """A reader that may not read was told to open the store read-only. A writer that may read is told so."""
+    root = filled(shared / "store")
+    for path in [root, *root.rglob("*")]:
+        path.chmod(mode | 0o111 if path.is_dir() else mode)
+
+    def work() -> None:
+        how = MessageStore.open_read_only if mode == 0o600 else MessageStore.open
+        with pytest.raises(StorePermissionError) as caught:
+            how(root, SMALL)
+        said = str(caught.value)
+        assert f"make the store {'readable' if mode == 0o600 else 'writable'} for a group" in said
+        assert ("or open it read-only" in said) == (mode == 0o644)
+
+    assert strangers._as_nobody(work)
+
+
 @pytest.mark.parametrize(
     ("mode", "file", "folder"),
     [("0600", 0o600, 0o700), ("0640", 0o640, 0o750), ("644", 0o644, 0o755), ("0660", 0o660, 0o770)],
@@ -186,9 +205,12 @@ def test_file_mode_is_followed(tmp_path: Path, mode: str, file: int, folder: int
         root = filled(tmp_path / "store", 40, SMALL.replace(file_mode=mode))
     finally:
         os.umask(before)
-    found = {stat.S_IMODE(path.stat().st_mode) for path in root.rglob("*") if path.is_file()}
+    locks = {root / "lock", root / "spark" / "writer.lock"}
+    found = {stat.S_IMODE(path.stat().st_mode) for path in {*root.rglob("*")} - locks if path.is_file()}
     folders = {stat.S_IMODE(path.stat().st_mode) for path in root.rglob("*") if path.is_dir()}
     assert (found, folders) == ({file}, {folder})
+    writers = file & 0o222
+    assert {stat.S_IMODE(path.stat().st_mode) for path in locks} == {writers | writers << 1}, "who reads may lock"
 
 
 @pytest.mark.parametrize("mode", ["0400", "0777", "0602", "rw-r--r--", "0o640", "6400", "-0600"])

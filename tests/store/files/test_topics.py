@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from messagestore import Message, MessageStore
 from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, UnknownTopicError
 from messagestore.files.config_file import _UNQUOTED_KEY, _quoted_key
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.topics import MAX_QUEUE_COUNT, TopicConfig, Topics
 from small import ClockDisk
 
@@ -390,3 +391,46 @@ def test_which_topics_have_simple_queues(root: Path, topics: Topics, attributes:
     topics.load()
     assert topics.is_simple_queue("a") is simple
     assert topics.is_simple_queue("unknown")
+
+
+def test_a_topic_that_could_not_be_saved_is_not_there(tmp_path: Path):
+    """A full disk refused the topic; when there was room, creating it again found it in memory and saved nothing."""
+
+    class FullDisk(Disk):
+        full = False
+
+        def pwrite(self, file, data, position):
+            if self.full and "topics" in file.path:
+                raise OSError(28, "No space left on device")
+            super().pwrite(file, data, position)
+
+    disk = FullDisk()
+    root = tmp_path / "store"
+    with MessageStore.open(root, disk=disk) as store:
+        disk.full = True
+        with pytest.raises(OSError, match="No space"):
+            store.create_topic("new", 3)
+        disk.full = False
+        assert store.create_topic("new", 3).write_queue_nums == 3
+    assert "new" in written(root)["topicConfigTable"]
+
+
+def test_topics_of_puts_that_found_a_full_disk_are_not_saved_with_the_next_one(tmp_path: Path):
+    """The next topic brought them along, with default queues, and creating them said nothing about other wishes."""
+
+    class FullDisk(Disk):
+        full = False
+
+        def pwrite(self, file, data, position):
+            if self.full and "topics" in file.path:
+                raise OSError(28, "No space left on device")
+            super().pwrite(file, data, position)
+
+    disk = FullDisk()
+    with MessageStore.open(tmp_path / "store", disk=disk) as store:
+        disk.full = True
+        for topic in ("a", "b"):
+            with pytest.raises(OSError, match="No space"):
+                store.put_message(Message(topic, b"x", queue_id=0))
+        disk.full = False
+        assert [store.create_topic(topic, 3).write_queue_nums for topic in ("a", "b")] == [3, 3]

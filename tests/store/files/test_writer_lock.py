@@ -9,9 +9,12 @@ import json
 import logging
 import os
 import select
+import shutil
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +26,7 @@ import pytest
 from kernel import refuse_leases
 from messagestore.errors import NotAStoreError, StoreClosedError, StoreLockedError
 from messagestore.files import writer_lock
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.files.writer_lock import Attachment, Holder, WriterLock, attach, probe_java
 from processes import PatienceDisk, starting_broker
 
@@ -486,11 +489,14 @@ def test_the_holders_name_is_one_line_of_json(lock_path: str, description: str):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xff", b'{"pid":3}', b"[" * 512])
-def test_a_holder_without_a_name(lock_path: str, text: bytes):
-    """Whatever is in the file, the timeout is what is reported."""
+def test_a_holder_without_a_name(lock_path: str, text: bytes, monkeypatch: pytest.MonkeyPatch):
+    """Whatever is in the file, the timeout is what is reported, and the kernel names the process."""
     first, second = WriterLock(lock_path), WriterLock(lock_path)
     first.acquire(0, description="")
     Path(lock_path).write_bytes(text)
+    with pytest.raises(StoreLockedError, match=rf"locked by pid {os.getpid()} \(.+\) on "):
+        second.acquire(0, description="")
+    monkeypatch.setattr(writer_lock, "_lockers", lambda _: [])
     with pytest.raises(StoreLockedError, match="an unknown process"):
         second.acquire(0, description="")
     first.close()
@@ -683,3 +689,79 @@ def closing_attachment(root: Path) -> Iterator[Attachment]:
         yield attachment
     finally:
         attachment.detach()
+
+
+def test_a_shared_lock_is_not_said_to_be_the_last_writers(lock_path: str) -> None:
+    """The name in the file is that of a session which has ended: it is not to be stopped."""
+    before = WriterLock(lock_path)
+    before.acquire(0, description="a session of yesterday")
+    before.close()
+    with open(lock_path, "rb") as file:
+        fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0))
+        with pytest.raises(
+            StoreLockedError, match="with a shared lock, which no writer of this project takes"
+        ) as caught:
+            WriterLock(lock_path).acquire(0, description="")
+        assert "yesterday" not in str(caught.value)
+        assert f"pid {os.getpid()} (" in caught.value.holder
+
+
+def test_a_holder_that_the_kernel_does_not_show_is_not_named_as_one(
+    lock_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be in another container, or another user's: the file names the last writer, which may be another one."""
+    first = WriterLock(lock_path)
+    first.acquire(0, description="the first")
+    monkeypatch.setattr(writer_lock, "_lockers", lambda _: [])
+    with pytest.raises(
+        StoreLockedError, match="a process that this user cannot see; the last writer was pid"
+    ) as caught:
+        WriterLock(lock_path).acquire(0, description="")
+    assert "Stop the process that holds it" in str(caught.value)
+    first.close()
+
+
+@pytest.mark.parametrize("kind", ["broker", "writers", "nobody"])
+def test_who_may_not_read_the_lock_file_learns_from_the_kernels_list(lock_path: str, kind: str) -> None:
+    """Readers ask whether a writer or a broker is at work; the lock files are not theirs to read."""
+    Path(lock_path).touch()
+    with open(lock_path, "r+b") as file:
+        if kind != "nobody":
+            lock = fcntl.F_WRLCK if kind == "broker" else fcntl.F_RDLCK
+            fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", lock, os.SEEK_SET, 0, 1, 0))
+        for asked in (fcntl.F_RDLCK, fcntl.F_WRLCK):
+            known, listed = writer_lock._probe(lock_path, asked), writer_lock._listed(lock_path, asked)
+            assert (known is None) == (listed is None)
+            assert (listed is not None) == (kind == "broker" or (kind == "writers" and asked == fcntl.F_WRLCK))
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="NOT DONE HERE: needs root and unshare")
+@pytest.mark.parametrize("within", [[], ["unshare", "--pid", "--fork", "--mount-proc"]], ids=["host", "container"])
+def test_a_reader_that_may_not_read_the_lock_file_takes_a_writer_for_dead(
+    request: pytest.FixtureRequest, within: list[str]
+) -> None:
+    """It would show what is not published yet. The kernel lists the lock to everybody, also in other containers."""
+    folder = Path(tempfile.mkdtemp())  # `tmp_path` is below a folder of this user's
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    folder.chmod(0o755)
+    lock_path = str(folder / "writer.lock")
+    writer = WriterLock(lock_path)
+    writer.acquire(0, description="at work")
+    os.chmod(lock_path, 0o600)
+    asks = (  # the imports come before it is another user, who may not see the packages
+        "import encodings.ascii, os; from messagestore.files import writer_lock\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        f"assert not os.access({lock_path!r}, os.R_OK)\n"
+        f"print(*(writer_lock.is_writing({lock_path!r}, pid) for pid in ({os.getpid()}, 1)))"
+    )
+
+    def asked() -> str:
+        command = [*within, sys.executable, "-c", asks]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        if "unshare: " in done.stderr:
+            pytest.skip(f"NOT DONE HERE: {done.stderr.strip()}")
+        return done.stdout.strip() or done.stderr
+
+    assert asked() == "True True"
+    writer.close()
+    assert asked() == "False False"

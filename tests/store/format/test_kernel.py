@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import subprocess
 import sys
+import threading
 import zlib
 
 import numpy as np
@@ -62,12 +64,32 @@ def test_a_process_without_the_kernel_says_so_once(monkeypatch, caplog):
     """With the reason, and with what it costs."""
     monkeypatch.setattr(kernel, "lib", None)
     monkeypatch.setattr(kernel, "why_not", "there is no compiler")
-    kernel.tell_without.cache_clear()
+    monkeypatch.setattr(kernel, "_untold", threading.Lock())
     columns = MessageColumns("T", np.zeros(1, np.int32), pa.array([b"x"]))
     for _ in range(2):
         encode(columns, limits=StoreConfig(), store_host=pack_host("1.2.3.4:5"), born_host=pack_host("1.2.3.4:5"))
     [told] = [one.getMessage() for one in caplog.records]
     assert "kernel of messagestore is missing: there is no compiler. " in told and "50 times" in told
+
+
+def test_two_threads_that_begin_together_say_once_that_the_kernel_is_missing(monkeypatch, caplog):
+    """A batch is encoded by a thread of its own while the caller reads another."""
+    monkeypatch.setattr(kernel, "_untold", threading.Lock())
+
+    def another_begins(record: logging.LogRecord) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=kernel.tell_without)
+            other.start()
+            other.join()
+        return True
+
+    logger = logging.getLogger(kernel.__name__)
+    logger.addFilter(another_begins)
+    try:
+        kernel.tell_without()
+    finally:
+        logger.removeFilter(another_begins)
+    assert len(caplog.records) == 1
 
 
 @needs_kernel

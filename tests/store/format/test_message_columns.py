@@ -36,11 +36,15 @@ def test_names_of_both_families() -> None:
         assert ColumnTexts(columns).keys.texts.to_pylist() == ["k"]
 
 
-def test_rocketmqs_names_win() -> None:
-    table = pa.table({"value": [b"kafka"], "body": [b"rocketmq"], "partition": [1], "queueId": [2]})
-    columns = MessageColumns.from_arrow(table, topic="T")
-    assert columns.body.to_pylist() == [b"rocketmq"]
-    assert columns.queue_id.tolist() == [2]
+@pytest.mark.parametrize(("one", "other"), [("body", "value"), ("queueId", "partition"), ("keys", "key")])
+def test_two_columns_for_one_field_are_refused(one: str, other: str) -> None:
+    """One of them used to be dropped. A column of Arrow's null type counts as missing."""
+    values = {"body": [b"x"], "queueId": [1], "keys": [["k"]]}
+    columns = {"body": [b"x"], one: values[one], other: values[one]}
+    with pytest.raises(MessageIllegalError, match=f"columns {one} and {other}: both are for "):
+        MessageColumns.from_arrow(pa.table(columns), topic="T")
+    columns[other] = pa.nulls(1)
+    assert MessageColumns.from_arrow(pa.table(columns), topic="T").row_count == 1
 
 
 def test_the_topic_of_all_rows_wins_over_the_column_but_not_in_the_digest() -> None:
@@ -172,3 +176,10 @@ def test_no_rows() -> None:
     assert columns.row_count == 0
     assert texts.topic_codes.tolist() == []
     assert texts.topic_names == []
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint32(), pa.uint64()])
+def test_a_number_that_does_not_fit_is_named_with_its_row(kind: pa.DataType) -> None:
+    batch = pa.record_batch({"body": [b"a", b"b"], "flag": pa.array([1, 1 << 31], kind)})
+    with pytest.raises(MessageIllegalError, match="row 1: flag: found 2147483648; allowed is an int of 32 bits"):
+        MessageColumns.from_arrow(batch, topic="t")

@@ -271,17 +271,13 @@ class TestCutRecords:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    """With `__CRC32#` no change of a bit goes unnoticed, but for one that takes away the name `__CRC32#` itself."""
+    """With `__CRC32#` no change of a bit goes unnoticed, also in the name `__CRC32#` itself."""
     data = whole()
-    name = range(len(data) - layout.PROPERTY_CRC_SIZE, len(data) - layout.PROPERTY_CRC_SIZE + 9)
     for bit in range(8 * len(data)):
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << bit % 8
-        if bit // 8 in name:
-            assert "__CRC32#" not in record.decode_message(broken).system_properties
-        else:
-            with pytest.raises(CorruptionError):
-                record.decode_message(broken)
+        with pytest.raises(CorruptionError):
+            record.decode_message(broken)
 
 
 @given(st.integers(0, 120), st.binary(min_size=1, max_size=8), st.booleans())

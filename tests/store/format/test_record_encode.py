@@ -13,7 +13,6 @@ from messagestore.errors import MessageIllegalError
 from messagestore.format import record
 from messagestore.format.config import StoreConfig
 from messagestore.format.hosts import pack_host
-from messagestore.format.layout import DIGEST_NAME
 from messagestore.format.message_columns import MessageColumns
 from messagestore.format.record_encode import encode, stamp
 from messagestore.format.row_digest import row_hashes
@@ -129,7 +128,7 @@ def test_what_goes_with_the_records() -> None:
         hashes += [reference.index_key(columns.topic[row].as_py(), word) for word in words]
     assert batch.key_counts.tolist() == counts
     assert batch.key_hashes.tolist() == hashes
-    assert batch.digests == {DIGEST_NAME: sum(row_hashes(columns)) % 2**64}
+    assert batch.digest == sum(row_hashes(columns)) % 2**64
     assert {kind.dtype for kind in (batch.key_hashes, batch.key_counts, batch.run_counts)} == {np.dtype(np.int32)}
     assert batch.starts[0] == 0
     assert batch.starts[-1] == len(batch.data)
@@ -172,7 +171,7 @@ def test_no_rows() -> None:
         assert batch.row_count == 0
         assert batch.starts.tolist() == [0]
         assert batch.run_topics == []
-        assert batch.digests == {DIGEST_NAME: 0}
+        assert batch.digest == 0
         stamp(batch.data, batch.starts[:-1], np.empty(0, np.int64), np.empty(0, np.int64), 1, 56, True)
 
 

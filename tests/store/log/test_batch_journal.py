@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from messagestore.errors import CorruptionError, NotAStoreError
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.batch_record import SOURCE_NONE, BatchRecord
 from messagestore.format.layout import JOURNAL_ENTRY, JOURNAL_HEADER
 from messagestore.log.batch_journal import MISSING, PARTIAL, BatchJournal
@@ -80,78 +79,13 @@ def test_the_file_byte_by_byte() -> None:
     journal = BatchJournal(checkpoint_crc=7, identity={"storeId": "s"}, end=1234)
     journal.add(batch(5, "app", "user", 0))
     data = journal.to_bytes()
-    entry = struct.pack(">qqqqQiiiI", 5, 105, 205, 3, 5, 0, 0, 0, 1 | 1 << 8)
+    entry = struct.pack(">qqqqQiiiI", 5, 105, 205, 3, 5, 0, 0, 0, 1)
     names = b'{"identity":{"storeId":"s"},"apps":["app"],"queries":["q"],"topics":[["a","t"]],'
-    names += b'"digests":["rowsum-1","rowsum-2"],"replaced":{}}'
+    names += b'"replaced":{}}'
     body = entry + names
-    head = struct.pack(">8siIqqqqIII", b"MSJOURNL", 2, 1 | 4, 1, 1234, 1, len(names), 7, zlib.crc32(body), 0)
+    head = struct.pack(">8siIqqqqIII", b"MSJOURNL", 1, 1, 1, 1234, 1, len(names), 7, zlib.crc32(body), 0)
     assert data == head + struct.pack(">I", zlib.crc32(head)) + body
     assert (JOURNAL_HEADER.size, JOURNAL_ENTRY.size) == (64, 56)
-
-
-OTHER = "rowsum-1"
-
-
-def test_each_entry_keeps_the_name_of_its_digest() -> None:
-    """Also a name that a newer release wrote; a batch that is not there is computed with this release's digest only."""
-    journal = BatchJournal()
-    journal.extend([batch(0, digest_name=OTHER), batch(1, queue_offset=1), batch(2, queue_offset=2, digest_name="new")])
-    found = BatchJournal.from_bytes(BatchJournal.from_bytes(journal.to_bytes()).to_bytes())
-    assert [entry.digest_name for entry in found.entries("app")] == [OTHER, "rowsum-2", "new"]
-    wanted = [("rowsum-2", OTHER), ("rowsum-2",), ("rowsum-2", "new"), ("rowsum-2",)]
-    assert [found.digests_of("app", version) for version in range(4)] == wanted
-
-
-def test_a_journal_of_an_earlier_release_names_no_digest(tmp_path: Path) -> None:
-    """All of its entries have the earlier one. One that it wrote over this release's keeps the numbers of the digests."""
-    journal = BatchJournal()
-    journal.extend([batch(0, digest_name=OTHER), batch(1, queue_offset=1)])
-    data = journal.to_bytes()
-    body = data[64:].replace(b'"digests":["rowsum-1","rowsum-2"],', b"")
-    head = data[:40] + struct.pack(">qIII", len(body) - 2 * 56, 0, zlib.crc32(body), 0)
-    found = BatchJournal.from_bytes(head + struct.pack(">I", zlib.crc32(head)) + body)
-    assert [entry.digest_name for entry in found.entries("app")] == [OTHER, "rowsum-2"]
-
-
-def test_a_number_of_a_digest_without_a_name_is_damage() -> None:
-    journal = BatchJournal()
-    journal.add(batch(0))
-    data = journal.to_bytes()
-    body = data[64:].replace(b',"rowsum-2"', b"")
-    head = data[:40] + struct.pack(">qIII", len(body) - 56, 0, zlib.crc32(body), 0)
-    with pytest.raises(CorruptionError, match="a number of a digest that has no name"):
-        BatchJournal.from_bytes(head + struct.pack(">I", zlib.crc32(head)) + body)
-
-
-@pytest.mark.parametrize(
-    ("digests", "wanted"),
-    [
-        ([], {0: 1, 9: 1}),  # this release wrote the file: what it does not have, this release appended
-        (["rowsum-2", "rowsum-2"], {0: 1, 1: 1, 9: 1}),
-        ([OTHER], {0: 2, 1: 2}),  # the next batch may be in the log, where an earlier release appended it
-        ([OTHER, "rowsum-2"], {0: 2, 1: 1, 2: 1}),
-        (["newer"], {0: 2, 1: 2}),
-    ],
-)
-def test_what_tasks_learn_from_the_file(digests: list[str], wanted: dict[int, int], tmp_path: Path) -> None:
-    """The file may lag behind the log, so a batch that it does not have counts as its app's newest one in it."""
-    journal, path = BatchJournal(), str(tmp_path / "journal")
-    journal.extend([batch(version, queue_offset=version, digest_name=name) for version, name in enumerate(digests)])
-    journal.write(Disk(), path, via=str(tmp_path / "new"))
-    names = ("rowsum-2", OTHER)
-    for version, count in wanted.items():
-        assert BatchJournal.read_digests_of(Disk(), path, "", "app", version) == names[:count], version
-    assert (
-        BatchJournal.read_digests_of(Disk(), path, "", "another", 0) == names[: 1 + bool(set(digests) - {"rowsum-2"})]
-    )
-
-
-def test_without_a_journal_tasks_compute_both_digests(tmp_path: Path) -> None:
-    """It is missing, or damaged: nothing tells which release wrote the log."""
-    path = tmp_path / "journal"
-    assert BatchJournal.read_digests_of(Disk(), str(path), "", "app", 0) == ("rowsum-2", OTHER)
-    path.write_bytes(bytes(200))
-    assert BatchJournal.read_digests_of(Disk(), str(path), "", "app", 0) == ("rowsum-2", OTHER)
 
 
 def test_last_is_the_highest_version() -> None:
@@ -271,7 +205,7 @@ def test_a_newer_format_is_refused() -> None:
     data = bytearray(filled().to_bytes())
     data[8:12] = struct.pack(">i", 3)
     data[60:64] = struct.pack(">I", zlib.crc32(data[:60]))
-    with pytest.raises(NotAStoreError, match="Use a newer release"):
+    with pytest.raises(NotAStoreError, match="found format version 3; this release reads 1"):
         BatchJournal.from_bytes(bytes(data))
 
 
@@ -281,46 +215,6 @@ def test_a_damaged_file_is_no_empty_journal(tmp_path: Path) -> None:
     path.write_bytes(filled().to_bytes()[:-1])
     found = BatchJournal.read(Disk(), str(path))
     assert "bytes behind the header" in found.fault and not found.complete
-    assert BatchJournal.read_checkpoint_crc(Disk(), str(path), "") == 7  # the header is whole
+    assert BatchJournal.read_checkpoint_crc(Disk(), str(path)) == 7  # the header is whole
     assert BatchJournal.read(Disk(), str(tmp_path / "none")).fault == MISSING
-    assert BatchJournal.read_checkpoint_crc(Disk(), str(tmp_path / "none"), "") is None
-
-
-FORMAT_1 = {
-    "formatVersion": 1,
-    "covered": 3,
-    "checkpointCrc": 7,
-    "apps": {"app": [[0, "spark", "q", 100, 200, 3, "00000000000000ff"]]},
-}
-
-
-def test_format_1_is_read_and_goes_when_the_new_file_is_there(tmp_path: Path) -> None:
-    """What e68e155 wrote."""
-    old, new = tmp_path / "journal.json", tmp_path / "journal"
-    old.write_text(json.dumps(FORMAT_1))
-    journal = BatchJournal.read(Disk(), str(new), str(old))
-    assert (journal.version, journal.covered, journal.checkpoint_crc, journal.fault) == (1, 3, 7, "")
-    entry = journal.find("app", 0)
-    assert entry is not None and (entry.digest, entry.topics) == (255, None)
-    journal.write(Disk(), str(new), via=str(tmp_path / "x"), old_path=str(old))
-    assert new.exists() and not old.exists()
-    assert BatchJournal.read(Disk(), str(new), str(old)).find("app", 0) == entry
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"formatVersion":2}',
-        b'{"formatVersion":1,"covered":0,"apps":{"a":[[1]]}}',
-        b"\xff",
-        b'{"formatVersion":1,"covered":1e999,"apps":{}}',
-        b"[" * 100_000,
-    ],
-)
-def test_an_unreadable_file_of_format_1_is_damage(text: bytes) -> None:
-    """It is made again from the log; it is never a reason not to open."""
-    with pytest.raises(CorruptionError):
-        BatchJournal.from_json(text)
+    assert BatchJournal.read_checkpoint_crc(Disk(), str(tmp_path / "none")) is None

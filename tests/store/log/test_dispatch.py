@@ -19,7 +19,7 @@ import reference
 import strategies
 from messagestore import BatchRequest, Message, MessageStore, StoreConfig
 from messagestore.files.consume_queue import queue_directory
-from messagestore.files.mapped_file import Disk, File
+from messagestore.files.disk import Disk, File
 from messagestore.format import record, record_rows, record_scan
 from messagestore.format.hosts import pack_host
 from messagestore.format.javahash import index_hash, java_hash
@@ -27,7 +27,7 @@ from messagestore.format.layout import SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_T
 from messagestore.format.rows import SCHEDULE_TOPIC, Rows
 from messagestore.log import dispatch
 from messagestore.log.walk import Run, Walk, rows_of
-from messagestore.write import log_writer, transaction
+from messagestore.writer import log_writer, whole_batch
 from small import SMALL, SMALL_ASYNC, ClockDisk, bodies, columns, filled, read_all
 
 
@@ -162,7 +162,7 @@ def _dispatched(
     rest = iter(messages)
     with (
         mock.patch.object(log_writer, "FEW_COUNT", few),
-        mock.patch.object(transaction, "FEW_COUNT", few),
+        mock.patch.object(whole_batch, "FEW_COUNT", few),
         MessageStore.open(root, config, disk=disk) as store,
     ):
         store._attached.flush.start = lambda: None  # type: ignore[union-attr, method-assign]
@@ -171,7 +171,7 @@ def _dispatched(
             disk.now_ms += jump_ms
             for message in itertools.islice(rest, count):
                 store.put_message(message)
-            store.writer.drain()
+            store.writer.publish()
             store.append_batch(columns(bodies(count), queues=3, topic="u"), BatchRequest("app", version))
         ends = store.writer.files.ends
         seals = None if ends is None else dict(ends.seals)
@@ -238,14 +238,11 @@ def test_delayed_messages_carry_their_due_time(tmp_path: Path) -> None:
 
 
 def test_half_messages_get_no_unit(tmp_path: Path) -> None:
-    """PREPARED and ROLLBACK records have number 0 and are in no queue; PREPARED is indexed, as in RocketMQ. An earlier
-    revision of this project numbered them like all others: such a number counts."""
+    """PREPARED and ROLLBACK records are in no queue, whatever their number; PREPARED is indexed, as in RocketMQ."""
     prepared, rollback = SYS_FLAG_TRANSACTION_PREPARED, SYS_FLAG_TRANSACTION_ROLLBACK
     keys = {"KEYS": "k"}
     messages = [(Message("t", b"%d" % i, properties=keys), f) for i, f in enumerate([0, prepared, rollback, 0])]
-    old = scanned(tmp_path, messages)
-    assert old.has_unit is None
-    assert old.key_counts.tolist() == [1, 1, 1, 1]
+    assert scanned(tmp_path, messages).has_unit.tolist() == [True, False, False, True]
     rows = scanned(tmp_path, messages, [0, 0, 0, 1])
     assert rows.has_unit.tolist() == [True, False, False, True]
     assert rows.key_counts.tolist() == [1, 1, 0, 1]
@@ -285,7 +282,9 @@ def test_a_few_records_and_many_are_dispatched_alike(found: list[tuple[str, int,
     data = np.frombuffer(b"".join(records), np.uint8)
     starts = np.cumsum([0, *map(len, records[:-1])])
     run = Run(4096, data, starts, record_scan.heads(data, starts))
-    few, many = (way(run.data, starts, run.heads, 4096, run.delays_ms) for way in (record_rows._few, record_rows._many))
+    few, many = (
+        way(run.data, starts, run.heads, 4096, run.delay_levels) for way in (record_rows._few, record_rows._many)
+    )
     for name in (field.name for field in fields(Rows)):
         value, other = getattr(few, name), getattr(many, name)
         assert np.array_equal(value, other), name

@@ -10,9 +10,9 @@ import pytest
 
 from messagestore import BatchRequest, CorruptionError, Message, MessageStore
 from messagestore.files import checkpoint as store_checkpoint
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
 from messagestore.log.store_files import Paths
-from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
 COUNT = 230

@@ -9,7 +9,7 @@ import pytest
 
 from crash.harness import die
 from messagestore import Message, MessageStore
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.layout import UNIT
 from messagestore.log.queue_proof import is_settled
 from messagestore.log.store_files import Identity, Paths, StoreFiles

@@ -16,10 +16,11 @@ import pytest
 
 from messagestore import BatchRequest, CorruptionError, Message, MessageColumns, MessageStore, StoreConfig
 from messagestore.files.consume_queue import UNIT_DTYPE, unit_bytes
-from messagestore.files.mapped_file import Disk
-from messagestore.log.sealed_ends import Anchor, SealedEnds
+from messagestore.files.disk import Disk
+from messagestore.inspect.verify import verify
+from messagestore.log.log_end import Anchor
+from messagestore.log.sealed_ends import SealedEnds
 from messagestore.session import attached_store
-from messagestore.verify.verify import verify
 from small import SMALL
 
 CONFIG = SMALL.replace(mapped_file_size_consume_queue=20 * 16)

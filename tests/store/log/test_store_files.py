@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from messagestore import ConfigError, CorruptionError, Message, MessageStore, NotAStoreError, StoreConfig
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.hosts import pack_host
 from messagestore.format.layout import RECORD_HEAD
 from messagestore.format.record import encode_message, stamp_record
@@ -43,8 +43,8 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     """A store of a later release says so."""
     root = filled(tmp_path / "s", 4)
     path = root / "spark" / "store.json"
-    path.write_text(path.read_text().replace('"formatVersion": 2', '"formatVersion": 3'))
-    with pytest.raises(NotAStoreError, match="Use a newer release"):
+    path.write_text(path.read_text().replace('"formatVersion": 1', '"formatVersion": 3'))
+    with pytest.raises(NotAStoreError, match="found format version 3; this release reads 1"):
         MessageStore.open(root, SMALL)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from crash.digests import append_as_earlier
 from crash.harness import die
 from crash.simdisk import KillDisk, Killed
 from messagestore import (
@@ -24,13 +22,13 @@ from messagestore import (
     StoreConfig,
     StorePoisonedError,
 )
-from messagestore.files.mapped_file import Disk
+from messagestore.files.disk import Disk
 from messagestore.format.batch_record import BODY_BEGIN
 from messagestore.format.message import BATCH_TOPIC
+from messagestore.inspect.verify import verify
 from messagestore.log import store_identity
 from messagestore.log.batch_journal import BatchJournal
 from messagestore.log.store_files import Identity, Paths
-from messagestore.verify.verify import verify
 from small import SMALL, bodies, columns, filled, read_all
 
 ROWS = 6
@@ -420,85 +418,6 @@ def test_a_topic_that_a_broker_deleted_stays_deleted(tmp_path: Path) -> None:
         assert store.topics().get("t") is None
         store.put_message(Message("t", b"new", queue_id=0))
         assert read_all(store) == [b"new"]
-
-
-# ---- format 1
-
-
-def as_format_1(root: Path) -> None:
-    """The small files as e68e155 wrote them."""
-    identity = Identity.read(Disk(), Paths(root).identity)
-    journal = BatchJournal.read(Disk(), Paths(root).journal)
-    assert identity is not None
-    fields = {**identity.to_fields(), "formatVersion": 1}
-    del fields["ancestors"]
-    Path(Paths(root).identity).write_text(json.dumps(fields, indent=2) + "\n")
-    apps = {
-        app: [
-            [e.version, e.version_source, e.query_id, e.physical_offset, e.end, e.row_count, f"{e.digest:016x}"]
-            for e in journal.entries(app)
-        ]
-        for app in journal.app_ids()
-    }
-    old = {"formatVersion": 1, "covered": journal.covered, "checkpointCrc": journal.checkpoint_crc, "apps": apps}
-    Path(Paths(root).journal_1).write_text(json.dumps(old, separators=(",", ":")))
-    Path(Paths(root).journal).unlink()
-
-
-@pytest.mark.parametrize("how", ["closed", "killed"])
-def test_format_1_is_written_anew_by_the_next_writer(tmp_path: Path, how: str) -> None:
-    """Nothing is said, the id stays, and readers read both."""
-    root = (store_with if how == "closed" else left_by_a_kill)(tmp_path / "s")
-    before = store_id(root)
-    as_format_1(root)
-    with MessageStore.open_read_only(root) as reader:
-        assert reader.store_id == before
-        assert sum(reader.max_offset("t", queue_id) for queue_id in (0, 1)) == 3 * ROWS
-    check_known(root)
-    identity = Identity.read(Disk(), Paths(root).identity)
-    assert identity is not None and (identity.store_id, identity.version) == (before, 2)
-    assert Path(Paths(root).journal).exists() and not Path(Paths(root).journal_1).exists()
-
-
-def test_format_1_remembers_what_retention_took(tmp_path: Path) -> None:
-    """Entries below the first segment are in no BATCH record any more."""
-    root = tmp_path / "s"
-    with MessageStore.open(root, SMALL) as store:
-        append_as_earlier(store, columns(bodies(ROWS)), BatchRequest("gone", 0, "spark", "q"))
-        for version in range(20):
-            append(store, version)
-    min((root / "commitlog").iterdir()).unlink()
-    as_format_1(root)
-    with MessageStore.open(root, SMALL) as store:
-        assert append(store, 0, "gone") == "known"
-        assert append(store, 19) == "known"
-        assert store.writer.journal.complete
-
-
-def test_a_flipped_id_of_format_1_is_refused(tmp_path: Path) -> None:
-    """It has no checksum, but the last batch says otherwise."""
-    root = store_with(tmp_path / "s")
-    before = store_id(root)
-    as_format_1(root)
-    path = Path(Paths(root).identity)
-    path.write_text(path.read_text().replace(before, before[:-1] + ("0" if before[-1] != "0" else "1")))
-    with pytest.raises(CorruptionError, match=f"the store id {before}, as the last batch"):
-        MessageStore.open(root, ONE_SEGMENT)
-
-
-def test_flips_of_a_journal_of_format_1_and_a_replay(tmp_path: Path) -> None:
-    """What it says of the log is read from the log again."""
-    root = store_with(tmp_path / "s")
-    as_format_1(root)
-    for position in range(0, Path(Paths(root).journal_1).stat().st_size, 5):
-        copy = tmp_path / f"copy{position}"
-        shutil.copytree(root, copy)
-        data = bytearray(Path(Paths(copy).journal_1).read_bytes())
-        data[position] ^= 1 << position % 7
-        Path(Paths(copy).journal_1).write_bytes(data)
-        with MessageStore.open(copy, ONE_SEGMENT) as store:
-            assert [append(store, version) for version in range(3)] == ["known"] * 3
-        shutil.rmtree(copy)
 
 
 @pytest.mark.parametrize("more", [(), ("checkpoint",), ("config",), ("index",)], ids="+".join)

@@ -8,7 +8,7 @@ import pytest
 
 from messagestore import BatchRequest, CorruptionError, Message, MessageStore, StoreConfig
 from messagestore.files.commit_log import CommitLog
-from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.disk import Disk, FilePool
 from messagestore.format import record
 from messagestore.format.hosts import pack_host
 from messagestore.log import walk as walks

@@ -12,7 +12,7 @@ import pytest
 
 from messagestore import ConfigError, CorruptionError, MessageStore, NotAStoreError, OffsetOutOfRangeError
 from messagestore.files.batch_consume_queue import BatchConsumeQueue
-from messagestore.files.mapped_file import Disk, FilePool
+from messagestore.files.disk import Disk, FilePool
 from messagestore.format import record
 from messagestore.format.inner_batch import single_records
 from messagestore.format.layout import BATCH_UNIT, MAGIC_BLANK
@@ -166,7 +166,7 @@ def test_a_connector_reads_it_as_any_queue(made: Made) -> None:
     queue, count = ("inner", 0), len(made.bodies)
     assert reader.ends(["inner"]).queues == {queue: count}
     whole = Range("inner", 0, 0, count)
-    sizes = reader.sizes(whole)
+    [sizes] = reader.sizes([whole])
     assert len(sizes) == count
     assert int(sizes.sum()) <= made.places[-1] + 2000
     bodies = [m.body for block in reader.gather([whole], max_rows=4) for m in block.messages()]

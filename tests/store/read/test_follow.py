@@ -25,8 +25,8 @@ from messagestore import (
     StoreConfig,
     StoreWentBackwardsError,
 )
+from messagestore.files.disk import Disk
 from messagestore.files.folder_watch import FolderWatch
-from messagestore.files.mapped_file import Disk
 from messagestore.read import view
 from small import SMALL, filled
 

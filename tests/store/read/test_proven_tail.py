@@ -128,8 +128,8 @@ def test_what_is_not_proven_is_told(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 def test_status_says_what_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is shown is counted as after recovery, the last batch included."""
-    from messagestore.spi.local_operator import status
-    from pyspark_messagestore.cli_status import status_lines
+    from messagestore.inspect.operator import status
+    from pyspark_messagestore.cli.commands.status import status_lines
 
     root = tmp_path / "store"
     root.mkdir()
@@ -241,13 +241,14 @@ def test_a_task_reads_what_the_driver_has_proven(fifty: Path, monkeypatch: pytes
     from pyspark.sql.streaming.datasource import ReadAllAvailable
     from pyspark.sql.types import StructType
 
-    from pyspark_messagestore.options import source_options
-    from pyspark_messagestore.schema import Projection
-    from pyspark_messagestore.source import BatchReader, StreamReader
+    from messagestore.spi import STORES
+    from pyspark_messagestore.options.table import source_options
+    from pyspark_messagestore.source.readers import BatchReader, StreamReader
+    from pyspark_messagestore.source.schema import Projection
 
     columns = Projection.of(StructType().add("body", "binary"))
     options = {"path": str(fifty), "subscribe": TOPIC, "minPartitions": "7", "startingOffsets": "earliest"}
-    batch, stream = (kind(source_options(options), columns) for kind in (BatchReader, StreamReader))
+    batch, stream = (kind(source_options(options), columns, STORES) for kind in (BatchReader, StreamReader))
     start = json.loads(json.dumps(stream.initialOffset()))
     end = json.loads(json.dumps(stream.latestOffset(start, ReadAllAvailable())))
     planned = [batch.partitions(), stream.partitions(start, end)]

@@ -6,9 +6,12 @@ and every answer is turned into bytes and back. A store on another host is added
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import pickle
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +21,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from crash.digests import append_as_earlier
 from crash.imitate import Broker, Process, another_boot
 from messagestore import (
     BatchConflictError,
@@ -31,12 +33,17 @@ from messagestore import (
     MessageStore,
     NotAStoreError,
     OffsetOutOfRangeError,
+    StoreConfig,
+    StoreError,
     StoreLockedError,
     StoreWentBackwardsError,
 )
 from messagestore.files.consumer_offsets import ConsumerOffsets
-from messagestore.files.mapped_file import Disk
-from messagestore.format.layout import DIGEST_NAME
+from messagestore.files.disk import Disk
+from messagestore.serve.hosted import Hosted
+from messagestore.serve.limits import Budget, Limits
+from messagestore.serve.server import Server
+from messagestore.serve.service import Service
 from messagestore.session import attached_store
 from messagestore.spi import (
     LOCAL_STORES,
@@ -44,6 +51,9 @@ from messagestore.spi import (
     Description,
     Ends,
     Place,
+    PlannedRead,
+    PlannedWrite,
+    Proven,
     Range,
     StagedFile,
     StoreReader,
@@ -52,8 +62,11 @@ from messagestore.spi import (
     Write,
     encode,
     java_hashes,
+    remote,
     store_host_of,
 )
+from messagestore.spi.remote import RemoteReader, RemoteStaging
+from messagestore.spi.wire import failures
 from small import SMALL, bodies, columns, filled
 
 Q0, Q1 = ("t", 0), ("t", 1)
@@ -61,29 +74,44 @@ APP = "app"
 
 
 class Wire:
-    """Something behind a wire: what goes in and what comes out is copied through bytes."""
+    """Something behind a wire: what goes in and what comes out is copied through bytes, errors by the table of the
+    real one.
+    """
 
     def __init__(self, there: Any) -> None:
         self._there = there
-        self._ends: Ends | None = None
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: object, **options: object) -> Any:
             arguments, options = travelled((arguments, options))
-            found = getattr(self._there, name)(*arguments, **options)
+            with errors_travel():
+                found = getattr(self._there, name)(*arguments, **options)
             if isinstance(found, Iterator):
-                return map(travelled, found)
+                return self._elements(found)
             if name in ("reader", "writer", "stage"):
                 return Wire(found)
-            return self._kept(travelled(found))
+            return travelled(found)
 
         return call
 
-    def _kept(self, found: Any) -> Any:
-        """The client of a store far away promises what `Ends` says, too: the same object while nothing changes."""
-        if isinstance(found, Ends):
-            found = self._ends = self._ends if found == self._ends and not found.restarted else found
-        return found
+    def ends(self, topics: list[str], since: Ends | None = None, *, names: bool = False) -> Ends:
+        """The answer that the caller has stays here; only its token would travel."""
+        with errors_travel():
+            found: Ends = travelled(self._there.ends(travelled(topics), names=names))
+        if since is None:
+            return found
+        if found.token == since.token:
+            return since
+        kept = {name: getattr(since, name) for name in ("queues", "topic_names")}
+        return replace(found, **{name: value for name, value in kept.items() if value == getattr(found, name)})
+
+    def _elements(self, there: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            with errors_travel():
+                part = next(there, None)
+            if part is None:
+                return
+            yield travelled(part)
 
     def __enter__(self) -> Wire:
         self._there.__enter__()
@@ -93,19 +121,61 @@ class Wire:
         self._there.__exit__(*error)
 
 
+@contextlib.contextmanager
+def errors_travel() -> Iterator[None]:
+    """An error becomes bytes, and is raised again from these."""
+    try:
+        yield
+    except (StoreError, OSError) as error:
+        text = json.dumps(failures.to_json(error))
+    else:
+        return
+    raise failures.from_json(json.loads(text))
+
+
 def travelled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
+
+
+class Served:
+    """Stores behind servers of this process: one for each path, from the first question about it on."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, Server] = {}
+        self._look_s, remote.LOOK_S = remote.LOOK_S, 0.0  # the tests look again at once
+        self._stores = remote.RemoteStores()
+
+    def _url(self, path: str) -> str:
+        if path not in self._servers:
+            server = self._servers[path] = Server(Service(Hosted(path, SMALL), Limits(streams=4)))
+            server.start()
+        return self._servers[path].url
+
+    def reader(self, path: str, config: StoreConfig | None = None, proven: Proven | None = None) -> StoreReader:
+        return self._stores.reader(self._url(path), config, proven)
+
+    def writer(self, path: str, config: StoreConfig, **options: Any) -> StoreWriter:
+        return self._stores.writer(self._url(path), config, **options)
+
+    def stop(self) -> None:
+        for server in self._servers.values():
+            server.stop()
+        remote.LOOK_S = self._look_s
 
 
 IMPLEMENTATIONS: dict[str, Callable[[], Stores]] = {
     "local": lambda: LOCAL_STORES,
     "behind a wire": lambda: Wire(LOCAL_STORES),  # type: ignore[dict-item,return-value]
+    "served": Served,
 }
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def stores(request: pytest.FixtureRequest) -> Stores:
-    return IMPLEMENTATIONS[request.param]()
+def stores(request: pytest.FixtureRequest) -> Iterator[Stores]:
+    made = IMPLEMENTATIONS[request.param]()
+    yield made
+    if isinstance(made, Served):
+        made.stop()
 
 
 @pytest.fixture
@@ -129,10 +199,10 @@ def add(root: str, count: int, **given: Any) -> None:
         store.append_batch(columns(bodies(count), **given))
 
 
-def numbers(reader: StoreReader, *ranges: Range, **most: int) -> list[tuple[int, int]]:
+def numbers(reader: StoreReader, *ranges: Range, **given: Any) -> list[tuple[int, int]]:
     """Queue and number of each message, after its records were decoded."""
     found = []
-    for part in reader.gather(ranges, **most):
+    for part in reader.gather(ranges, **given):
         batch = part.decoded(("queue_id", "queue_offset", "body"))
         found += zip(batch["queue_id"].to_pylist(), batch["queue_offset"].to_pylist(), strict=True)
     return found
@@ -146,9 +216,13 @@ def test_it_says_which_store_it_is(stores: Stores, root: str, reader: StoreReade
     assert len(found.store_id) == 32
     assert (found.exists, found.queue_counts, found.queue_ids) == (True, {"t": 8}, {})
     assert reader.describe(queues=True).queue_ids["t"] == [0, 1]
+    assert reader.describe(["t", "none"], queues=True).queue_ids == {"t": [0, 1]}
+    assert reader.describe(["t", "none"]).queue_counts == {"t": 8}
+    assert reader.describe([]).queue_counts == {}
     writer = stores.writer(root, SMALL, staging_ttl_s=60.0)
     assert writer.describe().store_id == found.store_id == writer.prepare().store_id
-    assert writer.describe().queue_counts == {"t": 8}
+    assert writer.describe().queue_counts == writer.describe(["t", "u"]).queue_counts == {"t": 8}
+    assert writer.describe(["u"]).queue_counts == {}
 
 
 def test_a_copy_knows_its_ancestors(stores: Stores, root: str, tmp_path: Path) -> None:
@@ -190,13 +264,41 @@ def test_ends_grow_and_stay_the_same_object(root: str, reader: StoreReader) -> N
     before = reader.ends(["t"])
     assert before.queues == {Q0: 30, Q1: 30}
     assert (before.store_id, before.recovered) == (reader.describe().store_id, True)
-    assert reader.ends(["t"]).queues is before.queues
+    assert reader.ends(["t"], before).queues is before.queues
     add(root, 8, queues=4)
-    after = reader.ends(["t"])
+    after = reader.ends(["t"], before)
     assert after.queues == {Q0: 32, Q1: 32, ("t", 2): 2, ("t", 3): 2}
-    assert (after.generation, after.restarted) == (before.generation, frozenset())
+    assert (after.instance, after.restarts, after.shrinks) == (before.instance, {}, {})
     assert reader.ends(["other"]).queues == {}
     assert reader.ends(["t"]).queues == after.queues
+
+
+def test_an_answer_is_compared_with_the_callers_last_one(root: str, reader: StoreReader) -> None:
+    """A caller gets his own object again while nothing has changed, whoever else asks for whatever; the token says so
+    to one on another host. A change of another topic is none.
+    """
+    before = reader.ends(["t"])
+    assert reader.ends(["t"], before) is before
+    reader.ends(["u"])
+    reader.ends(["t"], names=True)
+    assert reader.ends(["t"], before) is before
+    add(root, 2, topic="u")
+    assert reader.ends(["t"], before) is before
+    add(root, 2)
+    after = reader.ends(["t"], before)
+    assert after.token != before.token
+    assert (after.queues[Q0], before.queues[Q0]) == (31, 30)
+    assert reader.ends(["t"], before).token == after.token
+
+
+def test_a_reader_keeps_nothing_that_a_caller_needs(reader: StoreReader) -> None:
+    """It follows a few sets of topics. One that it has dropped begins anew, and its answers say so."""
+    before = reader.ends(["t"])
+    for number in range(40):
+        reader.ends([f"u{number}"])
+    after = reader.ends(["t"], before)
+    assert after.instance != before.instance
+    assert after.queues == before.queues
 
 
 def test_a_change_ends_a_wait(root: str, reader: StoreReader) -> None:
@@ -212,38 +314,80 @@ def test_a_change_ends_a_wait(root: str, reader: StoreReader) -> None:
     assert time.monotonic() - begin_s < 30
 
 
-def test_ends_of_the_topics_that_match_a_pattern(root: str, reader: StoreReader) -> None:
-    """Whole names, as topics come and go; never those of a broker or of a group's retries."""
-    assert reader.ends([], "t|u.*").queues == {Q0: 30, Q1: 30}
-    before = reader.ends([], "t|u.*")
-    assert reader.ends([], "t|u.*").queues is before.queues
-    for topic in ("u1", "tt", "%RETRY%u"):
+def test_the_names_of_topics_for_whoever_compares_them_with_a_pattern(root: str, reader: StoreReader) -> None:
+    """As topics come and go; never those of a broker or of a group's retries. No pattern is sent."""
+    before = reader.ends([], names=True)
+    assert (before.topic_names, before.queues) == ({"t"}, {})
+    assert reader.ends(["t"]).topic_names is None
+    assert reader.ends([], before, names=True) is before
+    add(root, 2)
+    assert reader.ends([], names=True).topic_names == {"t"}
+    for topic in ("u1", "%RETRY%u"):
         add(root, 2, topic=topic)
-    after = reader.ends([], "t|u.*")
-    assert after.queues == {Q0: 30, Q1: 30, ("u1", 0): 1, ("u1", 1): 1}
-    assert reader.ends([], ".*RETRY.*").queues == {}
+    after = reader.ends([], before, names=True)
+    assert after.topic_names == {"t", "u1"}
+    assert reader.ends(["u1"], names=True).queues == {("u1", 0): 1, ("u1", 1): 1}
     assert reader.ends(["%RETRY%u"]).queues == {("%RETRY%u", 0): 1, ("%RETRY%u", 1): 1}
-    assert reader.ends([], "none").queues == {}
 
 
-def test_a_queue_that_was_made_again_is_reported_once(root: str, reader: StoreReader) -> None:
-    """It is as long as before: only where its messages lie tells."""
-    reader.ends(["t"])
-    broker = Broker(Path(root), SMALL)
-    shutil.rmtree(Path(root) / "consumequeue" / "t" / "0")
-    broker.next[Q0] = 0
-    for number in range(30):
-        broker.put("t", b"again %d" % number, 0)
-    broker.close()
+def test_names_are_found_while_many_queues_are_followed_in_the_log(
+    root: str, reader: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queues themselves are not asked then: single messages and batches of new topics tell of them."""
+    monkeypatch.setattr("messagestore.read.queue_ends.FEW_QUEUES", 0)
+    assert reader.ends(["t"], names=True).topic_names == {"t"}
+    add(root, 2, topic="u1")
+    assert reader.ends(["t"], names=True).topic_names == {"t", "u1"}
+    with MessageStore.open(root, SMALL) as store:
+        store.put_message(Message("u2", b"x"))
+    assert reader.ends(["t"], names=True).topic_names == {"t", "u1", "u2"}
+
+
+def test_a_queue_that_was_made_again_is_told_to_each_caller(root: str, reader: StoreReader) -> None:
+    """It is as long as before: only where its messages lie tells. Each caller compares with his own last answer."""
+    first = reader.ends(["t"])
+    remake(root, 30)
     looks = []
     deadline_s = time.monotonic() + 30
     while not any(looks) and time.monotonic() < deadline_s:
-        looks.append(reader.ends(["t"]).restarted)
+        looks.append(reader.ends(["t"]).restarted_since(first))
     assert looks[-1] == {Q0}
-    assert not any(reader.ends(["t"]).restarted for _ in range(3))
+    after = reader.ends(["t"])
+    assert after.restarted_since(first) == {Q0}
+    assert after.restarted_since(after) == set()
+    assert after.shrunk_since(first) == set()
 
 
-def test_the_same_store_in_another_folder_is_another_generation(root: str, reader: StoreReader) -> None:
+def test_a_queue_that_was_shorter_meanwhile_is_told_to_each_caller(root: str, reader: StoreReader) -> None:
+    """One caller has seen that it was made again; to another it is as long as ever."""
+    first = reader.ends(["t"])
+    broker = remake(root, 3, close=False)
+    deadline_s = time.monotonic() + 30
+    while reader.ends(["t"]).queues[Q0] != 3 and time.monotonic() < deadline_s:
+        reader.await_change(0.01)
+    for number in range(27):
+        broker.put("t", b"more %d" % number, 0)
+    broker.close()
+    while (after := reader.ends(["t"], first)).queues[Q0] != 30 and time.monotonic() < deadline_s:
+        reader.await_change(0.01)
+    assert after.queues == first.queues
+    assert after.shrunk_since(first) == {Q0}
+    assert after.shrunk_since(after) == set()
+
+
+def remake(root: str, count: int, *, close: bool = True) -> Broker:
+    """A broker deletes a queue, and makes it again."""
+    broker = Broker(Path(root), SMALL)
+    shutil.rmtree(Path(root) / "consumequeue" / "t" / "0")
+    broker.next[Q0] = 0
+    for number in range(count):
+        broker.put("t", b"again %d" % number, 0)
+    if close:
+        broker.close()
+    return broker
+
+
+def test_the_same_store_in_another_folder_is_another_instance(root: str, reader: StoreReader) -> None:
     """A backup was restored: the reader goes on with it and says so; another store is refused."""
     before = reader.ends(["t"])
     shutil.copytree(root, root + "-backup")
@@ -251,10 +395,10 @@ def test_the_same_store_in_another_folder_is_another_generation(root: str, reade
     assert reader.ends(["t"]).queues[Q0] == 34
     shutil.rmtree(root)
     shutil.move(root + "-backup", root)
-    after = reader.ends(["t"])
+    after = reader.ends(["t"], before)
     assert after.queues == before.queues
-    assert after.generation > before.generation
-    assert reader.ends(["t"]).generation == after.generation
+    assert after.instance != before.instance
+    assert reader.ends(["t"], after) is after
     shutil.rmtree(root)
     with pytest.raises(NotAStoreError):
         reader.ends(["t"])
@@ -262,6 +406,14 @@ def test_the_same_store_in_another_folder_is_another_generation(root: str, reade
     for _ in range(2):
         with pytest.raises(StoreWentBackwardsError, match=r"found store \w+ in place of store"):
             reader.ends(["t"])
+
+
+def test_readers_of_the_same_store_are_two_instances(stores: Stores, root: str, reader: StoreReader) -> None:
+    """As after a restart of a server: what was compared with one says nothing about the other."""
+    another = stores.reader(root)
+    assert another.ends(["t"]).queues == reader.ends(["t"]).queues
+    assert another.ends(["t"]).instance != reader.ends(["t"]).instance
+    another.close()
 
 
 # ---- single messages
@@ -292,15 +444,21 @@ def test_places_are_where_the_records_lie(reader: StoreReader) -> None:
 def test_seek_by_place_and_by_time(root: str, reader: StoreReader) -> None:
     times = [message.store_timestamp_ms for part in reader.gather([Range(*Q0, 0, 30)]) for message in part.messages()]
     places = [reader.places({Q0: number + 1})[Q0].physical_offset for number in range(30)]
-    assert [reader.seek(Q0, physical_offset=place) for place in places] == list(range(30))
-    assert reader.seek(Q0, physical_offset=places[-1] + 1) == 30
-    assert reader.seek(Q0, after_ms=times[0] - 1) == 0
-    assert reader.seek(Q0, after_ms=times[-1]) == 30
+
+    def seek(after_ms: int | None = None, physical_offset: int | None = None) -> int:
+        return reader.seek({Q0: after_ms}, physical_offset=physical_offset)[Q0]
+
+    assert [seek(physical_offset=place) for place in places] == list(range(30))
+    assert seek(physical_offset=places[-1] + 1) == 30
+    assert seek(times[0] - 1) == 0
+    assert seek(times[-1]) == 30
     later = sum(time_ms <= times[9] for time_ms in times)
-    assert reader.seek(Q0, after_ms=times[9]) == later
-    assert reader.seek(Q0, physical_offset=places[5], after_ms=times[-1]) == 5
-    assert reader.seek(Q0, physical_offset=places[-1], after_ms=times[0] - 1) == 0
-    assert reader.seek(Q0) == 30
+    assert seek(times[9]) == later
+    assert seek(times[-1], places[5]) == 5
+    assert seek(times[0] - 1, places[-1]) == 0
+    assert seek() == 30
+    assert reader.seek({Q0: times[0] - 1, Q1: times[-1] + 60_000, ("t", 9): None}) == {Q0: 0, Q1: 30, ("t", 9): 0}
+    assert reader.seek({}) == {}
 
 
 def test_the_last_record_proves_the_log(root: str, reader: StoreReader) -> None:
@@ -371,18 +529,18 @@ def test_only_messages_with_some_tags_are_gathered(root: str, reader: StoreReade
 
 def test_messages_are_found_by_their_keys(root: str, reader: StoreReader) -> None:
     """All of them, and none with another key of the same hash; also those that no index file covers yet."""
-    assert reader.find("t", ["k8"]) == {Q0: [4]}
-    assert reader.find("t", ["k8", "k9", "k8", "none"]) == {Q0: [4], Q1: [4]}
+    assert reader.find(["t"], ["k8"]) == {Q0: [4]}
+    assert reader.find(["t"], ["k8", "k9", "k8", "none"]) == {Q0: [4], Q1: [4]}
     add(root, 300, key="same")
     with MessageStore.open(root, SMALL) as store:
         for _ in range(200):
             store.put_message(Message("t", b"x", queue_id=1, keys=["many", "k8"]))
-    found = reader.find("t", ["many"])
+    found = reader.find(["t"], ["many"])
     assert found == {Q1: list(range(180, 380))}
-    assert reader.find("t", ["k8"]) == {Q0: [4], Q1: list(range(180, 380))}
+    assert reader.find(["t"], ["k8"]) == {Q0: [4], Q1: list(range(180, 380))}
     for file in Path(root, "index").iterdir():
         file.unlink()
-    assert reader.find("t", ["many"]) == found
+    assert reader.find(["t"], ["many"]) == found
 
 
 def test_some_of_the_gathered_messages(reader: StoreReader) -> None:
@@ -392,7 +550,16 @@ def test_some_of_the_gathered_messages(reader: StoreReader) -> None:
     assert some.decoded(("queue_offset", "body"))["queue_offset"].to_pylist() == [13, 14]
 
 
-def test_what_retention_has_taken_is_counted(root: str, reader: StoreReader) -> None:
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A server is ahead of its client: it sends one part, and goes on when the test says so."""
+    event = threading.Event()
+    monkeypatch.setattr(Budget, "pace", lambda *_: float(not event.wait(60)))
+    yield event
+    event.set()
+
+
+def test_what_retention_has_taken_is_counted(root: str, reader: StoreReader, go_on: threading.Event) -> None:
     """All before the gap is given; the error says where to go on."""
     add(root, 400, queues=1)
     ends = reader.ends(["t"]).queues
@@ -400,6 +567,7 @@ def test_what_retention_has_taken_is_counted(root: str, reader: StoreReader) -> 
     assert next(parts).queue_id == 1
     for segment in sorted((Path(root) / "commitlog").iterdir())[:3]:
         segment.unlink()
+    go_on.set()
     given: list[int] = []
     with pytest.raises(OffsetOutOfRangeError) as caught:
         given.extend(number for part in parts for number in range(part.start, part.end))
@@ -432,8 +600,10 @@ def test_sizes_are_about_right(reader: StoreReader) -> None:
 
 def test_the_sizes_of_the_records_of_a_range(reader: StoreReader) -> None:
     (part,) = reader.gather([Range(*Q0, 3, 30)])
-    assert reader.sizes(Range(*Q0, 3, 30)).tolist() == part.sizes.tolist()
-    assert len(reader.sizes(Range("t", 9, 0, 3))) == 0
+    found, missing, one = reader.sizes([Range(*Q0, 3, 30), Range("t", 9, 0, 3), Range(*Q0, 4, 5)])
+    assert found.tolist() == part.sizes.tolist()
+    assert (missing.tolist(), one.tolist()) == ([], part.sizes[1:2].tolist())
+    assert reader.sizes([]) == []
 
 
 def test_tasks_read_by_what_the_driver_has_proven(stores: Stores, root: str) -> None:
@@ -448,13 +618,72 @@ def test_tasks_read_by_what_the_driver_has_proven(stores: Stores, root: str) -> 
         found = reader.ends([topic])
         assert not found.recovered
         ranges = [Range(*queue, 0, end) for queue, end in found.queues.items() if end]
-        proven = reader.proven(ranges)
+        proven, nothing = reader.proven([ranges, []])
+        if isinstance(reader, RemoteReader):
+            assert nothing is proven is None  # its server knows
+        else:
+            assert nothing is not None and proven is not None and len(nothing.units) < len(proven.units)
         assert sum(each.count for each in ranges) == 20
         task = stores.reader(root, proven=proven)
         assert len(numbers(task, *ranges)) == 20
         assert task.places(found.queues) == reader.places(found.queues)
     filled(Path(root + "-2"), 4)
-    assert stores.reader(root + "-2").proven([Range(*Q0, 0, 2)]) is None
+    assert stores.reader(root + "-2").proven([[Range(*Q0, 0, 2)], []]) == [None, None]
+
+
+def planned_at(reader: StoreReader, *ranges: Range) -> PlannedRead:
+    """As a source plans a read of these ranges."""
+    places = reader.places({(each.topic, each.queue_id): each.end for each in ranges})
+    last = max(places.values(), key=lambda place: place.end)
+    return PlannedRead(reader.describe().store_id, last.end, reader.prove_last(last.physical_offset, last.size))
+
+
+def test_a_read_is_compared_with_its_plan(stores: Stores, root: str, reader: StoreReader) -> None:
+    """In the store and the log in which it was planned, nothing else is asked; in others it is refused."""
+    ranges = [Range(*Q0, 0, 30), Range(*Q1, 0, 30)]
+    planned = planned_at(reader, *ranges)
+    add(root, 8)
+    assert len(numbers(reader, *ranges, planned=planned)) == 60
+    assert len(numbers(reader, *ranges, planned=PlannedRead("", 0, None))) == 60
+    assert numbers(reader, planned=planned) == []
+    with pytest.raises(NotAStoreError, match=f"found another store, {planned.store_id}"):
+        numbers(reader, *ranges, planned=replace(planned, store_id="0" * 32))
+    assert planned.last is not None
+    with pytest.raises(StoreWentBackwardsError, match=r"the record at physical offset .* has changed"):
+        numbers(reader, *ranges, planned=replace(planned, last=replace(planned.last, crc=1)))
+    with pytest.raises(StoreWentBackwardsError, match="message 29 of t/1 has changed"):
+        numbers(reader, *ranges, planned=replace(planned, physical_offset=planned.physical_offset - 1, last=None))
+
+
+def test_a_log_that_changes_during_a_read_is_noticed_at_its_end(
+    root: str, reader: StoreReader, go_on: threading.Event
+) -> None:
+    """What was read until then may belong to another log: the last answer is an error, also after a gap."""
+    add(root, 300)
+    ends = reader.ends(["t"]).queues
+    for gap in (False, True):
+        go_on.clear()
+        ranges = [Range(*Q0, 0, ends[Q0])]
+        planned = planned_at(reader, *ranges)
+        parts = reader.gather(ranges, planned=planned, max_rows=10)
+        next(parts)
+        assert planned.last is not None
+        first, at = divmod(planned.last.position, SMALL.mapped_file_size_commit_log)
+        last = Path(root, "commitlog", f"{first * SMALL.mapped_file_size_commit_log:020d}")
+        if gap:
+            for segment in sorted((Path(root) / "commitlog").iterdir())[:2]:
+                segment.unlink()
+        with last.open("r+b") as file:
+            file.seek(at + 30)
+            before = file.read(3)
+            file.seek(at + 30)
+            file.write(bytes(byte ^ 1 for byte in before))
+            file.flush()
+            go_on.set()
+            with pytest.raises(StoreWentBackwardsError, match="since this micro-batch was planned"):
+                list(parts)
+            file.seek(at + 30)
+            file.write(before)
 
 
 # ---- views
@@ -539,22 +768,6 @@ def test_a_batch_is_staged_and_committed(stores: Stores, root: str) -> None:
     assert staged_names(root) == []
 
 
-def test_tasks_learn_which_digests_a_batch_needs(stores: Stores, root: str) -> None:
-    """Without a store, and for what this release appended, its own; a batch of an earlier release needs that one's."""
-    writer, store_id = writer_of(stores, root)
-    assert list(writer.digests_of(APP, 0)) == [DIGEST_NAME]
-    assert not Path(root, "spark", "store.json").exists()
-    committed = writer.commit([stage(writer, store_id, bodies(3))], batch(0), store_id, closing=True)
-    assert list(writer.digests_of(APP, 0)) == list(writer.digests_of(APP, 1)) == [DIGEST_NAME]
-    with MessageStore.open(root, SMALL) as store:
-        append_as_earlier(store, columns(bodies(3)), batch(1))
-    assert [len(writer.digests_of(APP, version)) for version in range(3)] == [1, 2, 2]
-    assert list(writer.digests_of(None, 0)) == [DIGEST_NAME]
-    files = [stage(writer, committed.store_id, bodies(3, start=9))]
-    assert writer.commit(files, batch(2), committed.store_id, closing=True).result.status == "appended"
-    assert [len(writer.digests_of(APP, version)) for version in range(4)] == [1, 2, 1, 1]
-
-
 def test_files_go_into_the_log_in_their_order(stores: Stores, root: str) -> None:
     writer, store_id = writer_of(stores, root)
     first, second = (stage(writer, store_id, bodies(4, start=start)) for start in (0, 4))
@@ -577,12 +790,105 @@ def test_an_answer_that_was_lost(stores: Stores, root: str) -> None:
     assert bodies_in(stores, root) == bodies(6)
 
 
+@pytest.mark.parametrize("app_id", [APP, None])
+def test_the_same_commit_is_sent_twice(stores: Stores, root: str, app_id: str | None) -> None:
+    """An answer was lost: the same request with the same files, which are gone by then, is known, also after an abort,
+    after the store was closed, after a later batch, and for a process that has never seen the store.
+    """
+    for number in range(2):  # the first batch creates the store
+        writer = stores.writer(root, SMALL, staging_ttl_s=3600.0)
+        found = writer.prepare()
+        planned = PlannedWrite(f"{number:032x}", found.log_end)
+        files = [stage(writer, found.store_id, bodies(6, start=10 * number)), stage(writer, found.store_id, bodies(3))]
+        request = batch(number if app_id else 0, app_id)
+        first = writer.commit(files, request, found.store_id, planned=planned)
+        assert (first.result.status, first.result.row_count) == ("appended", 9)
+        assert staged_names(root) == []
+
+        known = replace(first, result=replace(first.result, status="known", appended_bytes=0))
+        assert writer.commit(files, request, found.store_id, planned=planned) == known
+        writer.abort([file.name for file in files], found.store_id)
+        assert writer.commit(files, request, found.store_id, planned=planned) == known
+        attached_store(root).detach()
+        another = stores.writer(root, SMALL, staging_ttl_s=3600.0)
+        assert another.commit(files, request, found.store_id, planned=planned) == known
+        another.commit([stage(writer, first.store_id, bodies(1))], batch(number, "another"), first.store_id)
+        assert another.commit(files, request, found.store_id, planned=planned) == known
+    assert bodies_in(stores, root) == sorted(
+        [*bodies(6), *bodies(3), *bodies(6, start=10), *bodies(3), *bodies(1), *bodies(1)]
+    )
+
+
+def test_a_batch_without_an_app_id_that_comes_with_other_rows(stores: Stores, root: str) -> None:
+    """Its random id is known: nothing is written. Another id is another batch, also with the same rows."""
+    writer, store_id = writer_of(stores, root)
+    planned = PlannedWrite("5" * 32, 0)
+    store_id = writer.commit([stage(writer, store_id, bodies(6))], batch(0, None), store_id, planned=planned).store_id
+    with pytest.raises(BatchConflictError, match=r"with 6 rows .* again with 5 rows"):
+        writer.commit([stage(writer, store_id, bodies(5))], batch(0, None), store_id, planned=planned)
+    other = replace(planned, batch_id="6" * 32, log_end=writer.prepare().log_end)
+    files = [stage(writer, store_id, bodies(6))]
+    assert writer.commit(files, batch(0, None), store_id, planned=other).result.status == "appended"
+    assert bodies_in(stores, root) == sorted(2 * bodies(6))
+    with pytest.raises(ConfigError, match="32 hex digits"):
+        PlannedWrite("app", 0)
+
+
+def test_a_store_was_restored_after_a_write_was_planned(stores: Stores, root: str) -> None:
+    """The copy ends before the place where the write was planned: the batch may have been in what is lost."""
+    filled(Path(root), 2)
+    writer, store_id = writer_of(stores, root)
+    shutil.copytree(root, root + "-backup")
+    add(root, 20)
+    planned = PlannedWrite("7" * 32, writer.prepare().log_end)
+    files = [stage(writer, store_id, bodies(6))]
+    attached_store(root).detach()
+    shutil.move(Path(root, "spark", "staging", files[0].name), root + "-backup/spark/staging")
+    shutil.rmtree(root)
+    shutil.move(root + "-backup", root)
+    with pytest.raises(StoreWentBackwardsError, match="when this write was planned"):
+        writer.commit(files, batch(0, None), store_id, planned=planned)
+    assert len(bodies_in(stores, root)) == 2
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_no_name_leads_to_another_file(stores: Stores, root: str, tmp_path: Path, exists: bool) -> None:
+    """A path, a parent, a file that is not staged: nothing is read or deleted, neither it nor what else was named."""
+    if exists:
+        filled(Path(root), 2)
+    writer, store_id = writer_of(stores, root)
+    good = stage(writer, store_id, bodies(2))
+    letter, half = tmp_path / "letter", Path(root, "spark", "staging", good.name.replace(".staged", ".writing"))
+    letter.write_text("dear")
+    half.write_text("half")
+    (tmp_path / good.name).write_text("the same name elsewhere")
+    for name in (str(letter), "../../../letter", f"{tmp_path}/{good.name}", f"../../../{good.name}", half.name, ""):
+        with pytest.raises(ConfigError, match="found the name"):
+            writer.abort([good.name, name], store_id)
+        with pytest.raises(ConfigError, match="found the name"):
+            writer.commit([good, replace(good, name=name)], batch(0), store_id)
+    assert staged_names(root) == sorted([good.name, half.name])
+    assert letter.exists() and (tmp_path / good.name).exists()
+    assert Path(root, "commitlog").exists() is exists
+
+
+def test_a_file_that_holds_other_rows_than_its_task_said(stores: Stores, root: str) -> None:
+    """What a batch is recognised by is compared before anything of it is written."""
+    filled(Path(root), 2)
+    writer, store_id = writer_of(stores, root)
+    staged = stage(writer, store_id, bodies(4))
+    for wrong in (replace(staged, row_count=5), replace(staged, digest=1), replace(staged, topics=("u",))):
+        with pytest.raises(CorruptionError, match="rows with digest"):
+            writer.commit([wrong], batch(0), store_id)
+    assert writer.commit([staged], batch(0), store_id).result.status == "appended"
+
+
 def test_a_staged_file_that_is_not_what_was_staged(stores: Stores, root: str) -> None:
     """A power cut, or another hand: nothing of the batch is written."""
     filled(Path(root), 2)
     writer, store_id = writer_of(stores, root)
     good, bad = stage(writer, store_id, bodies(4)), stage(writer, store_id, bodies(4, start=4))
-    path = Path(bad.path)
+    path = Path(root, "spark", "staging", bad.name)
     path.write_bytes(path.read_bytes()[:-9] + b"something")
     with pytest.raises(ChecksumError):
         writer.commit([good, bad], batch(0), store_id)
@@ -594,8 +900,9 @@ def test_a_staged_file_that_is_not_what_was_staged(stores: Stores, root: str) ->
 
 def test_a_file_that_is_not_finished_goes(stores: Stores, root: str) -> None:
     writer, store_id = writer_of(stores, root)
-    with writer.stage(Write("0", "w"), store_id):
-        assert len(staged_names(root)) == 1
+    with writer.stage(Write("0", "w"), store_id) as staging:
+        assert isinstance(staging, RemoteStaging) or len(staged_names(root)) == 1
+    Path(root, "spark", "staging").mkdir(parents=True, exist_ok=True)  # this one has sent nothing yet
     assert staged_names(root) == []
 
 
@@ -607,12 +914,12 @@ def test_abort_deletes_what_was_staged(stores: Stores, root: str) -> None:
         failed, good = (stage(writer, store_id, bodies(4), write) for _ in range(2))
         other = stage(writer, store_id, bodies(4))
         assert len(staged_names(root)) == 3
-        writer.abort([good.path], store_id)
-        assert staged_names(root) == [Path(other.path).name]
-        assert failed.path != good.path
-        writer.abort([good.path], store_id)
+        writer.abort([good.name], store_id)
+        assert staged_names(root) == [other.name]
+        assert failed.name != good.name
+        writer.abort([good.name], store_id)
         committed = writer.commit([other], batch(0), store_id)
-        writer.abort([other.path], committed.store_id)
+        writer.abort([other.name], committed.store_id)
     assert bodies_in(stores, root) == bodies(4)
 
 
@@ -625,7 +932,7 @@ def test_abort_waits_for_a_commit_and_gives_up(stores: Stores, root: str) -> Non
     process.store.open_session("a commit")
     try:
         with pytest.raises(StoreLockedError, match="a commit"):
-            writer.abort([staged.path], store_id)
+            writer.abort([staged.name], store_id)
     finally:
         process.die()
     assert len(staged_names(root)) == 1
@@ -645,9 +952,25 @@ def test_another_store_at_the_path(stores: Stores, root: str) -> None:
         with pytest.raises(NotAStoreError):
             writer.commit([staged], batch(0), store_id)
         with pytest.raises(NotAStoreError):
-            writer.abort([staged.path], store_id)
+            writer.abort([staged.name], store_id)
         assert Path(root).exists() is exists
     assert len(bodies_in(stores, root)) == 1
+
+
+def test_errors_of_a_batch_name_it(stores: Stores, root: str) -> None:
+    """Their fields come, too: by them a caller decides what to do."""
+    writer, store_id = writer_of(stores, root)
+    store_id = writer.commit([stage(writer, store_id, bodies(3))], batch(0), store_id).store_id
+    with pytest.raises(BatchConflictError) as conflict:
+        writer.commit([stage(writer, store_id, bodies(4))], batch(0), store_id)
+    with pytest.raises(LostBatchesError) as lost:
+        writer.commit([stage(writer, store_id, bodies(4))], batch(5), store_id)
+    assert [(error.value.app_id, error.value.version) for error in (conflict, lost)] == [(APP, 0), (APP, 5)]
+    files = [stage(writer, store_id, bodies(4))]
+    Path(root, "spark", "staging", files[0].name).unlink()
+    with pytest.raises(CorruptionError, match="no file") as gone:
+        writer.commit(files, batch(1), store_id)
+    assert gone.value.path.endswith(files[0].name)
 
 
 def test_something_else_at_the_path(stores: Stores, root: str) -> None:

@@ -84,6 +84,9 @@ final class Clients implements MessageListenerConcurrently {
             if (one.containsKey("delay")) {
                 message.setDelayTimeLevel(one.getIntValue("delay"));
             }
+            if (one.containsKey("deliverMs")) {
+                message.setDeliverTimeMs(one.getLongValue("deliverMs"));
+            }
             if (one.containsKey("reconsumeTimes")) {
                 MessageAccessor.setReconsumeTime(message, one.getString("reconsumeTimes"));
             }

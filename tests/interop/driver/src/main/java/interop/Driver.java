@@ -97,25 +97,9 @@ public final class Driver {
                 return Transactions.act(command);
             case "clients":
                 return Clients.act(command);
-            case "keys":
-                return keys(command.getJSONArray("classes").toJavaList(String.class));
             default:
                 throw new IllegalArgumentException("no such command: " + command.getString("op"));
         }
-    }
-
-    /** What a broker takes from its file: a setter of one of its configurations (MixAll.properties2Object). */
-    private static Set<String> keys(Iterable<String> classes) throws Exception {
-        Set<String> found = new TreeSet<>();
-        for (String name : classes) {
-            for (Method method : Class.forName(name).getMethods()) {
-                String set = method.getName();
-                if (set.startsWith("set") && set.length() > 3 && method.getParameterCount() == 1) {
-                    found.add(set.substring(3, 4).toLowerCase() + set.substring(4));
-                }
-            }
-        }
-        return found;
     }
 
     private static String version() throws Exception {

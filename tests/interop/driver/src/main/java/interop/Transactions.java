@@ -94,7 +94,8 @@ final class Transactions implements TransactionListener {
             SendResult result = producer.sendMessageInTransaction(message,
                 LocalTransactionState.valueOf(given.getString("state")));
             JSONObject one = new JSONObject();
-            one.put("transactionId", result.getTransactionId());
+            // a broker before 5.1 does not name the transaction in its answer; its id is the message's UNIQ_KEY in all of them
+            one.put("transactionId", result.getTransactionId() == null ? result.getMsgId() : result.getTransactionId());
             one.put("status", result.getSendStatus().name());
             sent.add(one);
         }

@@ -1,0 +1,108 @@
+"""What single calls to a store on another host cost, beside the same calls on a folder, without Spark.
+
+commit      stage and commit ten rows
+ends        what an idle stream asks ninety times a second: the first time in 50 ms, and again
+memory      the server's, idle and with 64 readers that take the first part of a read and stop
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+from benchmarks.measure import Rounds, Settings, settle, title
+from benchmarks.messages import QUEUE_COUNT, TOPIC, table
+from benchmarks.spark_afar import server
+from messagestore import BatchRequest, MessageColumns, MessageStore, StoreConfig
+from messagestore.spi import LOCAL_STORES, Range, Stores, Write, driver_token, encode, store_host_of
+from messagestore.spi.remote import RemoteStores
+
+COMMITS = 200
+ASKED = 200
+STOPPED = 64
+
+
+def run(settings: Settings) -> None:
+    """Measure commits, ends and memory."""
+    title("single calls, by folder and by URL")
+    rounds = Rounds()
+    commits = 20 if settings.quick else COMMITS
+    for number in range(settings.rounds):
+        root = settings.folder / f"store-{number}"
+        with MessageStore.open(root) as store:
+            store.create_topic(TOPIC, QUEUE_COUNT)
+            store.append_batch(MessageColumns.from_arrow(table(settings.rows), topic=TOPIC))
+        settle(settings.folder)
+        with server(root, settings.folder / f"server-{number}", tls=False) as (url, _, pid):
+            rounds.add("afar.memory.idle", _memory(pid))
+            places: tuple[tuple[str, Stores, str], ...] = (
+                ("local", LOCAL_STORES, str(root)),
+                ("http", RemoteStores(), url),
+            )
+            for name, stores, path in places:
+                rounds.add(f"afar.commit.{name}", _commit_ms(stores, path, f"{name}-{number}", commits))
+                first_us, again_us = _ends_us(stores, path)
+                rounds.add(f"afar.ends.first.{name}", first_us)
+                rounds.add(f"afar.ends.again.{name}", again_us)
+            rounds.add("afar.memory.stopped", _stopped(url, pid, settings.rows))
+
+    rounds.report("afar.commit.local", "ms", lower_is_better=True)
+    rounds.report("afar.commit.http", "ms", floor="afar.commit.local", lower_is_better=True)
+    for when in ("first", "again"):
+        rounds.report(f"afar.ends.{when}.local", "us", lower_is_better=True)
+        goal = 2000.0 if when == "first" else 20.0
+        rounds.report(f"afar.ends.{when}.http", "us", floor=f"afar.ends.{when}.local", goal=goal, lower_is_better=True)
+    rounds.report("afar.memory.idle", "MB", goal=150.0, lower_is_better=True)
+    rounds.report("afar.memory.stopped", "MB", goal=450.0, lower_is_better=True)
+
+
+def _commit_ms(stores: Stores, path: str, app: str, count: int) -> float:
+    """The best commit of ten rows, with its one file."""
+    writer = stores.writer(path, StoreConfig(), staging_ttl_s=3600.0)
+    found = writer.prepare()
+    messages, host = MessageColumns.from_arrow(table(10), topic=TOPIC), store_host_of(found.config)
+    best_s = float("inf")
+    for version in range(count):
+        begin_s = time.perf_counter()
+        with writer.stage(Write(driver_token(), app, version), found.store_id) as staging:
+            staging.write(encode(messages, limits=found.config, store_host=host, born_host=host))
+            file = staging.finish()
+        writer.commit([file], BatchRequest(app_id=app, version=version), found.store_id)
+        best_s = min(best_s, time.perf_counter() - begin_s)
+    return 1000 * best_s
+
+
+def _ends_us(stores: Stores, path: str) -> tuple[float, float]:
+    """The first call in 50 ms, and others: the best of many."""
+    first_s, again_s = [], []
+    with closing(stores.reader(path)) as reader:
+        known = reader.ends([TOPIC])
+        for _ in range(20):
+            time.sleep(0.06)
+            for taken in (first_s, again_s):
+                begin_s = time.perf_counter()
+                known = reader.ends([TOPIC], known)
+                taken.append(time.perf_counter() - begin_s)
+    return 1e6 * min(first_s), 1e6 * min(again_s)
+
+
+def _stopped(url: str, pid: int, rows: int) -> float:
+    """The server's memory while readers that took one part do not go on."""
+    ranges = [Range(TOPIC, queue_id, 0, rows // QUEUE_COUNT) for queue_id in range(QUEUE_COUNT)]
+    with ExitStack() as stack:
+        for _ in range(STOPPED):
+            reader = stack.enter_context(closing(RemoteStores().reader(url)))
+            parts = reader.gather(ranges)
+            stack.callback(parts.close)  # type: ignore[attr-defined]
+            next(parts)
+        time.sleep(1.0)  # the server fills what it may
+        return _memory(pid)
+
+
+def _memory(pid: int) -> float:
+    """Resident memory in MB."""
+    for line in Path("/proc", str(pid), "status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1000
+    raise LookupError(f"process {pid} has no memory")

@@ -1,0 +1,1 @@
+"""A query's checkpoint, without Spark: shown, checked and copied."""

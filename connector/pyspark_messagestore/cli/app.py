@@ -1,0 +1,262 @@
+"""What all commands share: the application, its exit codes, common arguments, and how a store is found and opened."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import inspect
+import os
+import re
+import sys
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import pyspark_messagestore
+from messagestore import ConfigError, CorruptionError, NotAStoreError, StoreConfig, StoreError, StoreLockedError
+from messagestore.inspect import operator
+from messagestore.spi import OPENERS, STORES, Location, StoreReader, duration_s
+from pyspark_messagestore.cli import output as out
+
+FOUND_NOTHING, CANNOT, LOCKED, CUT = 1, 2, 3, 4
+
+
+class Commands(TyperGroup):
+    """Commands whose errors become one line and an exit code."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # typer's own class or click's, by version
+        """Run a command, and turn what it raises into a line on standard error and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `messagestore dump ... | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        except StoreLockedError as error:
+            out.note(f"messagestore: {error}")
+            raise typer.Exit(LOCKED) from error
+        except CorruptionError as error:
+            out.note(f"messagestore: {error}")
+            raise typer.Exit(FOUND_NOTHING) from error
+        except (StoreError, OSError) as error:
+            out.note(f"messagestore: {_words(error)}")
+            raise typer.Exit(CANNOT) from error
+
+
+def _words(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and not isinstance(error, StoreError):
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
+    return "; ".join([text, *getattr(error, "__notes__", [])])
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Show a message store, put and get messages, and check or repair a store.",
+    epilog="Exit codes: 0: done. 1: the command found a fault, or found nothing. 2: the command is wrong or cannot be "
+    "done. 3: somebody else holds the store. 4: recover did its work, and had to cut bytes off the end of the log or "
+    "to rebuild queues, or messages are lost.",
+)
+
+
+def first_sentence(command: Callable[..., object] | None) -> str:
+    """Return the first sentence of a command's help, on one line."""
+    return re.split(r"(?<=\.)\s", " ".join((inspect.getdoc(command) or "").split()), maxsplit=1)[0]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.line(f"messagestore {pyspark_messagestore.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+Root = Annotated[str, typer.Argument(metavar="ROOT", help="The store's root folder.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON: one object, or one object per line.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--store-config",
+        metavar="FILE",
+        help="The settings of this run: a store.properties file, or a broker's own broker.conf. A store that this "
+        "project wrote knows its file sizes; all other settings are the defaults without this option. So give the file "
+        "that the store's other programs use.",
+        show_default=False,
+    ),
+]
+Wait = Annotated[
+    str | None,
+    typer.Option(
+        "--wait",
+        metavar="DURATION",
+        help="How long to wait for another writer, for example 500ms or 2m. The default is 30s.",
+        show_default=False,
+    ),
+]
+
+
+class From(enum.StrEnum):
+    """Where to begin."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+def time_ms(option: str, text: str) -> int:
+    """A time that a user gave, in milliseconds since 1970.
+
+    Raises
+    ------
+    ConfigError
+        The text is neither a number, nor an ISO time, nor a duration before now.
+    """
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+
+    try:
+        if text.startswith("-"):
+            return int((time.time() - duration_s(option, text[1:])) * 1000)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option}: found {text!r}; allowed are milliseconds since 1970, a time such as 2026-01-31T12:00:00Z, and "
+            "a time before now such as -10m",
+            key=option,
+            value=text,
+        ) from None
+
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+# ---- ending
+
+
+def end_of_rows(rows: list[dict[str, Any]], faults: list[str], nothing: str) -> None:
+    """End a command that shows rows: name what was wrong, and say it if there are none.
+
+    Raises
+    ------
+    typer.Exit
+        There is a fault, or no row.
+    """
+    for fault in faults:
+        out.note(f"messagestore: {fault}")
+    if not rows:
+        out.note(nothing)
+    if faults or not rows:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+# ---- opening
+
+
+def path_of(root: str) -> str:
+    """A folder's path from a path or a file URL.
+
+    Raises
+    ------
+    ConfigError
+        It is a URL of another kind, or a file, or it lies below a file.
+    """
+    if root.startswith("file:"):
+        return _below_folders(urllib.parse.unquote(urllib.parse.urlparse(root).path))
+    if re.match(r"[A-Za-z][\w+.-]*:", root):
+        raise ConfigError(
+            f"{root}: found a URL; allowed is the path of a folder on this machine, because this command needs the "
+            f"store's files",
+            key="ROOT",
+            value=root,
+        )
+    return _below_folders(root)
+
+
+def location_of(root: str) -> Location:
+    """Where a store is that a command asks through the interface, so that another host may serve it.
+
+    Raises
+    ------
+    ConfigError
+        As for `path_of`.
+    """
+    return Location.of(root) if root.split(":", maxsplit=1)[0].lower() in OPENERS else Location(path_of(root))
+
+
+def _below_folders(path: str) -> str:
+    """The path, after a check that nothing on the way to it is a file."""
+    there = os.path.abspath(path)
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if os.path.exists(there) and not os.path.isdir(there):
+        raise ConfigError(
+            f"{path}: found a file at {there}; allowed is the path of a folder, or of one that can be created there",
+            key="ROOT",
+            value=path,
+        )
+    return path
+
+
+def config_of(file: Path | None, **changes: object) -> StoreConfig:
+    """The settings of a file, or the defaults, with those changes that are not None."""
+    config = StoreConfig.load(file) if file is not None else StoreConfig()
+    return config.replace(**{name: value for name, value in changes.items() if value is not None})
+
+
+@contextmanager
+def opened(root: str, file: Path | None = None) -> Iterator[StoreReader]:
+    """The store, open for reading. Index files are not opened, so a broker's store needs no configuration."""
+    with contextlib.closing(STORES.reader(location_of(root), looking(file))) as store:
+        yield store
+
+
+def looking(file: Path | None = None) -> StoreConfig:
+    """Settings for a command that only looks."""
+    return config_of(file, message_index_enable=False)
+
+
+def existing(root: str) -> str:
+    """The path of a store that is there.
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store.
+    """
+    path = path_of(root)
+    if not operator.holds_store(path):
+        raise NotAStoreError(
+            f"{os.path.abspath(path)}: found no message store (no commitlog folder). Give the store's root folder",
+            path=path,
+        )
+    return path
+
+
+@contextmanager
+def broker_named(what: str, command: str) -> Iterator[None]:
+    """Add to the error that a broker holds the store what the user can run instead."""
+    try:
+        yield
+    except StoreLockedError as error:
+        if "broker" not in error.holder:
+            raise
+        raise StoreLockedError(
+            f"{error}. Nothing was changed. While the broker runs, change its {what} through it: `{command}`",
+            path=error.path,
+            holder=error.holder,
+        ) from None

@@ -1,0 +1,124 @@
+"""`messagestore find`: messages by key or id."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from messagestore import ConfigError, MessageExt, MessageStore, ReadOnlyStore
+from messagestore.spi import BATCH_TOPIC
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, config_of, opened, path_of, time_ms
+from pyspark_messagestore.cli.cursor import queue_ids
+
+PLACE = 240
+
+_FIND_COUNT = 64
+
+
+def find(
+    root: Root,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="Search only this topic. Repeat the option for more. Without it, all topics are searched.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="Find the messages that have this key.", show_default=False),
+    ] = None,
+    unique_key: Annotated[
+        str | None,
+        typer.Option(
+            "--unique-key",
+            metavar="ID",
+            help="Find the message with this id of its sender (UNIQ_KEY, which RocketMQ's clients show as msgId).",
+            show_default=False,
+        ),
+    ] = None,
+    message_id: Annotated[
+        str | None,
+        typer.Option(
+            "--msg-id",
+            metavar="ID",
+            help="Find the message with this offset message id, as `put` and mqadmin show it.",
+            show_default=False,
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Only messages that were stored at this time or later: milliseconds since 1970, a time such as "
+            "2026-01-31T12:00:00Z, or a time before now such as -10m.",
+            show_default=False,
+        ),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TIME", help="Only messages that were stored at this time or earlier.", show_default=False
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", metavar="N", min=1, help="Show at most N messages of each topic, the newest.")
+    ] = _FIND_COUNT,
+    store_config: ConfigFile = None,
+    as_json: Json = False,
+) -> None:
+    """Find messages by key, by their sender's id, or by offset message id. Parts of the log that the index does not
+    cover are read, so the answer is complete; without an index it takes as long as reading the log.
+    """
+    if [key, unique_key, message_id].count(None) != 2:
+        raise ConfigError("find: give exactly one of --key, --unique-key and --msg-id", key="find")
+    if message_id is not None and (topic or begin is not None or end is not None):
+        raise ConfigError("find: --msg-id names one place in the log. Leave out --topic, --from and --to", key="find")
+
+    wanted = key if key is not None else unique_key
+    times = [0 if begin is None else time_ms("--from", begin), None if end is None else time_ms("--to", end)]
+
+    found = 0
+    if topic:
+        with opened(root, store_config) as reader:  # a slip of the keyboard would find nothing
+            for name in topic:
+                queue_ids(reader, name)
+
+    with MessageStore.open_read_only(path_of(root), config_of(store_config)) as store:
+        if wanted is None:
+            assert message_id is not None
+            message = store.look_message_by_id(message_id)
+            hits = [] if message is None else [message]
+            for message in hits:
+                out.show_message(message, as_json=as_json)
+            found = len(hits)
+        else:
+            for name in topic or sorted(store.topics().keys() - {BATCH_TOPIC}):
+                with out.waiting("looking through index and log"):
+                    hits = _with_key(store, name, wanted, count, times, unique=unique_key is not None)
+                for message in hits:
+                    out.show_message(message, as_json=as_json)
+                    found += 1
+
+    if not found:
+        out.note("no message found")
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _with_key(
+    store: ReadOnlyStore, topic: str, wanted: str, count: int, times: list[int | None], *, unique: bool
+) -> list[MessageExt]:
+    """The newest messages of a topic with a key or a unique key. The store looks for both at once."""
+    begin_ms, end_ms = times
+    asked = count
+    while True:
+        hits = store.query_message(topic, wanted, asked, begin_ms or 0, end_ms)
+        mine = [each for each in hits if (each.unique_key == wanted if unique else wanted in each.keys)]
+        if len(mine) >= count or len(hits) < asked:
+            return mine[-count:]
+        asked *= 4

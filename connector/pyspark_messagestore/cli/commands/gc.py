@@ -1,0 +1,140 @@
+"""`messagestore gc`: delete the oldest segments of a store, after it was shown what goes and why the rest stays."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from messagestore import ExpiredFiles, MessageStore
+from messagestore.inspect import operator
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, config_of, existing, looking, time_ms
+
+PLACE = 340
+
+
+def gc(
+    root: Root,
+    reserved: Annotated[
+        float | None,
+        typer.Option(
+            "--reserved",
+            metavar="HOURS",
+            help="Delete segments that were last written to so many hours ago. Without --reserved, --before and "
+            "--before-offset, these are the hours of fileReservedTime, or 72.",
+            show_default=False,
+        ),
+    ] = None,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before",
+            metavar="TIME",
+            help="Delete segments all of whose messages were stored before this time: milliseconds since 1970, a time "
+            "such as 2026-01-31T12:00:00Z, or a time before now such as -7d.",
+            show_default=False,
+        ),
+    ] = None,
+    before_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--before-offset",
+            metavar="PHYSICAL",
+            min=0,
+            help="Delete segments that end at or below this physical offset.",
+            show_default=False,
+        ),
+    ] = None,
+    ignored_groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore-group",
+            metavar="GROUP",
+            help="Do not keep segments because this consumer group has not read them. It may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    at_once: Annotated[
+        bool,
+        typer.Option("--at-once", help="Delete all that can be deleted, however old it is, and whoever needs it."),
+    ] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete. Without this, only show what would go.")] = False,
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Show which of the oldest segments can be deleted and why the others stay, and delete them with --delete.
+    Deleted messages are gone for all readers. A batch that Spark sends again is still recognised.
+    """
+    path = existing(root)
+    asked: dict[str, Any] = {
+        "reserved_hours": reserved,
+        "before_ms": None if before is None else time_ms("--before", before),
+        "before_offset": before_offset,
+        "ignored_groups": ignored_groups or (),
+        "at_once": at_once,
+    }
+
+    if not delete:
+        with out.waiting("looking through the store"):
+            found = operator.expired(path, looking(store_config), **asked)
+        _show(found, done=False, as_json=as_json)
+        return
+
+    config = config_of(store_config, lock_timeout=wait)
+    hours = config.file_reserved_time
+    if config.retention_enabled:  # this session deletes what was asked for, and nothing by itself
+        config = config.replace(file_reserved_time=-1)
+        if reserved is None and before is None and before_offset is None:
+            asked["reserved_hours"] = hours
+
+    with out.waiting("deleting"), MessageStore.open(path, config) as store:
+        found = store.delete_expired_files(**asked)
+    _show(found, done=True, as_json=as_json)
+
+
+def _show(found: ExpiredFiles, *, done: bool, as_json: bool) -> None:
+    if as_json:
+        out.json_line(
+            {
+                "deleted": done,
+                "segments": list(found.segments),
+                "size": found.size,
+                "messages": found.message_count,
+                "queueFiles": found.queue_file_count,
+                "indexFiles": found.index_file_count if done else None,
+                "minOffset": found.min_offset,
+                "kept": found.kept or None,
+                "restated": [{"app": app_id, "version": version} for app_id, version in found.restated],
+                "unreadGroups": list(found.unread_groups),
+            }
+        )
+        return
+
+    verb = "deleted" if done else "would delete"
+    count = len(found.segments)
+    if not count and not found.queue_file_count and not found.index_file_count:
+        out.line("nothing was deleted" if done else "there is nothing to delete")
+    else:
+        messages = "" if found.message_count is None else f", with {out.count_words(found.message_count, 'message')}"
+        out.line(f"{verb} {out.count_words(count, 'segment')} of the log, {found.size:,} bytes{messages}")
+        for path in found.segments:
+            out.line(f"  {path}")
+
+        files = out.count_words(found.queue_file_count, "file") + " of ConsumeQueues"
+        if done:
+            files += f" and {out.count_words(found.index_file_count, 'file')} of the index"
+        out.line(f"{verb} {files}, which lead{'s' * (found.queue_file_count == 1 and not done)} only there")
+
+    rows = [("log begins at", str(found.min_offset))]
+    if found.kept:
+        rows.append(("the rest stays", f"because of the next segment: {found.kept}"))
+    if found.restated:
+        rows.append(("written again", ", ".join(f"version {v} of app {app}" for app, v in found.restated)))
+    if found.unread_groups:
+        rows.append(("not read by", ", ".join(found.unread_groups)))
+
+    out.facts(rows)
+    if count and not done:
+        out.line("nothing was changed. To delete, give --delete")

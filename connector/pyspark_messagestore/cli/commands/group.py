@@ -1,0 +1,135 @@
+"""`messagestore group create` and `group alter`: the settings of a consumer group."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from messagestore import ConfigError, MessageStore
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import ConfigFile, Json, Root, Wait, broker_named, config_of, existing
+
+PLACE = 420
+
+group = typer.Typer(no_args_is_help=True, help="Give a consumer group settings, or change them.")
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", show_default=False)]
+
+Times = Annotated[
+    int | None,
+    typer.Option(
+        "--retry-max-times",
+        metavar="N",
+        min=0,
+        help="A message that was sent back so many times goes to the group's dead-letter topic.",
+        show_default=False,
+    ),
+]
+
+Queues = Annotated[
+    int | None,
+    typer.Option(
+        "--retry-queues",
+        metavar="N",
+        min=0,
+        help="The number of queues of the group's retry topic when it is created (retryQueueNums). With 0, a broker "
+        "drops what is sent back.",
+        show_default=False,
+    ),
+]
+
+Consume = Annotated[
+    bool | None,
+    typer.Option(
+        "--consume/--no-consume",
+        help="Whether a broker gives messages to the group. This project's own readers ignore it.",
+        show_default=False,
+    ),
+]
+
+
+@group.command("create")
+def create(
+    root: Root,
+    group: Group,
+    retry_max_times: Times = None,
+    retry_queues: Queues = None,
+    consume: Consume = None,
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Give a consumer group settings in config/subscriptionGroup.json: those that are named, and RocketMQ's
+    defaults (16 retries, one retry queue) for the others. While a broker runs on the store, nothing is changed.
+    """
+    asked = _asked(retry_max_times, retry_queues, consume)
+    path = existing(root)
+    with (
+        broker_named("groups", _update(group, asked)),
+        MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
+    ):
+        if store.group_config(group) is not None:
+            raise ConfigError(
+                f"{group}: the group has settings already. Change them with `messagestore group alter`",
+                key="GROUP",
+                value=group,
+            )
+
+        made = store.create_group(group, **asked)
+    _show(made.to_fields(), "created", as_json=as_json)
+
+
+@group.command("alter")
+def alter(
+    root: Root,
+    group: Group,
+    retry_max_times: Times = None,
+    retry_queues: Queues = None,
+    consume: Consume = None,
+    store_config: ConfigFile = None,
+    wait: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of a consumer group in config/subscriptionGroup.json; what is not named stays as it is, also what
+    this project does not know. While a broker runs on the store, nothing is changed.
+    """
+    asked = _asked(retry_max_times, retry_queues, consume)
+    if not asked:
+        raise ConfigError(
+            "group alter: found nothing to change. Give --retry-max-times, --retry-queues or --consume/--no-consume",
+            key="group alter",
+        )
+
+    path = existing(root)
+    with (
+        broker_named("groups", _update(group, asked)),
+        MessageStore.open(path, config_of(store_config, lock_timeout=wait)) as store,
+    ):
+        made = store.alter_group(group, **asked)
+    _show(made.to_fields(), "altered", as_json=as_json)
+
+
+def _asked(retry_max_times: int | None, retry_queues: int | None, consume: bool | None) -> dict[str, Any]:
+    given = {"retry_max_times": retry_max_times, "retry_queue_nums": retry_queues, "consume_enable": consume}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _update(group: str, asked: dict[str, Any]) -> str:
+    """The command of RocketMQ's tools that does the same through a broker."""
+    letters = {"retry_max_times": "-r", "retry_queue_nums": "-q", "consume_enable": "-s"}
+    words = "".join(f" {letters[name]} {str(value).lower()}" for name, value in asked.items())
+    return f"mqadmin updateSubGroup -b HOST:PORT -g {group}{words}"
+
+
+def _show(fields: dict[str, Any], what: str, *, as_json: bool) -> None:
+    if as_json:
+        out.json_line(fields)
+        return
+    queues = fields["retryQueueNums"]
+    words = [
+        f"{what} group {out.shown(fields['groupName'])}: {fields['retryMaxTimes']} retries",
+        "1 retry queue" if queues == 1 else f"{queues} retry queues",
+        f"consuming {'enabled' if fields['consumeEnable'] else 'disabled'}",
+    ]
+    out.line(", ".join(words))

@@ -1,0 +1,146 @@
+"""`messagestore lag`: how far readers of a store are behind its end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from messagestore import ConfigError, StoreWentBackwardsError
+from messagestore.inspect import operator
+from pyspark_messagestore.checkpoint.spark_checkpoint import Batch, read_progress, stream_offset
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import FOUND_NOTHING, Json, Root, looking, opened, path_of
+from pyspark_messagestore.source.offsets import StreamOffset
+from pyspark_messagestore.source.same_log import place_now
+
+PLACE = 150
+
+
+def lag(
+    root: Root,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="FOLDER",
+            help="The checkpointLocation of a streaming query that reads this store. Spark need not run.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="GROUP", help="A consumer group, as `groups` shows it.", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how many messages and bytes a reader is behind the end of each queue, and since when the oldest of them
+    waits. The reader is a streaming query, by its checkpoint, or a consumer group.
+    """
+    if (checkpoint is None) == (group is None):
+        raise ConfigError("lag: give exactly one of --checkpoint and --group", key="lag")
+
+    path = path_of(root)
+    if group is not None:
+        with out.waiting("adding up sizes"):
+            rows, faults = operator.group_lag(path, looking(), group)
+        if not rows and not faults:
+            raise ConfigError(
+                f"consumer group {group!r} has no offsets in this store; `messagestore groups` shows those that have",
+                key="--group",
+                value=group,
+            )
+        rows = [{"group": group, **row} for row in rows]
+    else:
+        assert checkpoint is not None
+        rows, faults = _of_checkpoint(root, path, path_of(checkpoint))
+
+    if as_json:
+        for row in rows:
+            out.json_line(row)
+    else:
+        _lag_table(rows)
+
+    for fault in faults:
+        out.note(f"messagestore: {fault}")
+    if faults:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+def _of_checkpoint(root: str, path: str, folder: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of each source of a query that reads this store, after its newest batch that is done."""
+    found = read_progress(folder)
+    batch = found.committed
+    if batch is None:
+        raise ConfigError(f"{found.path}: no batch of this query is done yet", key="--checkpoint", value=folder)
+    if batch.fault:
+        raise ConfigError(batch.fault, key="--checkpoint", value=folder)
+
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    for source, offset in _sources(root, found.path, batch).items():
+        with out.waiting("adding up sizes"):
+            with opened(root) as store:
+                committed, refused = place_now(store, offset)
+            some, wrong = operator.lag(path, looking(), committed, offset.topics)
+        for row in some:
+            row["committedOffset"] = offset.queues.get((row["topic"], row["queueId"]))
+
+        faults += [
+            f"{fault}. The query refuses this store, unless failOnDataLoss=false. The lag counts from the first "
+            "message that is newer than what it has read"
+            for fault in refused
+        ]
+        rows += [{"queryId": found.query_id, "batchId": batch.batch_id, "source": source, **row} for row in some]
+        faults += wrong
+
+    # Spark has planned a batch that it has not done, and runs it again after a restart.
+    if found.next_batch_id <= found.batches[-1].batch_id:
+        out.note(f"batch {found.next_batch_id} is planned and not done; its messages count as lag")
+    return rows, faults
+
+
+def _sources(root: str, folder: str, batch: Batch) -> dict[int, StreamOffset]:
+    """The sources of a query that read the store, by their numbers."""
+    ours = {i: offset for i, fields in enumerate(batch.offsets) if (offset := stream_offset(fields)) is not None}
+    with opened(root) as store:
+        here = store.describe()
+
+    known = {here.store_id, *here.ancestors, ""}
+    found = {source: offset for source, offset in ours.items() if offset.store_id in known}
+
+    if not found:
+        ids = ", ".join(sorted({offset.store_id for offset in ours.values()}))
+        raise StoreWentBackwardsError(
+            f"{folder}: this query reads {'store ' + ids if ids else 'no message store'}, but {path_of(root)} is store "
+            f"{here.store_id or 'without an id'}. Give the store that the query reads"
+        )
+    return found
+
+
+def _lag_table(rows: list[dict[str, Any]]) -> None:
+    titles = [("topic", False), ("queue", True), ("read up to", True), ("min", True), ("max", True)]
+    titles += [("lag", True), ("bytes", True), ("oldest unread", False)]
+    if any(row.get("source") for row in rows):
+        titles.insert(0, ("source", True))
+
+    cells = []
+    for row in rows:
+        oldest = row["oldestUnread"]
+        cell: list[object] = [
+            row["topic"],
+            row["queueId"],
+            "-" if row["committedOffset"] is None else row["committedOffset"],
+            row["minOffset"],
+            row["maxOffset"],
+            f"{row['lag']:,}",
+            out.size_words(row["lagBytes"]),
+            "-" if oldest is None else out.time_words(oldest),
+        ]
+        cells.append([row["source"], *cell] if titles[0][0] == "source" else cell)
+    out.table(titles, cells)
+
+    behind = sum(max(0, row["lag"]) for row in rows)
+    total = f"{out.count_words(behind, 'message')}, {out.size_words(sum(row['lagBytes'] for row in rows))} behind"
+    times = [row["oldestUnread"] for row in rows if row["oldestUnread"] is not None]
+    out.line(f"{total}; the oldest was stored {out.time_words(min(times))}" if times else total)

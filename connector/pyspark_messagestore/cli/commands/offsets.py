@@ -1,0 +1,55 @@
+"""`messagestore offsets`: how far the queues reach."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from messagestore.inspect import operator
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import Json, Root, end_of_rows, looking, path_of, time_ms
+
+PLACE = 130
+
+
+def offsets(
+    root: Root,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TOPIC...", help="The topics; without one, all topics.", show_default=False),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Also show the offset of the first message that was stored at this time or later: milliseconds since "
+            "1970, a time such as 2026-01-31T12:00:00Z (UTC if it names no zone), or a time before now such as -10m.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the minimum and the maximum offset of each queue. The maximum is the offset that the next message gets."""
+    at_ms = None if at is None else time_ms("--at", at)
+    with out.waiting("looking through the queues"):
+        rows, faults = operator.offsets(path_of(root), looking(), topics=names or [], at_ms=at_ms)
+
+    if as_json:
+        for row in rows:
+            out.json_line(row)
+    elif rows:
+        titles = [("topic", False), ("queue", True), ("min", True), ("max", True), ("messages", True)]
+        if at_ms is not None:
+            titles += [(f"at {out.time_words(at_ms)}", True), ("stored", False)]
+        out.table(titles, [_offset_cells(row) for row in rows])
+
+    end_of_rows(rows, faults, "no queue found")
+
+
+def _offset_cells(row: dict[str, Any]) -> list[object]:
+    cells = list(row.values())
+    if "storeTimestamp" in row:
+        cells[-1] = "-" if row["storeTimestamp"] is None else out.time_words(row["storeTimestamp"])
+    return cells

@@ -1,0 +1,116 @@
+"""`messagestore status`: who holds a store, how it was left, and what is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from messagestore.inspect import operator
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import FOUND_NOTHING, ConfigFile, Json, Root, looking, path_of
+
+PLACE = 110
+
+
+def status(root: Root, store_config: ConfigFile = None, as_json: Json = False) -> None:
+    """Show who holds the store, how it was left, and what is in it."""
+    with out.waiting("looking through the store"):
+        found = operator.status(path_of(root), looking(store_config))
+    if as_json:
+        out.json_line(found)
+    else:
+        status_lines(found)
+    for fault in found["faults"]:
+        out.note(f"messagestore: {fault}")
+    if found["faults"]:
+        raise typer.Exit(FOUND_NOTHING)
+
+
+_MOST_QUEUES_SHOWN = 16
+
+
+def status_lines(found: dict[str, Any]) -> None:
+    """Print what `status_of` found."""
+    log, queues, index = found["commitLog"], found["consumeQueues"], found["index"]
+    segments = f"{out.count_words(log['segments'], 'segment')} of {out.size_words(log['segmentSize'])}"
+
+    rows = [
+        ("store", found["root"]),
+        ("id", found["storeId"] or "none: this project has never written to it"),
+        *([("broker", found["brokerName"])] if found["brokerName"] is not None else []),
+        ("held by", _holder_words(found["heldBy"])),
+        *([("served by", found["heldBy"]["server"])] if found["heldBy"]["server"] is not None else []),
+        ("left", _LEFT_WORDS[found["left"]]),
+    ]
+    if found["state"] is not None:
+        rows.append(("state", _state_words(found["state"])))
+
+    rows += [
+        ("log", f"{log['minOffset']} to {log['maxOffset']}, {segments}, {out.size_words(log['bytesOnDisk'])} on disk"),
+        ("queues", f"{queues['queues']:,}, {out.size_words(queues['bytesOnDisk'])} on disk"),
+        ("index", f"{out.count_words(index['files'], 'file')}, {out.size_words(index['bytesOnDisk'])} on disk"),
+        ("messages", f"{found['messages']:,} in {out.count_words(len(found['topics']), 'topic')}"),
+    ]
+
+    hidden = found["unproven"]
+    if hidden is not None:
+        count = out.count_words(hidden["records"], "record") + (" and more" if hidden["more"] else "")
+        rows.append(
+            ("not shown", f"{count} behind {hidden['begin']}, not proven to be durable: run `messagestore recover`")
+        )
+
+    last = found["lastBatch"]
+    if last is not None:
+        about = f"{last['app']} version {last['version']}, {out.count_words(last['rows'], 'row')}"
+        rows.append(("batches", f"{found['batches']:,}, the last: {about}"))
+
+    out.facts(rows)
+    if found["topics"]:
+        out.line()
+        columns = [("topic", False), ("messages", True), ("queues", False)]
+        out.table(columns, [(row["topic"], f"{row['messages']:,}", _queue_words(row)) for row in found["topics"]])
+
+
+def _holder_words(held: dict[str, Any]) -> str:
+    if held["broker"] is not None:
+        return str(held["broker"])
+    if held["writer"] is not None:
+        return f"a writer, {held['writer']}"
+    return "nobody; a writer is attached and keeps brokers out" if held["attached"] else "nobody"
+
+
+_LEFT_WORDS = {
+    "closed": "closed cleanly",
+    "open": "open: a writer is at work",
+    "attached": "open, idle: nothing is in flight",
+    "idle": "idle, nothing in flight: the last writer ended without closing the store, as Spark's workers do. The next "
+    "writer continues, but run `messagestore recover` before you start a broker",
+    "killed": "by a writer that was killed in the middle of a write: the next writer, or `messagestore recover`, "
+    "repairs the store. What was acknowledged is safe",
+    "recovering": "by a recovery that was killed: the next writer, or `messagestore recover`, starts it again",
+    "poisoned": "by a writer whose sync failed: check the disk, then run `messagestore recover`",
+    "restarted": "open when the machine stopped: the next writer, or `messagestore recover`, checks it",
+    "broker": "by a broker that was killed: `messagestore recover`, or the broker itself, repairs it",
+    "unknown": "open, by an unknown process: run `messagestore recover`",
+}
+"""What each value of `left` means, and what to do about it."""
+
+
+def _state_words(state: dict[str, Any]) -> str:
+    words = [f"visible up to {state['visibleEnd']}", f"clean up to {state['cleanEnd']}"]
+    if state["inFlight"] is not None:
+        words.append(f"in flight from {state['inFlight']}")
+    words += [word for word, name in (("ASYNC_FLUSH", "asyncFlush"), ("poisoned", "poisoned")) if state[name]]
+    words.append(
+        f"written by pid {state['writerPid']}" + ("" if state["thisBoot"] else " before the machine was started")
+    )
+    return ", ".join(words)
+
+
+def _queue_words(row: dict[str, Any]) -> str:
+    """The offsets of each queue, as in `0: 0-12  1: 0-7`, and the number of queues that are not shown."""
+    parts = [f"{queue}: {q['minOffset']}-{q['maxOffset']}" for queue, q in row["queues"].items()]
+    more = len(parts) - _MOST_QUEUES_SHOWN
+    parts = parts[:_MOST_QUEUES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return "  ".join(parts) or "none yet"

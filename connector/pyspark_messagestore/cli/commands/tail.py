@@ -1,0 +1,98 @@
+"""`messagestore tail`: the last messages of a store, and those that arrive."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import FOUND_NOTHING, From, Json, Root, opened
+from pyspark_messagestore.cli.cursor import Cursor, queue_ids
+
+PLACE = 230
+
+_TAIL_COUNT = 10
+
+
+@contextmanager
+def _noted_interrupt() -> Iterator[Callable[[], bool]]:
+    """Handle Ctrl-C as usual, and remember it: if it arrives in a finalizer, Python only prints it and continues."""
+    came: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.default_int_handler(number, frame)
+
+    usual = signal.default_int_handler
+    takes = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is usual
+    if takes:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: bool(came)
+    finally:
+        if takes:
+            signal.signal(signal.SIGINT, usual)
+
+
+def tail(
+    root: Root,
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TOPIC...", help="The topics to show; without one, all topics.", show_default=False),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for new messages and show them as they arrive, until Ctrl-C.")
+    ] = False,
+    start: Annotated[
+        From,
+        typer.Option(
+            "--from",
+            help="earliest starts with the first message. latest shows the last messages, or with --follow only new "
+            "ones.",
+        ),
+    ] = From.LATEST,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count",
+            metavar="N",
+            min=1,
+            help=f"Stop after N messages. Without it, latest shows {_TAIL_COUNT}.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the last messages in the order in which they were stored, or with --follow those that arrive."""
+    shown = 0
+    try:
+        with _noted_interrupt() as interrupted, opened(root) as store:
+            # With --follow, a topic that is not there yet may still come.
+            if topics and not follow:
+                for topic in topics:
+                    queue_ids(store, topic)
+
+            cursor = Cursor(store, topics or None)
+            if start is From.LATEST:
+                cursor.skip_to(0 if follow else count or _TAIL_COUNT)
+
+            for message in cursor.follow(interrupted) if follow else cursor.once():
+                out.show_message(message, as_json=as_json)
+                shown += 1
+                if shown == count:
+                    return
+
+            if interrupted():
+                return
+    except KeyboardInterrupt:
+        return
+
+    if not shown:
+        out.note("no message found")
+        raise typer.Exit(FOUND_NOTHING)

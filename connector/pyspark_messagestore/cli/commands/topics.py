@@ -1,0 +1,36 @@
+"""`messagestore topics`: which topics there are, with their settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from messagestore.inspect import operator
+from pyspark_messagestore.cli import output as out
+from pyspark_messagestore.cli.app import Json, Root, end_of_rows, looking, path_of
+
+PLACE = 120
+
+
+def topics(root: Root, as_json: Json = False) -> None:
+    """Show the topics of a store, with their settings and the number of their messages."""
+    with out.waiting("looking through the queues"):
+        rows, faults = operator.topics(path_of(root), looking())
+    if as_json:
+        for row in rows:
+            out.json_line(row)
+    elif rows:
+        titles = [("topic", False), ("messages", True), ("queues", True), ("write", True), ("read", True)]
+        out.table([*titles, ("perm", True), ("order", False), ("type", False)], map(_cells, rows))
+    end_of_rows(rows, faults, "no topic found")
+
+
+def _cells(row: dict[str, Any]) -> list[object]:
+    settings = [row[name] for name in ("writeQueueNums", "readQueueNums", "perm", "order")]
+    kind = out.message_type(row["attributes"] or {})
+    return [
+        row["topic"],
+        f"{row['messages']:,}",
+        row["queues"],
+        *("-" if value is None else str(value).lower() for value in settings),
+        kind or "-",
+    ]

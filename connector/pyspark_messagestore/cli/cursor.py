@@ -1,0 +1,196 @@
+"""Reads the messages that `messagestore get` and `messagestore tail` show.
+
+`messages` gives the messages of one queue in its order, and `Cursor` gives those of many queues in the order in which
+they were stored. Both see only what a reader may see.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from messagestore import MessageExt, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
+from messagestore.spi import BATCH_TOPIC, Ends, LastRecord, Queue, Queues, Range, StoreReader, is_ordinary_topic
+from pyspark_messagestore.cli import output as out
+
+_PAGE_COUNT = 32
+_POLL_S = 0.1
+_TOPICS_POLL_S = 1.0
+
+
+def queue_ids(store: StoreReader, topic: str) -> tuple[list[int], list[int]]:
+    """The queues of a topic that hold messages or have held some, and all queues that the topic was created with.
+
+    Raises
+    ------
+    UnknownTopicError
+        The store has no such topic.
+    """
+    found = store.describe([topic], queues=True)
+    if topic not in found.queue_ids and topic not in found.queue_counts:
+        there = store.describe(queues=True)
+        raise UnknownTopicError(topic, filter(is_ordinary_topic, {*there.queue_ids, *there.queue_counts}))
+    used = found.queue_ids.get(topic, [])
+    return used, sorted({*used, *range(found.queue_counts.get(topic, 0))})
+
+
+def messages(store: StoreReader, queue: Queue, start: int, end: int) -> Iterator[MessageExt]:
+    """The messages `start..end` of a queue, read page by page. A note says how many messages retention has deleted."""
+    topic, queue_id = queue
+    while start < end:
+        try:
+            for page in store.gather([Range(topic, queue_id, start, end)], max_rows=_PAGE_COUNT):
+                yield from page.messages()
+                # From here the loop goes on if retention deletes the next messages meanwhile.
+                start = page.end
+            return
+        except OffsetOutOfRangeError as error:
+            first = min(error.min, end)
+            out.note(
+                f"{topic}/{queue_id}: {first - start} messages from {start} on are gone, because retention has deleted "
+                "them"
+            )
+            start = first
+        except StoreWentBackwardsError:
+            there = store.ends([topic]).queues.get(queue, 0)
+            if there > start:
+                raise
+            out.note(f"{topic}/{queue_id}: the queue now ends at {there}: it was deleted, or the store was restored")
+            return
+
+
+class Cursor:
+    """A place in each queue of some topics (None: all topics except the store's own).
+
+    In a store that this project writes, messages come in the order of the log, whatever queue they are in. In a live
+    broker's store this is true of the messages of one call of `once`; messages that another queue received meanwhile
+    come with the next call.
+    """
+
+    def __init__(self, store: StoreReader, topics: list[str] | None) -> None:
+        self.store = store
+        self.topics = topics
+        self.places: Queues = {}
+        self._found_topics: list[str] = []
+        self._look_at_s = 0.0
+        self._seen: Ends | None = None
+        self._last: LastRecord | None = None
+
+        self._find_topics()
+        created = store.describe(topics).queue_counts if topics else {}
+        missing = [topic for topic in topics or () if topic not in self._found_topics and topic not in created]
+        if missing:
+            out.note(f"these topics do not exist yet: {', '.join(missing)}")
+
+    def _find_topics(self) -> None:
+        """Add topics that are new."""
+        self._look_at_s = time.monotonic() + _TOPICS_POLL_S
+        there = self.store.describe(self.topics, queues=True).queue_ids
+        wanted = there.keys() - {BATCH_TOPIC} if self.topics is None else there.keys() & set(self.topics)
+        self._found_topics = sorted(wanted)
+
+    def skip_to(self, count: int) -> None:
+        """Skip all but the last `count` messages of all queues together."""
+        ends = self._places_in(self._ends())
+        newest = heapq.nlargest(
+            count,
+            (
+                (message.physical_offset, queue, message.queue_offset)
+                for queue, end in ends.items()
+                for message in messages(self.store, queue, max(self.places[queue], end - count), end)
+            ),
+        )
+
+        self.places = ends
+        for _, queue, queue_offset in newest:
+            self.places[queue] = min(self.places[queue], queue_offset)
+
+    def once(self) -> Iterator[MessageExt]:
+        """The messages that have arrived since the last call, in the order of the log."""
+        found = self._ends()
+        if found is self._seen:
+            return
+        ends = self._places_in(found)
+
+        # Both may lower places, and the places say which parts there are to read.
+        self._look_back()
+        if self._seen is not None:
+            self._begin_again(found.restarted_since(self._seen))
+
+        parts = [self._part(queue, ends[queue]) for queue, place in self.places.items() if place < ends[queue]]
+
+        for queue, end in ends.items():
+            if end < self.places[queue]:
+                topic, queue_id = queue
+                out.note(
+                    f"{topic}/{queue_id}: the queue went back from {self.places[queue]} to {end}: it was deleted, or "
+                    f"the store was restored"
+                )
+                self.places[queue] = end
+
+        for queue, message in heapq.merge(*parts, key=lambda pair: pair[1].physical_offset):
+            self.places[queue] = max(self.places[queue], min(message.queue_offset + 1, ends[queue]))
+            yield message
+        self.places.update(ends)
+
+        # Not before all is shown: if a file goes while it is read, the next call looks again.
+        self._seen = found
+
+        places = [place for place in self.store.places(self.places).values() if place.size]
+        if places:
+            newest = max(places, key=lambda place: place.physical_offset)
+            self._last = self.store.prove_last(newest.physical_offset, newest.size, with_time=True)
+
+    def _look_back(self) -> None:
+        """Go back to what was stored since the newest message that was shown, when another record lies in its place.
+
+        The store was restored or remade then, and its queues may have grown past the places that were reached before.
+        """
+        last = self._last
+        if last is None or last.store_timestamp_ms is None:
+            return
+        there = self.store.prove_last(last.position, last.size)
+        if there is None or there.crc == last.crc:
+            return
+        out.note("the log was replaced (the store was restored or created again). Continuing with newer messages")
+        firsts = self.store.seek(dict.fromkeys(self.places, last.store_timestamp_ms))
+        self.places.update({queue: min(place, firsts[queue]) for queue, place in self.places.items()})
+
+    def _begin_again(self, queues: Iterable[Queue]) -> None:
+        """Go back to the newer messages of queues that were made again, and have grown past the places reached."""
+        behind = 0 if self._last is None else self._last.position + 1
+        again = dict.fromkeys(sorted(self.places.keys() & queues), None)
+        for queue, first in self.store.seek(again, physical_offset=behind).items():
+            if first < self.places[queue]:
+                out.note(f"{queue[0]}/{queue[1]}: the queue was made again. Continuing with its newer messages")
+                self.places[queue] = first
+
+    def _ends(self) -> Ends:
+        """How far the topics reach at one moment; new queues are read from their first message on."""
+        found = self.store.ends(self._found_topics, self._seen)
+        if found is not self._seen:
+            self.places |= self.store.begins(queue for queue in found.queues if queue not in self.places)
+        return found
+
+    def _places_in(self, found: Ends) -> Queues:
+        """The ends of the known queues; a queue that was deleted ends at 0."""
+        return {queue: found.queues.get(queue, 0) for queue in self.places}
+
+    def _part(self, queue: Queue, end: int) -> Iterator[tuple[Queue, MessageExt]]:
+        for message in messages(self.store, queue, self.places[queue], end):
+            yield queue, message
+
+    def follow(self, interrupted: Callable[[], bool]) -> Iterator[MessageExt]:
+        """The existing messages and those that arrive, until `interrupted` returns True."""
+        while not interrupted():
+            begin_s = time.monotonic()
+            try:
+                yield from self.once()
+                if begin_s >= self._look_at_s:
+                    self._find_topics()
+            except FileNotFoundError:
+                pass  # retention, or the deletion of a topic, removed a file while it was being read: look again
+            looked_s = time.monotonic() - begin_s
+            self.store.await_change(_POLL_S)
+            time.sleep(min(_POLL_S, looked_s))  # half of the time belongs to others, whatever a look costs

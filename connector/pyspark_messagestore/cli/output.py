@@ -1,0 +1,283 @@
+"""The output of the command line: text for a person, and JSON.
+
+With `--json`, a command that shows many things prints one object per line. A terminal must not trust the bytes of
+messages: every character that is not plain text is escaped, and nothing is interpreted as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import threading
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from messagestore import MessageExt
+from messagestore.inspect.operator import VerifyReport
+
+SHOWN_BODY_LENGTH = 500
+"""The number of characters of a body that a terminal shows; a pipe or a file gets all of it."""
+WAITING_S = 1.0
+"""After this many seconds, a terminal shows that work goes on."""
+MESSAGE_TYPE = "message.type"
+"""The attribute of a topic that says what RocketMQ 5 clients may put into it."""
+_HEX_LENGTH = 16
+_PIPE_WIDTH = 1000
+_LATEST_MS = 253_402_300_799_999  # the end of the year 9999
+
+
+# ---- words
+
+
+def shown(text: str) -> str:
+    """Text that is safe on a terminal: control, format, private and unassigned characters are escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return unicodedata.category(character)[0] == "C" or (unicodedata.category(character)[0] == "Z" and character != " ")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def shown_bytes(data: bytes, most: int | None = None) -> str:
+    """A body as text if it is UTF-8, otherwise as hex. `most` limits the characters; a note then counts the rest."""
+    part = data if most is None else data[: 4 * most]
+    try:
+        text = part.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if len(part) < len(data) and error.start > len(part) - 4:  # cut within a character
+            text = part[: error.start].decode("utf-8")
+        else:
+            text = "0x" + part.hex()
+    text = shown(text)
+    if most is not None and (len(text) > most or len(part) < len(data)):
+        text = f"{text[:most]}... ({len(data)} bytes; --json shows all)"
+    return text
+
+
+def size_words(size: int) -> str:
+    """`1536` -> `1.5 KiB`."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")
+
+
+def count_words(count: int, one: str) -> str:
+    """`1, "record"` -> `1 record`, `2, "record"` -> `2 records`."""
+    many = one if one.endswith("s") else one + ("es" if one.endswith("ch") else "s")
+    return f"{count:,} {one if count == 1 else many}"
+
+
+def time_words(timestamp_ms: int) -> str:
+    """A time in UTC; a number that is not a valid time is returned unchanged."""
+    if not 0 <= timestamp_ms <= _LATEST_MS:
+        return str(timestamp_ms)
+    moment = datetime.fromtimestamp(timestamp_ms // 1000, UTC)
+    return f"{moment:%Y-%m-%d %H:%M:%S}.{timestamp_ms % 1000:03d}Z"
+
+
+def message_line(message: MessageExt, *, physical: bool = False) -> str:
+    """A message on one line."""
+    parts = [f"{message.physical_offset:>12} {message.size:>6} B"] if physical else []
+    parts += [
+        f"{shown(message.topic)}/{message.queue_id} @{message.queue_offset}",
+        time_words(message.store_timestamp_ms),
+    ]
+
+    if message.tags:
+        parts.append(f"tags={shown(message.tags)}")
+    if message.keys:
+        parts.append(f"keys={','.join(shown(key) for key in message.keys)}")
+    if message.properties:
+        parts.append(
+            "{" + ", ".join(f"{shown(name)}={shown(value)}" for name, value in message.properties.items()) + "}"
+        )
+    # Without the two bits that only say that a host's address is IPv6.
+    if message.sys_flag & ~0x30:
+        parts.append(f"sysFlag={message.sys_flag:#x}")
+
+    most = SHOWN_BODY_LENGTH if sys.stdout.isatty() else None
+    return "  ".join([*parts, "|", shown_bytes(message.body, most)])
+
+
+def show_message(message: MessageExt, *, as_json: bool) -> None:
+    """Show one message, as a line or as JSON."""
+    if as_json:
+        json_line(message_fields(message))
+    else:
+        line(message_line(message))
+
+
+def message_fields(message: MessageExt) -> dict[str, Any]:
+    """A message for JSON: `body` as text if it is UTF-8, otherwise null and `bodyBase64`."""
+    try:
+        body: dict[str, Any] = {"body": message.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        body = {"body": None, "bodyBase64": base64.b64encode(message.body).decode("ascii")}
+
+    return {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "physicalOffset": message.physical_offset,
+        "size": message.size,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "properties": message.properties,
+        "systemProperties": message.system_properties,
+        "msgId": message.message_id,
+        "bornTimestamp": message.born_timestamp_ms,
+        "storeTimestamp": message.store_timestamp_ms,
+        "bornHost": message.born_host,
+        "storeHost": message.store_host,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "bodyCrc": message.body_crc,
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        **body,
+    }
+
+
+def message_type(attributes: dict[str, str]) -> str | None:
+    """What a topic's attributes say about its messages. A broker's tools write the name with a plus sign."""
+    return attributes.get(MESSAGE_TYPE, attributes.get("+" + MESSAGE_TYPE))
+
+
+def hex_lines(data: bytes) -> Iterable[str]:
+    """`data` as hex, 16 bytes per line, each line with its position."""
+    for start in range(0, len(data), _HEX_LENGTH):
+        yield f"    {start:>4}  {data[start : start + _HEX_LENGTH].hex(' ', 4)}"
+
+
+# ---- output
+
+
+def line(text: str = "") -> None:
+    """Print one line that is already escaped: text for a person, or JSON. The output is flushed at once."""
+    typer.echo(text)
+
+
+def block(text: str) -> None:
+    """Print lines that a program reads. They are escaped on a terminal; a pipe or a file gets every byte."""
+    if sys.stdout.isatty():
+        text = "\n".join(map(shown, text.split("\n")))
+    typer.echo(text, color=True)  # otherwise, typer leaves out what looks like a colour
+
+
+def note(text: str) -> None:
+    """Print one line to standard error; it is escaped here."""
+    typer.echo(shown(text), err=True)
+
+
+def json_line(value: Any) -> None:
+    """Print one JSON value on one line, ASCII only."""
+    typer.echo(json.dumps(value))
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Print names and values, one pair per line, in columns."""
+    listed = list(rows)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        line(f"{name:<{width}}  {shown(value)}")
+
+
+def table(columns: Sequence[tuple[str, bool]], rows: Iterable[Sequence[object]], *, err: bool = False) -> None:
+    """Print a table. Each column has a title, and says whether it holds numbers."""
+    stream = sys.stderr if err else sys.stdout
+    console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, markup=False)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title, is_number in columns:
+        grid.add_column(title, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(Text(shown(str(value))) for value in row))
+    console.print(grid)
+
+
+def report_lines(report: VerifyReport, root: str) -> None:
+    """Print what `verify` checked and found; paths below `root` are printed relative to it."""
+    counts = [
+        count_words(count, name)
+        for count, name in (
+            (report.record_count, "record"),
+            (report.unit_count, "unit"),
+            (report.key_count, "key"),
+            (report.batch_count, "batch"),
+        )
+    ]
+
+    line(f"checked the log from {report.start} to {report.end}: {', '.join(counts)}")
+    if report.without_property_crc:
+        records = count_words(report.without_property_crc, "record")
+        line(
+            f"{records} without a property CRC, the first at {report.first_without_property_crc}. A broker with "
+            f"forceVerifyPropCRC=true would cut the log at the first one that its recovery reads"
+        )
+    for text in report.notes:
+        line(f"note: {shown(text)}")
+    if report.ok:
+        line("no fault found")
+        return
+
+    rows = [
+        (os.path.relpath(f.path, root) if f.path.startswith(root) else f.path, f.offset, f.expected, f.found)
+        for f in report.findings
+    ]
+    table([("file", False), ("offset", True), ("expected", False), ("found", False)], rows)
+    more = report.finding_count - len(rows)
+    line(count_words(report.finding_count, "fault") + (f", of which {len(rows)} are shown" if more else ""))
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what, markup=False), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on standard error, if that is a terminal, that work of unknown length goes on, once it has taken a second.
+
+    Nothing may be printed meanwhile.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+
+    status = Console(stderr=True).status(Text(shown(what)))
+    timer = threading.Timer(WAITING_S, status.start)
+    timer.start()
+
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()

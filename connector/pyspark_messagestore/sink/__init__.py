@@ -1,0 +1,1 @@
+"""Writing: from a DataFrame's columns to a committed batch."""

@@ -1,0 +1,1 @@
+"""Reading: from the options of a query to Spark's rows."""

@@ -1,0 +1,621 @@
+"""The store as the driver sees it: how far the queues reach that a query reads, and whether a start is still valid."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from messagestore import ConfigError, OffsetOutOfRangeError, StoreWentBackwardsError, UnknownTopicError
+from messagestore.spi import Ends, Queue, Queues, Stores, is_ordinary_topic
+from pyspark_messagestore.options.positions import EARLIEST, LATEST, Asked, Committed, Moment, Position
+from pyspark_messagestore.options.source_options import SourceOptions
+from pyspark_messagestore.source.offsets import StreamOffset, Until
+from pyspark_messagestore.source.read_end import Bound
+from pyspark_messagestore.source.same_log import ends_behind, is_there, tell_gap
+
+_KEPT_PLACES = 3
+"""The number of steps for which the driver remembers where the messages before their ends are, since the last step may
+be planned again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Follower:
+    """The store as the driver sees it: how far the subscribed queues reach, and whether a start is still valid.
+
+    Attributes
+    ----------
+    checked : bool
+        The start that was examined last belongs to this log, and nothing about it is unknown.
+    """
+
+    def __init__(self, options: SourceOptions, stores: Stores) -> None:
+        self.options = options
+        self.subscription = options.subscription
+        self.store = stores.reader(options.location, options.config())
+        self.checked = False
+        self.restarted: set[Queue] = set()
+        """Queues that were deleted and created again since the last step."""
+        self._shrunk: set[Queue] = set()  # queues that went or became shorter since the last step, or are gone now
+        self._topics = self.subscription.named
+        self._found = self._ends = Ends("", {})  # of the store; of the queues that are read
+        self._examined: StreamOffset | None = None
+        self._moved: Queues = {}
+        self._before: dict[Queue, dict[int, int]] = {}  # the last ends, and where the message before each lies
+        self._told: set[str] = set()
+
+    # ---- ends
+
+    @property
+    def recovered(self) -> bool:
+        """False: messages that were visible before may be missing until a writer has recovered the store."""
+        return self._ends.recovered
+
+    @property
+    def store_id(self) -> str:
+        """The id of the store that is read; empty for a store without one."""
+        return self._ends.store_id
+
+    def ends(self) -> Queues:
+        """The queue offset of each queue's first message that is not visible yet. This takes microseconds if nothing
+        changed.
+
+        Raises
+        ------
+        NotAStoreError
+            The store's folder is missing.
+        StoreWentBackwardsError
+            Another store is at the path.
+        """
+        found = self._asked()
+        if found is not self._found:
+            if found.instance != self._found.instance:  # the start was examined in other files
+                self.checked, self._examined = False, None
+                self.restarted.clear()
+
+            self.restarted |= set(filter(self.subscription.covers, found.restarted_since(self._found)))
+            self._shrunk |= set(filter(self.subscription.covers, found.shrunk_since(self._found)))
+
+            before, same = self._ends.queues, found.queues is self._found.queues
+            self._ends = replace(found, queues=before if same else self.subscription.of(found.queues))
+            if not same:
+                now = self._ends.queues
+                self._shrunk |= {queue for queue, end in before.items() if now.get(queue, 0) < end}
+
+            self._found = found
+        return self._ends.queues
+
+    def _asked(self) -> Ends:
+        """The store's answer for the topics that are read, which a pattern finds among all names."""
+        pattern = self.subscription.pattern
+        found = self.store.ends(self._topics, self._found, names=pattern is not None)
+        if pattern is None or found.topic_names is self._found.topic_names:
+            return found
+
+        topics = tuple(sorted(filter(self.subscription.covers_topic, found.topic_names or ())))
+        if topics == self._topics:
+            return found
+        self._topics = topics
+        return self.store.ends(topics, names=True)
+
+    def check_topics(self, start: StreamOffset | None = None) -> None:
+        """Refuse a topic that the store does not have, unless the query shall wait for it.
+
+        A pattern without a match, and an assigned queue that does not exist, are warnings, as Kafka's connector takes
+        both: a stream reads such topics and queues when they come.
+
+        Parameters
+        ----------
+        start : StreamOffset | None
+            Where the query continues. None: it begins, and is told if a pattern matches no topic.
+
+        Raises
+        ------
+        UnknownTopicError
+            A topic is unknown. The error lists the topics that the store has.
+        StoreWentBackwardsError
+            The query has read a topic that is gone, and failOnDataLoss is true. Otherwise this is a warning.
+        """
+        begun = start is not None and not start.initial
+        read = {*start.topics, *(topic for topic, _ in start.queues)} if start is not None and begun else set()
+        if self.options.on_missing_topic == "wait":
+            return
+
+        pattern = self.subscription.pattern
+        if pattern is not None and start is not None:
+            return
+        found = self.store.describe(None if pattern is not None else self.subscription.named, queues=True)
+        known = found.queue_ids.keys() | found.queue_counts.keys()
+
+        for topic in self.subscription.named:
+            if topic not in known and topic in read:
+                self._check_gone(topic)
+            elif topic not in known:
+                there = self.store.describe(queues=True)
+                raise UnknownTopicError(
+                    topic,
+                    filter(is_ordinary_topic, there.queue_ids.keys() | there.queue_counts.keys()),
+                    f"Create it with `messagestore topic create {self.options.path} {topic}`, or set "
+                    f"onMissingTopic=wait for a stream that begins before its topic",
+                )
+
+        if pattern is not None and not any(map(self.subscription.covers_topic, known)):
+            ordinary = sorted(filter(is_ordinary_topic, known))
+            self._tell(
+                f"option subscribePattern: no topic matches {pattern!r}, so nothing is read yet. The store has "
+                f"{', '.join(ordinary) or 'no topic'}"
+            )
+
+        for topic, queue_id in sorted(self.subscription.queues or ()):
+            ids, count = found.queue_ids.get(topic, []), found.queue_counts.get(topic, 0)
+            if queue_id not in ids and queue_id >= count:
+                self._tell(
+                    f"option assign: queue {queue_id} of {topic} does not exist, so nothing of it is read yet. Its "
+                    f"queues are {sorted({*ids, *range(count)})}"
+                )
+
+    def _check_gone(self, topic: str) -> None:
+        """Refuse to go on without a topic that the query has read; with failOnDataLoss=false, say so."""
+        if not self._ends.recovered:
+            return  # it may be in the log, but a writer must recover the store first
+        fault = f"topic {topic}, which this query has read, is gone: it was deleted, or the store was restored"
+        if self.options.fail_on_data_loss:
+            raise StoreWentBackwardsError(
+                f"{self.options.path}: {fault}. What was not read of it is lost. Start a new query, or set "
+                f"failOnDataLoss=false to continue without it"
+            )
+        self._tell(f"{fault}. With failOnDataLoss=false the query continues, and reads the topic if it is made again")
+
+    # ---- the first offset
+
+    def starting(self, default: int) -> Queues:
+        """Where a new query begins, according to the options.
+
+        Raises
+        ------
+        ConfigError
+            A queue is not listed, or does not exist; or no message is as young as the starting time, and that is to be
+            an error.
+        OffsetOutOfRangeError
+            A queue does not hold its offset, and failOnDataLoss is true.
+        """
+        self.check_topics()
+        ends = self.ends()
+
+        asked = self.options.starting or Asked("startingOffsets", default)
+        wanted = asked.positions(self.with_empty(asked, ends), self.subscription.covers_topic)
+        committed = {queue for queue, position in wanted.items() if isinstance(position, Committed)}
+        found = self._resolved(asked, self._after_commits(asked, wanted), committed)
+        return {queue: offset for queue, offset in found.items() if queue in ends}
+
+    def with_empty(self, asked: Asked, ends: Queues) -> Queues:
+        """The ends, also of the queues that an option names and that the topic has, but that never had a message."""
+        others = [queue for queue in asked.listed if queue not in ends and self.subscription.covers(queue)]
+        if not others:
+            return ends
+        counts = self.store.describe({topic for topic, _ in others}).queue_counts
+        return {**ends, **{queue: 0 for queue in others if queue[1] < counts.get(queue[0], 0)}}
+
+    def _after_commits(self, asked: Asked, wanted: Mapping[Queue, Position]) -> dict[Queue, int | Moment]:
+        """The positions, with the offsets that the consumer group has published where these are asked for."""
+        group = self.options.consumer_group
+        published: Queues = {}
+        if group is not None and any(isinstance(position, Committed) for position in wanted.values()):
+            published = self.store.published_progress(group)
+
+        found: dict[Queue, int | Moment] = {}
+        for queue, position in wanted.items():
+            if not isinstance(position, Committed):
+                found[queue] = position
+                continue
+
+            offset = published.get(queue, position.otherwise)
+            if offset is None:
+                raise asked.error(
+                    f"consumer group {group} has not read queue {queue[1]} of {queue[0]}. Give committed:earliest or "
+                    f"committed:latest to say where to begin in such queues"
+                )
+            found[queue] = offset
+        return found
+
+    def _resolved(self, asked: Asked, wanted: Mapping[Queue, int | Moment], committed: set[Queue]) -> Queues:
+        """The queue offsets of the positions at which a new query begins."""
+        begins = self.store.begins(queue for queue, offset in wanted.items() if offset != LATEST)
+        # One moment for all queues, so that a time ago means the same in each.
+        now_ms = time.time_ns() // 1_000_000
+        times_ms = {queue: at.at(now_ms) for queue, at in wanted.items() if isinstance(at, Moment)}
+        firsts = self.at_times(times_ms)
+        found: Queues = {}
+
+        for queue, position in wanted.items():
+            end = self._ends.queues.get(queue, 0)
+            begin = min(begins.get(queue, end), end)
+
+            if isinstance(position, Moment):
+                found[queue] = self._from_time(asked, queue, begin, end, times_ms[queue], firsts[queue])
+            elif position in (EARLIEST, LATEST):
+                found[queue] = begin if position == EARLIEST else end
+            elif begin <= position <= end:
+                found[queue] = position
+            elif self.options.fail_on_data_loss:
+                raise self._gone(queue, position, begin)
+            else:
+                found[queue] = self._nearest(queue, position, begin, end, committed=queue in committed)
+        return found
+
+    def _nearest(self, queue: Queue, position: int, begin: int, end: int, *, committed: bool) -> int:
+        """Where a read begins that asks for a message that is gone, with failOnDataLoss=false."""
+        first = min(max(position, begin), end)
+        if not committed:
+            return first
+        if position > end and begin == 0:  # as for consumers of RocketMQ: it is not the queue that the group has read
+            first = 0
+        self._tell(
+            f"consumer group {self.options.consumer_group} has read {queue[0]}/{queue[1]} up to {position}, but the "
+            f"queue holds {begin} to {end}. With failOnDataLoss=false the query begins at message {first}"
+        )
+        return first
+
+    def _from_time(self, asked: Asked, queue: Queue, begin: int, end: int, time_ms: int, first: int) -> int:
+        """The first message that was stored at a time or later; if there is none, what the strategy says."""
+        if first < end:
+            return max(first, begin)
+
+        strategy = self.options.starting_offsets_by_timestamp_strategy
+        if strategy == "error":
+            when = datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+            raise asked.error(
+                f"queue {queue[1]} of {queue[0]} has no message that was stored at {when} or later. Give an earlier "
+                f"time, or set startingOffsetsByTimestampStrategy to latest or earliest"
+            )
+        return begin if strategy == "earliest" else end
+
+    def at_times(self, times_ms: Mapping[Queue, int]) -> Queues:
+        """The first message of each queue that was stored at its time or later; the queue's end if there is none."""
+        return self.store.seek({queue: time_ms - 1 for queue, time_ms in times_ms.items()}) if times_ms else {}
+
+    def _gone(self, queue: Queue, offset: int, begin: int) -> OffsetOutOfRangeError:
+        topic, queue_id = queue
+        end = self._ends.queues.get(queue, 0)
+        lost = f"{min(begin, end) - offset} messages are gone" if offset < begin else "the queue has not grown that far"
+        return OffsetOutOfRangeError(
+            f"{topic}/{queue_id}: offset {offset} was requested, but the queue holds {begin} to {end}: {lost}. Start a "
+            f"new query, or set failOnDataLoss=false to continue at the first offset that is there",
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            min=begin,
+            max=end,
+        )
+
+    # ---- the last offset
+
+    def until(self, ends: Queues) -> Until | None:
+        """The end that the options ask for, fixed now; None: the options say nothing about it."""
+        asked = self.options.ending
+        if asked is None:
+            return None
+        needed = asked.is_offsets or asked.has_latest or isinstance(asked.wanted, dict)
+        return Until(asked.text, time.time_ns() // 1_000_000, ends if needed else {})
+
+    def bound(self, until: Until) -> Bound:
+        """Where the read ends, by the options and by what was fixed before."""
+        asked = self.options.ending
+        assert asked is not None
+        return Bound(asked, until, self.subscription.covers_topic, self.with_empty, self.at_times, self._tell)
+
+    def ending(self, firsts: Queues) -> Queues:
+        """Where a batch read ends, according to the options.
+
+        Raises
+        ------
+        ConfigError
+            A queue is not listed, does not exist, or would end before it begins.
+        OffsetOutOfRangeError
+            A queue does not reach its offset, and failOnDataLoss is true.
+        """
+        ends = self.ends()
+        reached = {queue: ends[queue] for queue in firsts}  # a queue that was created in between is left out
+        until = self.until(reached)
+        if until is None:
+            return reached
+
+        bound = self.bound(until)
+        if self.options.fail_on_data_loss:
+            bound.check(firsts)
+            for queue, wanted in bound.offsets(self.with_empty(bound.asked, reached)).items():
+                if wanted > reached.get(queue, 0):
+                    raise self._gone(queue, wanted, self.store.begins([queue]).get(queue, 0))
+        return {queue: max(end, firsts[queue]) for queue, end in bound.limited(reached).items()}
+
+    # ---- whether a start is valid
+
+    def check_start(self, start: StreamOffset) -> None:
+        """Check that this is still the log that `start` was read from. It runs whenever there is something new.
+
+        The last record that was read is read again. Each queue must reach the start, and the message before the start
+        must lie within what was read. The first time, all queues are checked, then those that have changed.
+
+        Raises
+        ------
+        StoreWentBackwardsError
+            The log was cut below the start, a queue was created again, or this is another store.
+        ConfigError
+            The options no longer name a topic or a queue that the query has read.
+        """
+        self.check_left(start)
+
+        ends = self.ends()
+        if start.store_id not in ("", self._ends.store_id):
+            self._check_copy(start)
+        if start != self._examined:
+            self._examined, self._moved = start, {}
+
+        faults = self._faults(start, ends)
+        if not faults:
+            return
+
+        if self.options.fail_on_data_loss:
+            self.checked = False  # whoever asks again gets the same answer
+            raise StoreWentBackwardsError(
+                f"{self.options.path}: {next(iter(faults.values()))}: the log was cut, restored or created again below "
+                f"the checkpoint (physical offset {start.physical_offset}), or a topic was deleted. Start a new query, "
+                f"or set failOnDataLoss=false to continue at the first newer message"
+            )
+        self._go_on(start, ends, faults)
+
+    def _left(self, start: StreamOffset) -> list[str]:
+        """The topics, or with `assign` the queues, that the query read before and that the options leave out."""
+        queues = self.subscription.queues
+        if queues is not None:
+            return [f"{topic}/{queue_id}" for topic, queue_id in sorted(start.queues.keys() - queues)]
+        return [topic for topic in start.topics if not self.subscription.covers_topic(topic)]
+
+    def check_left(self, start: StreamOffset) -> None:
+        """Refuse a start with a topic or queue that is no longer read, as Kafka's connector does.
+
+        Its later messages would be missing, and nobody would be told. A checkpoint of another query looks the same.
+        """
+        left = self._left(start)
+        if not left:
+            return
+
+        name = self.subscription.option
+        fault = (
+            f"option {name}: leaves out {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}, which this query has "
+            f"read before"
+        )
+
+        if self.options.fail_on_data_loss:
+            raise ConfigError(
+                f"{fault}, so messages that come there would be missing. Is this the checkpoint of another query? Name "
+                f"them again, start a new query with a new checkpoint, or set failOnDataLoss=false to continue without "
+                f"them",
+                key=name,
+            )
+
+        self._tell(
+            f"{fault}. With failOnDataLoss=false the query continues without them; if they "
+            f"are named again, they are read from their first message"
+        )
+
+    def still_read(self, start: StreamOffset) -> StreamOffset:
+        """A start without the queues that the options leave out. If they are named again, they are new."""
+        if not self._left(start):
+            return start
+        queues = {queue: offset for queue, offset in start.queues.items() if self.subscription.covers(queue)}
+        return replace(start, queues=queues, topics=tuple(filter(self.subscription.covers_topic, start.topics)))
+
+    def _check_copy(self, start: StreamOffset) -> None:
+        """Refuse the checkpoint of another store, unless this one is a copy of it that has the same last record."""
+        here, last = self.store.describe(), start.last
+        known = not here.store_id or start.store_id in here.ancestors
+        found = None if last is None else self.store.prove_last(last.position, last.size)
+        if known and (last is None or (found is not None and found.crc == last.crc)):
+            return
+
+        why = "which is no copy of it" if not known else "which does not hold the last record that was read"
+        raise StoreWentBackwardsError(
+            f"{self.options.path}: the checkpoint belongs to store {start.store_id}, but this is store "
+            f"{here.store_id or 'without an id'}, {why}. Use a new checkpoint for another store"
+        )
+
+    def _faults(self, start: StreamOffset, ends: Queues) -> dict[Queue | None, str]:
+        """The faults by queue. The key None stands for the log."""
+        every, unknown = not self.checked, False
+        faults: dict[Queue | None, str] = {}
+
+        last = start.last
+        if last is not None and not is_there(self.store, last):
+            faults[None] = f"the record at physical offset {last.position} is not the one that this query has read"
+
+        looked = {
+            queue: offset
+            for queue, offset in start.queues.items()
+            if offset and (every or ends.get(queue) != offset or queue in self.restarted or queue in self._shrunk)
+        }
+        self._shrunk |= looked.keys() - ends.keys()
+
+        places = self.store.places({queue: min(offset, ends.get(queue, 0)) for queue, offset in looked.items()})
+        for queue, offset in looked.items():
+            end = ends.get(queue)
+            if queue in self.restarted:
+                faults[queue] = f"{queue[0]}/{queue[1]} was created again: it began again below message {offset}"
+            elif end is None or end < offset:
+                if not self._ends.recovered and not ends_behind(places.get(queue), start.physical_offset):
+                    unknown = True  # what was read may be in the log, but a writer must recover the store first
+                elif self.subscription.covers(queue):
+                    faults[queue] = (
+                        f"{queue[0]}/{queue[1]} ends at {end}, but this query has read up to {offset}"
+                        if end is not None
+                        else f"{queue[0]}/{queue[1]} is gone, but this query has read up to {offset}"
+                    )
+            elif ends_behind(places.get(queue), start.physical_offset):
+                faults[queue] = (
+                    f"{queue[0]}/{queue[1]} was created again: message {offset - 1} is not the one that this query has "
+                    f"read"
+                )
+
+        self.checked = not unknown
+        return faults
+
+    def planned_faults(self, finish: StreamOffset, queues: list[Queue], ends: Queues) -> dict[Queue | None, str]:
+        """The faults of the end of a micro-batch that was planned before, by queue. The key None stands for the log."""
+        faults: dict[Queue | None, str] = {}
+        last = finish.last
+        if last is not None and not is_there(self.store, last):
+            faults[None] = (
+                f"the record at physical offset {last.position} is not the one that this micro-batch was planned up to"
+            )
+
+        reached = {queue: finish.queues[queue] for queue in queues}
+        places = self.store.places({queue: end for queue, end in reached.items() if 0 < end <= ends.get(queue, 0)})
+
+        for queue, offset in reached.items():
+            end = ends.get(queue, 0)
+            name = f"{queue[0]}/{queue[1]}"
+            if offset > end:
+                faults[queue] = (
+                    f"{name}: this micro-batch was planned up to offset {offset}, but the queue ends at {end}"
+                )
+            elif ends_behind(places.get(queue), finish.physical_offset):
+                faults[queue] = f"{name}: message {offset - 1} is not the one that this micro-batch was planned up to"
+        return faults
+
+    def _go_on(self, start: StreamOffset, ends: Queues, faults: dict[Queue | None, str]) -> None:
+        """With failOnDataLoss=false: find the first newer message of each queue, and log it."""
+        queues = list(start.queues) if None in faults else [queue for queue in faults if queue is not None]
+        restarted = set(queues) & self.restarted
+        self.restarted -= restarted
+
+        for queue, fault in faults.items():
+            if queue not in self._moved:
+                self._tell(f"{fault}. With failOnDataLoss=false the query continues at the first newer message")
+
+        queues = [queue for queue in queues if queue not in self._moved and queue in ends]
+        # If the log is otherwise the same, all messages of a queue that was created again are newer.
+        made_again = restarted if None not in faults else set()
+        newer = self.first_newer([queue for queue in queues if queue not in made_again], start)
+
+        for queue in queues:
+            self._moved[queue] = newer.get(queue, 0)
+            if self._moved[queue] != start.queues[queue]:
+                self._tell(
+                    f"{queue[0]}/{queue[1]}: continuing at message {self._moved[queue]} instead of "
+                    f"{start.queues[queue]}. The {self._moved[queue]} messages before it were read, or count as read"
+                )
+
+    def _tell(self, text: str) -> None:
+        """Log a warning, once."""
+        if text not in self._told:
+            self._told.add(text)
+            _log.warning("%s: %s", self.options.path, text)
+
+    def first_newer(self, queues: Iterable[Queue], start: StreamOffset) -> Queues:
+        """The first message of each queue that was stored after everything this query has read, by place or by time."""
+        time_ms = None if start.last is None else start.last.store_timestamp_ms
+        times_ms = dict.fromkeys(queues, time_ms)
+        firsts = self.store.seek(times_ms, physical_offset=start.physical_offset) if times_ms else {}
+
+        known = {queue: self._before.get(queue, {}).get(start.queues[queue], -1) for queue in firsts}
+        ahead = {queue: start.queues[queue] for queue, place in known.items() if place >= 0}
+        ahead = {queue: offset for queue, offset in ahead.items() if firsts[queue] > offset}
+        places = self.store.places(ahead) if ahead else {}
+
+        # A queue that has new numbers: the start says nothing about them.
+        renumbered = {queue for queue, place in places.items() if place.physical_offset != known[queue]}
+        # In the others, a limit may have left older messages unread.
+        return {
+            queue: first if queue in renumbered else min(first, start.queues[queue]) for queue, first in firsts.items()
+        }
+
+    def firsts_of(self, queues: Iterable[Queue], start: StreamOffset, ends: Queues, *, tell: bool = False) -> Queues:
+        """Where the ranges of some queues begin, after the messages that retention has deleted."""
+        begins = self.store.begins(queues)
+        return {queue: self.first_of(queue, start, begin, ends[queue], tell=tell) for queue, begin in begins.items()}
+
+    def first_of(self, queue: Queue, start: StreamOffset, begin: int, end: int, *, tell: bool = False) -> int:
+        """Where the range of one queue begins; `begin` is the queue's first message that is still in the log.
+
+        A queue that is new to the stream begins at 0, unless it was not subscribed before.
+        """
+        offset = self._moved.get(queue, start.queues.get(queue, 0))
+        if offset < begin and (queue in start.queues or self._was_covered(queue, start)):
+            if self.options.fail_on_data_loss:
+                raise self._gone(queue, offset, begin)
+            if tell and min(begin, end) > offset:
+                tell_gap(queue, offset, min(begin, end))
+        return max(offset, begin)
+
+    def _was_covered(self, queue: Queue, start: StreamOffset) -> bool:
+        """Whether a queue that the start does not list was subscribed there: then it is new, or not created yet."""
+        if self.subscription.queues is not None:
+            return False  # every assigned queue is listed
+        return queue[0] in start.topics or (start.pattern is not None and start.pattern == self.subscription.pattern)
+
+    @property
+    def moved(self) -> set[Queue]:
+        """The queues that do not continue where the start that was examined last says (failOnDataLoss=false)."""
+        return set(self._moved)
+
+    def changed(self, start: StreamOffset, ends: Queues) -> list[Queue]:
+        """The queues in which a step from `start` to `ends` may read something."""
+        known, moved = start.queues, self._moved
+        return [queue for queue, end in ends.items() if known.get(queue, 0) != end or queue in moved]
+
+    # ---- the end of a step
+
+    def next_offset(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
+        """The result of `offset_at` for a step that is reported to Spark. It covers the queues that were created again
+        before.
+        """
+        ends = {queue: end for queue, end in reached.items() if queue in firsts and end}
+        found = self.store.places(ends)
+        for queue, end in ends.items():
+            places = self._before.setdefault(queue, {})
+            # The end goes to the last place in the dict, so that the oldest one is dropped.
+            places.pop(end, None)
+            places[end] = found[queue].physical_offset if queue in found else -1
+            if len(places) > _KEPT_PLACES:
+                del places[next(iter(places))]
+
+        self.restarted.clear()
+        self._shrunk -= self._ends.queues.keys()  # one that is gone may come back as long as the start
+        return self.offset_at(start, firsts, reached)
+
+    def offset_at(self, start: StreamOffset, firsts: Queues, reached: Queues) -> StreamOffset:
+        """The stream offset with these ends; physical offset and last record follow from their last units.
+
+        Parameters
+        ----------
+        firsts : dict
+            Where the examined queues begin. A queue is read if it reaches further.
+        reached : dict
+            The ends of all queues.
+        """
+        again = bool(self._moved)  # a log that was cut or created again is recognised by what it contains now
+        physical_offset, last = (0, None) if again else (start.physical_offset, start.last)
+
+        ends = {queue: end for queue, end in reached.items() if end > (0 if again else firsts.get(queue, end))}
+        places = [place for place in self.store.places(ends).values() if place.size]
+
+        newest = max(places, key=lambda place: place.physical_offset, default=None)
+        if newest is not None and newest.end > physical_offset:
+            physical_offset = newest.end
+            last = self.store.prove_last(newest.physical_offset, newest.size, with_time=True)
+            if last is not None and last.store_timestamp_ms is None:
+                last = None  # no record begins there
+
+        return StreamOffset(
+            self._ends.store_id,
+            self.subscription.named,
+            reached,
+            physical_offset,
+            last,
+            pattern=self.subscription.pattern,
+            started=start.started,
+            until=start.until,
+        )

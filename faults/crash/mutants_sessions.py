@@ -1,0 +1,63 @@
+"""Bugs planted where sessions share a process, and where a store's folder is moved under them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from crash import sessions, strangers
+from crash.mutants_numbers import named
+from crash.planting import Mutant, patched, without
+from messagestore import StoreConfig
+from messagestore.batches import append as transaction
+from messagestore.files import disk as mapped_file
+from messagestore.files import store_root
+from messagestore.files.disk import Disk, File
+from messagestore.session import AttachedStore
+
+
+def the_last_one_counts(_: Any) -> Any:
+    """Whoever comes brings his settings, and everybody has them."""
+
+    def take_settings(store: AttachedStore, config: StoreConfig) -> None:
+        store.config = config
+        if store.writer is not None:
+            store.writer.files.config = config
+
+    return take_settings
+
+
+def nothing_is_closed(real: Any) -> Any:
+    """Another query's settings are taken over while the batch of the one before is not synced."""
+
+    def take_settings(store: AttachedStore, config: StoreConfig) -> None:
+        store.detach = lambda: None  # type: ignore[method-assign]
+        try:
+            real(store, config)
+        finally:
+            del store.detach
+
+    return take_settings
+
+
+def a_folder_that_moves(folder: Any) -> None:
+    folder.mkdir()
+    strangers.CASES["a folder moved under a session"](folder)
+
+
+def takes_the_answer(_: Any) -> Any:
+    """What a rename answers is what has happened."""
+
+    def rename(disk: Disk, file: File, path: str) -> None:
+        disk.rename(file.path, path)
+
+    return rename
+
+
+MUTANTS = (
+    Mutant("a rename that answered with an error counts as failed", patched(mapped_file, "_rename", takes_the_answer), "fuzz: renames that answer with an error", named(sessions.renames_that_answer_with_an_error)),
+    Mutant("a batch is written whether or not its queues can be made", without(transaction, "_check_names"), "fuzz: few inodes", named(sessions.few_names)),
+    Mutant("whoever may read a store may lock it", patched(store_root, "of_writers", lambda _: lambda mode: mode), "fuzz: locks of readers", named(sessions.locks_of_readers)),
+    Mutant("a session acts in whatever folder is at its path", without(Disk, "hold_root"), "fuzz: a folder moved under a session", named(a_folder_that_moves)),
+    Mutant("a second session changes the settings of the first", patched(AttachedStore, "_take_settings", the_last_one_counts), "fuzz: a second session", named(sessions.a_second_session)),
+    Mutant("a commit takes over a store that waits to be synced for another one", patched(AttachedStore, "_take_settings", nothing_is_closed), "fuzz: commits by turns", named(sessions.commits_by_turns)),
+)  # fmt: skip

@@ -1,0 +1,975 @@
+"""What an operator asks about a store on this host: who holds it, how it was left, and what is in it.
+
+These functions open the store's files themselves; they take no lock and write nothing. What they return consists of
+numbers, text, lists and dicts, and `messagestore status --json` writes it unchanged.
+
+The commands that make sense only where the files are use them: `status`, `topics`, `offsets`, `groups`, `lag`,
+`batches`, `dump`, `verify` and `recover`. They are not a part of the interface to a store: a store on another host does
+not have them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+from messagestore.broker.delivery import delivered_so_far
+from messagestore.broker.expired import ExpiredFiles, asked_for, foreseen
+from messagestore.broker.open_halves import OpenHalves
+from messagestore.errors import ConfigError, CorruptionError, MessageIllegalError, UnknownTopicError
+from messagestore.files.commit_log import CommitLog
+from messagestore.files.consumer_filters import consumer_filters
+from messagestore.files.consumer_offsets import ConsumerOffsets
+from messagestore.files.counters import read_counters
+from messagestore.files.disk import Disk
+from messagestore.files.state import State, boot_hash
+from messagestore.files.subscription_groups import SubscriptionGroups
+from messagestore.files.writer_lock import probe_attached, probe_java, probe_writer
+from messagestore.format.config import StoreConfig
+from messagestore.format.layout import FILLER_UNIT_SIZE
+from messagestore.format.message import BATCH_TOPIC, MessageExt
+from messagestore.format.record import decode_message
+from messagestore.format.record_scan import head_sizes
+from messagestore.inspect.verify import Finding, VerifyReport, verify
+from messagestore.log.batch_journal import JournalEntry
+from messagestore.log.batch_search import batches_from, read_batch
+from messagestore.log.condition import Left, Traces, look
+from messagestore.log.remembered import corrected
+from messagestore.log.store_files import Paths, looks_like_store
+from messagestore.log.walk import Walk
+from messagestore.read.query import queue_offset_by_time
+from messagestore.read.view import StoreView
+from messagestore.writer.catching_up import journal_of
+
+_TRIES = 100
+_UNITS_READ = 1 << 18
+"""The number of units that are read at once when sizes are added up."""
+
+__all__ = [
+    "ExpiredFiles",
+    "Finding",
+    "VerifyReport",
+    "batches",
+    "dump",
+    "expired",
+    "figures",
+    "filters",
+    "group_lag",
+    "group_settings",
+    "groups",
+    "holds_store",
+    "is_open",
+    "lag",
+    "newest_time",
+    "offsets",
+    "status",
+    "topics",
+    "verify",
+]
+
+
+def holds_store(path: str) -> bool:
+    """Whether a folder holds a store, of this project or a broker's."""
+    return looks_like_store(Disk(), Paths(path))
+
+
+def is_open(path: str) -> bool:
+    """Whether a writer is attached to a store, or was and has not closed it."""
+    return Disk().exists(Paths(path).abort)
+
+
+def status(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
+    """Who holds a store, how it was left and what it contains. `faults` lists what could not be read, in words.
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store.
+    """
+    with _view(path, config) as view:
+        return status_of(view)
+
+
+def groups(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far each consumer group has read each queue of its topics, and what could not be read, in words."""
+    with _view(path, config) as view:
+        return groups_of(view)
+
+
+def group_settings(path: str) -> list[dict[str, Any]]:
+    """The settings of each consumer group that has some, as they are in config/subscriptionGroup.json.
+
+    Raises
+    ------
+    CorruptionError
+        The file cannot be read.
+    """
+    groups = SubscriptionGroups(Disk(), path)
+    groups.load()
+    return [found.to_fields() for name in groups.names if (found := groups.get(name)) is not None]
+
+
+def filters(path: str) -> list[dict[str, Any]]:
+    """The filters that consumer groups have registered with a broker, from config/consumerFilter.json.
+
+    Raises
+    ------
+    CorruptionError
+        The file cannot be read.
+    """
+    return [
+        {
+            "group": each.consumer_group,
+            "topic": each.topic,
+            "filter": {
+                "expression": each.expression,
+                "expressionType": each.expression_type,
+                "bornTime": each.born_time_ms,
+                "deadTime": each.dead_time_ms,
+                "clientVersion": each.client_version,
+            },
+        }
+        for each in consumer_filters(Disk(), path)
+    ]
+
+
+def topics(path: str, config: StoreConfig | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """The topics of a store with their settings, and what could not be read, in words."""
+    with _view(path, config) as view:
+        return topics_of(view)
+
+
+def offsets(
+    path: str, config: StoreConfig | None = None, *, topics: list[str], at_ms: int | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far the queues of some topics reach, where they were at a time, and what could not be read, in words.
+
+    Raises
+    ------
+    UnknownTopicError
+        The store has no such topic.
+    """
+    with _view(path, config) as view:
+        return offsets_of(view, topics, at_ms)
+
+
+def figures(path: str, config: StoreConfig | None = None) -> dict[str, Any]:
+    """The numbers that a monitoring system asks for, all of them from the store's files. `faults` lists what could not
+    be read, in words.
+
+    No process has to have counted them, so they are right whichever process wrote, and however it ended.
+    """
+    with _view(path, config) as view:
+        return figures_of(view)
+
+
+def newest_time(path: str, config: StoreConfig | None = None) -> int | None:
+    """The newest store time among the last messages of all queues; None if there is no message."""
+    with _view(path, config) as view:
+        ends = [
+            (topic, queue_id, view.max_offset(topic, queue_id))
+            for topic, ids in view.topics().items()
+            for queue_id in ids
+        ]
+        times = [_store_time(view, topic, queue_id, end - 1) for topic, queue_id, end in ends if end > 0]
+    return max((each for each in times if each is not None), default=None)
+
+
+def lag(
+    path: str, config: StoreConfig | None, committed: Mapping[tuple[str, int], int], topics: Iterable[str] = ()
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far a reader is behind the end of each queue that it reads, and what is wrong, in words.
+
+    Parameters
+    ----------
+    committed : dict of (topic, queue id) to int
+        The number of the first message of each queue that was not read.
+    topics : iterable of str
+        More topics whose queues the reader reads from their beginning.
+    """
+    with _view(path, config) as view:
+        return lag_of(view, committed, topics)
+
+
+def group_lag(path: str, config: StoreConfig | None, group: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """How far a consumer group is behind, as `lag`; no row if the group has no offset in the store."""
+    with _view(path, config) as view:
+        table = ConsumerOffsets(view.files.disk, view.files.paths.root)
+        table.load()
+        topics = table.topics(group)
+        committed = {
+            (topic, queue_id): offset for topic in topics for queue_id, offset in table.get(topic, group).items()
+        }
+        return lag_of(view, committed, topics)
+
+
+def expired(
+    path: str,
+    config: StoreConfig | None = None,
+    *,
+    reserved_hours: float | None = None,
+    before_ms: int | None = None,
+    before_offset: int | None = None,
+    ignored_groups: Collection[str] = (),
+    at_once: bool = False,
+) -> ExpiredFiles:
+    """What `MessageStore.delete_expired_files` would delete now, and why the rest stays. Nothing is changed.
+
+    Raises
+    ------
+    ConfigError
+        An argument is not allowed, or a topic is compacted.
+    CorruptionError
+        What must be read is damaged.
+    """
+    with _view(path, config) as view:
+        files = view.files
+        expiry = asked_for(
+            config or StoreConfig(),
+            files.disk.time_ns() // 1_000_000,
+            reserved_hours=reserved_hours,
+            before_ms=before_ms,
+            before_offset=before_offset,
+            ignored_groups=ignored_groups,
+            at_once=at_once,
+        )
+
+        view.refresh()
+        view.check_units_in_log()
+        halves = OpenHalves(view)
+        halves.refresh()
+        progress, journal_end = halves.progress(), view.max_offset(BATCH_TOPIC, 0)
+
+        return view.healed(
+            lambda: foreseen(
+                files,
+                files.state_file.read() if view.store_id else None,
+                expiry,
+                lambda: progress,
+                lambda: delivered_so_far(files, journal_of(files, journal_end)),
+            )
+        )
+
+
+def batches(path: str, config: StoreConfig | None = None) -> list[dict[str, Any]]:
+    """The versions that the store knows of each app, and which one comes next."""
+    with _view(path, config) as view:
+        return apps_of(view)
+
+
+@contextlib.contextmanager
+def _view(path: str, config: StoreConfig | None) -> Iterator[StoreView]:
+    view = StoreView(path, config)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+# ---- the records of the log
+
+
+def dump(
+    path: str, config: StoreConfig | None, start: int | None, tell: Callable[[str], None]
+) -> Generator[tuple[bytes, MessageExt], None, None]:
+    """The bytes and the message of each record, in the order of the log, as far as a reader may see.
+
+    Parameters
+    ----------
+    start : int | None
+        The physical offset of the first record; None: the first record in the log.
+    tell : function
+        It receives one line for each gap that retention makes meanwhile, and one if a broker's log ends with a torn
+        record.
+
+    Raises
+    ------
+    ConfigError
+        No record begins at `start`.
+    CorruptionError
+        The log ends before its end.
+    """
+    view = StoreView(path, config)
+    try:
+        yield from _records(view, start, tell)
+    finally:
+        view.close()
+
+
+def _records(view: StoreView, start: int | None, tell: Callable[[str], None]) -> Iterator[tuple[bytes, MessageExt]]:
+    log, end = view.files.commit_log, view.refresh().end
+    position = log.min_offset if start is None else start
+    if start is not None and (end is None or start < end) and not view.healed(lambda: _begins(log, start)):
+        raise ConfigError(
+            f"--from: found no whole record at {start}; allowed is the first byte of a record from {log.min_offset} to "
+            f"{end if end is not None else log.max_offset}",
+            key="--from",
+            value=start,
+        )
+
+    while end is None or position < end:
+        walk = Walk(log, position, end)
+        try:
+            for run in walk:
+                for at, size in zip(run.starts.tolist(), head_sizes(run.heads).tolist(), strict=True):
+                    message = decode_message(run.data.data, at, physical_offset=run.physical_offset + at)
+                    yield run.data[at : at + size].tobytes(), message
+                position = run.end
+        except FileNotFoundError as error:
+            position = _behind_deleted(view, position, error, tell)
+            continue
+        _check_end(view, walk, tell)
+        return
+
+
+def _begins(log: CommitLog, position: int) -> bool:
+    """Whether a record or a BLANK begins at a position."""
+    return log.head(position) is not None or _is_blank(log, position)
+
+
+def _behind_deleted(view: StoreView, position: int, error: FileNotFoundError, tell: Callable[[str], None]) -> int:
+    """Where to continue if retention has deleted the segment at a position: at the first segment that is left.
+
+    Raises
+    ------
+    CorruptionError
+        There are segments before it, so retention did not delete it.
+    """
+    view.refresh()
+    first = view.files.commit_log.min_offset
+    if first <= position:
+        raise CorruptionError(str(error.filename), 0, "this file", "none") from error
+    tell(
+        f"{first - position} bytes of the log from {position} on are gone, because retention has deleted their "
+        f"segments. Continuing at {first}"
+    )
+    return first
+
+
+def _check_end(view: StoreView, walk: Walk, tell: Callable[[str], None]) -> None:
+    """Check that the records ended where the log ends.
+
+    Raises
+    ------
+    CorruptionError
+        They ended before it.
+    """
+    at, stop, end = walk.position, walk.stop, walk.end
+    state = view.files.state_file.read() if view.store_id else None
+    least = end if end is not None else state.clean_end if state is not None else 0
+    torn = stop.reason not in ("zero", "blank", "end")
+    if at < least or (torn and end is None and look(view.files).condition.closed):
+        raise walk.broken()
+    if end is None:
+        view.check_units_in_log()
+    if torn and end is None:
+        tell(
+            f"a broker is at work or was killed, and the log ends at {at}: expected {stop.expected}, found {stop.found}"
+        )
+
+
+def _is_blank(log: CommitLog, position: int) -> bool:
+    if log.holding(position) is None or log.left(position) < len(log.blank(position)):
+        return False
+    return log.read(position, len(log.blank(position))) == log.blank(position)
+
+
+# ---- status
+
+
+def status_of(view: StoreView) -> dict[str, Any]:
+    """Everything that `status` shows, for JSON. `faults` lists what could not be read, in words."""
+    files, paths = view.files, view.files.paths
+    faults: list[str] = []
+    standing = _standing(view)
+    queues = _queues(view, faults)
+    batches = queues.get((BATCH_TOPIC, 0), (0, 0, 0))
+    shown_end = max((end for _, _, end in queues.values()), default=files.commit_log.min_offset)
+
+    return {
+        "root": paths.root,
+        "storeId": view.store_id or None,
+        "brokerName": _broker_name(view, faults),
+        **standing,
+        "unproven": _unproven(view),
+        **_behind(view),
+        "diskUsed": _disk_used(view),
+        "commitLog": {
+            "segments": len(files.commit_log.offsets),
+            "segmentSize": files.commit_log.segment_size,
+            "minOffset": files.commit_log.min_offset,
+            "maxOffset": view.known_end if view.known_end is not None else shown_end,
+            "bytesOnDisk": _disk_size(paths.commit_log),
+        },
+        "consumeQueues": {"queues": len(queues), "bytesOnDisk": _disk_size(paths.consume_queue)},
+        "index": {"files": len(files.disk.names(paths.index)), "bytesOnDisk": _disk_size(paths.index)},
+        "topics": _topics(view, queues),
+        "messages": sum(high - low for (topic, _), (low, high, _) in queues.items() if topic != BATCH_TOPIC),
+        "batches": batches[1] - batches[0],
+        "lastBatch": _last_batch(view, batches[1], faults),
+        "faults": faults,
+    }
+
+
+def _broker_name(view: StoreView, faults: list[str]) -> str | None:
+    try:
+        return view.broker_name or None
+    except CorruptionError as error:
+        faults.append(str(error))
+        return None
+
+
+def _standing(view: StoreView) -> dict[str, Any]:
+    """Who holds the store and how it was left: `abort`, `state` and the locks, all at one moment.
+
+    A writer changes `state` before its first byte and after its last, both under the writer lock. So if neither `abort`
+    nor `state` has changed while the locks were examined, all three belong together.
+    """
+    for _ in range(_TRIES):
+        traces = look(view.files)
+        held = _holders(view)
+        if traces == look(view.files, traces.promise):
+            break
+    return {
+        "heldBy": held,
+        "abort": {"present": traces.abort is not None, "ours": traces.ours, "content": traces.abort},
+        "state": _state(traces.state if view.store_id else None),
+        "left": _left(traces, held),
+    }
+
+
+def _holders(view: StoreView) -> dict[str, Any]:
+    root = view.files.paths.root
+    broker = probe_java(root)
+    return {
+        "broker": None if broker is None else broker.words,
+        "brokerPid": broker.pid if broker is not None and broker.pid > 0 else None,
+        "writer": probe_writer(view.files.paths.writer_lock),
+        "server": probe_writer(view.files.paths.serve_lock),
+        "attached": broker is None and probe_attached(root),
+    }
+
+
+_LEFT_OPEN = {
+    Left.IDLE: "idle",
+    Left.IN_FLIGHT: "killed",
+    Left.RECOVERING: "recovering",
+    Left.RESTARTED: "restarted",
+    Left.UNREADABLE: "unknown",
+    Left.BROKER: "broker",
+}
+"""One word for each way in which a store is left open, if the locks show nobody at work."""
+
+
+def _left(traces: Traces, held: dict[str, Any]) -> str:
+    """How the store was left, in one word of `_LEFT_WORDS`."""
+    left, condition, state = traces.left, traces.condition, traces.state
+    if condition.closed:
+        return "closed"
+    if held["broker"] is not None or held["writer"] is not None:
+        return "open"
+    if condition.ours_open and state is not None and state.poisoned:
+        return "poisoned"
+    return "attached" if left is Left.IDLE and held["attached"] else _LEFT_OPEN[left]
+
+
+def _state(state: State | None) -> dict[str, Any] | None:
+    if state is None:
+        return None
+    return {
+        "counter": state.counter,
+        "visibleEnd": state.visible_end,
+        "cleanEnd": state.clean_end,
+        "inFlight": state.in_flight if state.in_flight >= 0 else None,
+        "poisoned": state.poisoned,
+        "asyncFlush": state.asynchronous,
+        "clean": state.clean,
+        "writerPid": state.writer_pid,
+        "thisBoot": state.boot_hash == boot_hash(),
+    }
+
+
+def _queues(view: StoreView, faults: list[str]) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """The minimum offset, the maximum offset, and the physical offset after the last message, of each queue."""
+    found: dict[tuple[str, int], tuple[int, int, int]] = {}
+    for topic, ids in sorted(view.topics().items()):
+        for queue_id in ids:
+            try:
+                low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+                last = view.units(topic, queue_id, max(low, high - 1), high)
+                ends = last["physical_offset"] + last["size"]
+                found[(topic, queue_id)] = (low, high, int(ends.max(initial=0)))
+            except CorruptionError as error:
+                faults.append(str(error))
+    return found
+
+
+def _topics(view: StoreView, queues: dict[tuple[str, int], tuple[int, int, int]]) -> list[dict[str, Any]]:
+    topics: dict[str, dict[str, Any]] = {}
+    for name in view.files.topics.names:
+        topics[name] = {"topic": name, "messages": 0, "queues": {}}
+
+    for (topic, queue_id), (low, high, _) in queues.items():
+        if topic != BATCH_TOPIC:
+            row = topics.setdefault(topic, {"topic": topic, "messages": 0, "queues": {}})
+            row["messages"] += high - low
+            row["queues"][str(queue_id)] = {"minOffset": low, "maxOffset": high}
+
+    for name, row in topics.items():
+        config = view.files.topics.get(name)
+        row["writeQueueNums"] = config.write_queue_nums if config is not None else None
+    return [topics[name] for name in sorted(topics)]
+
+
+def _last_batch(view: StoreView, end: int, faults: list[str]) -> dict[str, Any] | None:
+    try:
+        if view.tail is None:
+            batches = list(batches_from(view.files, end - 1, end)) if end else []
+        else:  # the units in the queue's files were never synced
+            units = view.units(BATCH_TOPIC, 0, max(0, end - 1), end)
+            found = read_batch(view.files.commit_log, int(units["physical_offset"][0])) if len(units) else None
+            batches = [] if found is None else [found]
+    except CorruptionError as error:
+        faults.append(str(error))
+        return None
+    for batch in batches:
+        return {
+            "app": batch.app_id,
+            "version": batch.version,
+            "physicalOffset": batch.physical_offset,
+            "end": batch.end,
+            "rows": batch.row_count,
+        }
+    return None
+
+
+def _unproven(view: StoreView) -> dict[str, Any] | None:
+    """What a reader does not show, because no writer has recovered the store since the machine was started."""
+    tail = view.tail
+    if tail is None or tail.complete:
+        return None
+    return {"records": tail.hidden_count, "begin": tail.end, "end": tail.hidden_end, "more": tail.limited}
+
+
+def _behind(view: StoreView) -> dict[str, int | None]:
+    """How many bytes at the end of the log no reader sees yet, and how many no sync has covered, by the files.
+
+    What another process has in memory cannot be seen: it may have synced a moment ago, or have puts that it has not
+    committed (`transientStorePoolEnable`), unless nothing is in flight. None: the files do not say, as after a broker.
+    """
+    files = view.files
+    state = files.state_file.read() if view.store_id else None
+    if state is None or view.known_end is None:
+        return {"dispatchBehind": None, "flushBehind": None, "commitBehind": None}
+    end = state.visible_end
+    if not state.idle:
+        files.commit_log.load()
+        for run in Walk(files.commit_log, end):
+            end = run.end
+        state = files.state_file.read() or state  # what was dispatched during the walk is not behind
+    return {
+        "dispatchBehind": max(0, end - state.visible_end),
+        "flushBehind": max(0, end - state.flushed_end),
+        "commitBehind": 0 if state.idle else None,
+    }
+
+
+def _disk_used(view: StoreView) -> dict[str, int]:
+    """How full the disk is under the log and under the queues, in percent."""
+    paths = view.files.paths
+    folders = {"commitlog": paths.commit_log, "consumequeue": paths.consume_queue}
+    return {name: view.files.disk.used_percent(path) for name, path in folders.items() if view.files.disk.exists(path)}
+
+
+def _disk_size(folder: str) -> int:
+    """The bytes that the files of a folder occupy on the disk; sparse files occupy less than their size."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(where, name), follow_symlinks=False).st_blocks * 512
+            except FileNotFoundError:
+                continue  # retention has just deleted it
+    return total
+
+
+# ---- topics and queues
+
+
+def topics_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each topic that has settings or queues, and what could not be read, in words.
+
+    The settings are None for a topic that has queues and no settings: a writer or a broker takes its defaults then.
+    """
+    faults: list[str] = []
+    rows = []
+
+    for row in _topics(view, _queues(view, faults)):
+        config = view.files.topics.get(row["topic"])
+        rows.append(
+            {
+                "topic": row["topic"],
+                "writeQueueNums": None if config is None else config.write_queue_nums,
+                "readQueueNums": None if config is None else config.read_queue_nums,
+                "perm": None if config is None else config.perm,
+                "order": None if config is None else config.order,
+                "topicFilterType": None if config is None else config.topic_filter_type,
+                "topicSysFlag": None if config is None else config.topic_sys_flag,
+                "attributes": None if config is None else config.attributes,
+                "queues": len(row["queues"]),
+                "messages": row["messages"],
+            }
+        )
+
+    return rows, faults
+
+
+def offsets_of(view: StoreView, topics: list[str], at_ms: int | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each queue of some topics (none: of all but the store's own), and what could not be read, in words.
+
+    A topic that was created and got no message yet has its queues, from 0 to 0, if it is named. `offset` is that of the
+    first message that was stored at `at_ms` or later, and `storeTimestamp` its store time.
+    """
+    there = view.topics()
+    for topic in topics:
+        if topic not in there and view.files.topics.get(topic) is None:
+            raise UnknownTopicError(topic, {*there, *view.files.topics.names} - {BATCH_TOPIC})
+
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+
+    for topic in topics or sorted(there.keys() - {BATCH_TOPIC}):
+        created = view.files.topics.get(topic)
+        ids = there.get(topic) or range(created.write_queue_nums if created is not None and topics else 0)
+        for queue_id in ids:
+            try:
+                low, high = view.min_offset(topic, queue_id), view.max_offset(topic, queue_id)
+                row = {
+                    "topic": topic,
+                    "queueId": queue_id,
+                    "minOffset": low,
+                    "maxOffset": high,
+                    "messages": high - low,
+                }
+
+                if at_ms is not None:
+                    offset = queue_offset_by_time(view, topic, queue_id, at_ms)
+                    time_ms = _store_time(view, topic, queue_id, offset) if offset < high else None
+                    row |= {"offset": offset, "storeTimestamp": time_ms}
+            except CorruptionError as error:
+                faults.append(str(error))
+                continue
+            rows.append(row)
+    return rows, faults
+
+
+def _store_time(view: StoreView, topic: str, queue_id: int, offset: int) -> int | None:
+    """When the message at a queue offset below the queue's end was stored; None if its record is gone."""
+    units = view.units(topic, queue_id, offset, offset + 1)
+    head = view.files.commit_log.head(int(units["physical_offset"][0])) if len(units) else None
+    return None if head is None else int(head["store_timestamp_ms"])
+
+
+# ---- consumer groups
+
+
+def groups_of(view: StoreView) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each queue of the topics that groups have read, and what could not be read, in words.
+
+    If a queue has no committed offset, the group never read it, and all of its messages are lag. If the group had read
+    further than the queue's end is now, because the queue was created again or the log was cut, `beyond` says by how
+    many messages, and the lag counts from where the group goes on (`log/remembered.py`).
+    """
+    offsets = ConsumerOffsets(view.files.disk, view.files.paths.root)
+    offsets.load()
+
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    for group, topics in offsets.topics_of_groups().items():
+        for topic in topics:
+            committed = offsets.get(topic, group)
+            try:
+                ends = _ends_of(view, topic, committed)
+            except (ConfigError, CorruptionError, MessageIllegalError) as error:
+                faults.append(str(error))
+                continue
+
+            for queue_id, (low, high) in ends.items():
+                offset = committed.get(queue_id)
+                rows.append(
+                    {
+                        "group": group,
+                        "topic": topic,
+                        "queueId": queue_id,
+                        "committedOffset": offset,
+                        "maxOffset": high,
+                        "lag": high - (low if offset is None else corrected(offset, low, high)),
+                        "beyond": max((offset or 0) - high, 0),
+                    }
+                )
+    return rows, list(dict.fromkeys(faults))
+
+
+def lag_of(
+    view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row for each queue, and what is wrong with the store or with the reader's place, in words.
+
+    `lag` counts messages. If the queue ends before the reader's place, it counts from where the reader goes on
+    (`log/remembered.py`), and `beyond` says by how many messages the place is too far. `lagBytes` adds the sizes of the
+    records that are still there. `oldestUnread` is the store time of the first of them.
+    """
+    rows, faults, remarks = _lag_of(view, committed, topics)
+    return rows, list(dict.fromkeys([*remarks, *faults]))
+
+
+def _lag_of(
+    view: StoreView, committed: Mapping[tuple[str, int], int], topics: Iterable[str]
+) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """One row for each queue; what could not be read; and what is wrong with the reader's place, both in words."""
+    rows: list[dict[str, Any]] = []
+    faults: list[str] = []
+    remarks: list[str] = []
+
+    view.refresh()
+    read: dict[str, set[int]] = {topic: set() for topic in topics}
+    for topic, queue_id in committed:
+        read.setdefault(topic, set()).add(queue_id)
+
+    for topic in sorted(read):
+        try:
+            for queue_id, ends in _ends_of(view, topic, read[topic]).items():
+                rows.append(_lag_row(view, (topic, queue_id), ends, committed.get((topic, queue_id)), remarks))
+        except (ConfigError, CorruptionError, MessageIllegalError) as error:
+            faults.append(str(error))
+    return rows, faults, remarks
+
+
+def _ends_of(view: StoreView, topic: str, more: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """The ends of a topic's queues, and of more that a reader names. Of those that do not exist only one is looked for:
+    whoever wrote the reader's places may have named a million.
+    """
+    there = view.queue_ids(topic)
+    gone = sorted(set(more).difference(there))
+    found = dict.fromkeys(sorted([*there, *gone]), (0, 0))
+    for queue_id in [*there, *gone[:1]]:
+        found[queue_id] = (view.min_offset(topic, queue_id), view.max_offset(topic, queue_id))
+    return found
+
+
+def _lag_row(
+    view: StoreView, queue: tuple[str, int], ends: tuple[int, int], offset: int | None, remarks: list[str]
+) -> dict[str, Any]:
+    topic, queue_id = queue
+    low, high = ends
+    asked = 0 if offset is None else offset
+    place = corrected(asked, low, high)
+    first = max(place, low)
+
+    if asked > high:
+        remarks.append(
+            f"{topic}/{queue_id}: the reader is at {asked}, but the queue ends at {high}: the topic was deleted, or "
+            f"the store was rebuilt, cut or restored. The lag counts from {place}"
+        )
+    elif offset is not None and place < low:
+        remarks.append(f"{topic}/{queue_id}: retention has deleted {low - place} messages that were not read")
+
+    return {
+        "topic": topic,
+        "queueId": queue_id,
+        "committedOffset": offset,
+        "minOffset": low,
+        "maxOffset": high,
+        "lag": high - (first if offset is None else place),
+        "beyond": max(asked - high, 0),
+        "lagBytes": sum(
+            _records_size(view, topic, queue_id, start, min(high, start + _UNITS_READ))
+            for start in range(first, high, _UNITS_READ)
+        ),
+        "oldestUnread": _store_time(view, topic, queue_id, first) if first < high else None,
+    }
+
+
+def _records_size(view: StoreView, topic: str, queue_id: int, start: int, end: int) -> int:
+    """The bytes of some records, from their units; a placeholder of a broker's has none."""
+    sizes = view.units(topic, queue_id, start, end)["size"]
+    return int(sizes[(sizes > 0) & (sizes != FILLER_UNIT_SIZE)].sum(dtype="int64"))
+
+
+# ---- figures
+
+
+def figures_of(view: StoreView) -> dict[str, Any]:
+    """What `figures` returns."""
+    faults: list[str] = []
+    files, now_ms = view.files, view.files.disk.time_ns() // 1_000_000
+    queues = _queues(view, faults)
+    begin = files.commit_log.head(files.commit_log.min_offset) if len(files.commit_log.offsets) else None
+
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, _), (low, high, _) in queues.items():
+        if topic != BATCH_TOPIC:
+            row = topics.setdefault(topic, {"topic": topic, "messagesIn": 0, "messages": 0})
+            row["messagesIn"] += high
+            row["messages"] += high - low
+
+    journal = journal_of(files, view.max_offset(BATCH_TOPIC, 0))
+    apps = [_app_figures(view, app_id, journal.entries(app_id)) for app_id in journal.app_ids()]
+
+    return {
+        "root": files.paths.root,
+        "storeId": view.store_id,
+        "brokerName": _broker_name(view, faults),
+        "storageSize": _disk_size(files.paths.commit_log),
+        **_behind(view),
+        "diskUsed": _disk_used(view),
+        "reserveTimeMs": None if begin is None else max(0, now_ms - int(begin["store_timestamp_ms"])),
+        "topics": list(topics.values()),
+        "groups": _group_figures(view, now_ms, faults),
+        "batches": queues.get((BATCH_TOPIC, 0), (0, 0, 0))[1],
+        "apps": apps,
+        "staging": _staging_figures(files.paths.staging),
+        "counters": _counters(view, faults),
+        "faults": list(dict.fromkeys(faults)),
+    }
+
+
+def _app_figures(view: StoreView, app_id: str, entries: list[JournalEntry]) -> dict[str, Any]:
+    batches = [entry for entry in entries if not entry.start]
+    last = max(batches, key=lambda entry: entry.version, default=None)
+    head = None if last is None else view.files.commit_log.head(last.physical_offset)
+    return {
+        "app": app_id,
+        "lastVersion": None if last is None else last.version,
+        "lastRows": None if last is None or last.row_count < 0 else last.row_count,
+        "publishedMs": None if head is None else int(head["store_timestamp_ms"]),
+    }
+
+
+def _group_figures(view: StoreView, now_ms: int, faults: list[str]) -> list[dict[str, Any]]:
+    """The lag of each group and topic: messages, bytes, and for how long the oldest message waits."""
+    table = ConsumerOffsets(view.files.disk, view.files.paths.root)
+    try:
+        table.load()
+    except ConfigError as error:  # its broker keeps them elsewhere
+        faults.append(str(error))
+        return []
+    found = []
+    for group, topics in table.topics_of_groups().items():
+        for topic in topics:
+            committed = table.get(topic, group)
+            try:
+                gone = sorted(committed.keys() - set(view.queue_ids(topic)))[1:]  # one tells if there can be the topic
+            except (ConfigError, CorruptionError, MessageIllegalError):
+                gone = []
+            beyond = sum(max(committed.pop(queue_id), 0) for queue_id in gone)
+            queues = {(topic, queue_id): offset for queue_id, offset in committed.items()}
+            rows, wrong, _ = _lag_of(view, queues, [topic])  # a place that is gone is the group's fault
+            faults += wrong
+            oldest = min((row["oldestUnread"] for row in rows if row["oldestUnread"] is not None), default=None)
+            found.append(
+                {
+                    "group": group,
+                    "topic": topic,
+                    "lag": sum(row["lag"] for row in rows),
+                    "lagBytes": sum(row["lagBytes"] for row in rows),
+                    "beyond": sum(row["beyond"] for row in rows) + (0 if wrong else beyond),
+                    "latencyMs": 0 if oldest is None else max(0, now_ms - oldest),
+                }
+            )
+    return found
+
+
+def _counters(view: StoreView, faults: list[str]) -> dict[str, int]:
+    try:
+        return read_counters(view.files.disk, view.files.paths.counters)
+    except CorruptionError as error:
+        faults.append(str(error))
+        return {}
+
+
+def _staging_figures(folder: str) -> dict[str, int]:
+    """The staging files that wait for a commit, or for the next sweep because nobody will commit them."""
+    sizes = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
+    return {"files": len(sizes), "bytes": sum(sizes)}
+
+
+# ---- batches
+
+
+def apps_of(view: StoreView) -> list[dict[str, Any]]:
+    """One row for each app, for JSON: its query, the versions that the store knows, and the next version."""
+    journal = journal_of(view.files, view.max_offset(BATCH_TOPIC, 0))
+    rows = []
+    for app_id in journal.app_ids():
+        entries = journal.entries(app_id)
+        batches = sorted((entry for entry in entries if not entry.start), key=lambda entry: entry.version)
+        last = batches[-1] if batches else None
+        query_ids = journal.query_ids(app_id)
+
+        rows.append(
+            {
+                "app": app_id,
+                "queryId": query_ids[-1] if query_ids else None,
+                "firstVersion": batches[0].version if batches else None,
+                "lastVersion": None if last is None else last.version,
+                "lastRows": None if last is None else last.row_count,
+                "lastTopics": None if last is None else list(last.topics),
+                "nextVersion": max(entry.version for entry in entries) + 1,
+                "replacedQueryIds": sorted(journal.replaced(app_id)),
+            }
+        )
+    return rows
+
+
+def rows_of(view: StoreView, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of `StoreReader.view`, and what could not be read, in words."""
+    if name == "topics":
+        return topics_of(view)
+    if name == "queues":
+        return offsets_of(view, sorted(topic for topic in view.topics() if topic != BATCH_TOPIC), None)
+    if name == "groups":
+        return groups_of(view)
+    return (_segments_of(view) if name == "segments" else _batches_of(view)), []
+
+
+def _segments_of(view: StoreView) -> list[dict[str, Any]]:
+    log = view.files.commit_log
+    log.load()
+    rows = []
+    for start in log.offsets:
+        head = log.head(start)
+        rows.append(
+            {
+                "file": log.path(start),
+                "firstPhysicalOffset": start,
+                "endPhysicalOffset": start + log.segment_size,
+                "firstStoreTimestamp": None if head is None else int(head["store_timestamp_ms"]),
+            }
+        )
+    return rows
+
+
+def _batches_of(view: StoreView) -> list[dict[str, Any]]:
+    journal = journal_of(view.files, view.max_offset(BATCH_TOPIC, 0))
+    return [
+        {
+            "app": app_id,
+            "version": entry.version,
+            "versionSource": entry.version_source,
+            "queryId": entry.query_id,
+            "rows": None if entry.row_count < 0 else entry.row_count,
+            "topics": list(entry.topics),
+            "physicalOffset": entry.physical_offset,
+            "endPhysicalOffset": entry.end,
+        }
+        for app_id in journal.app_ids()
+        for entry in sorted(journal.entries(app_id), key=lambda entry: entry.version)
+        if not entry.start
+    ]

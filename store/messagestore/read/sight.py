@@ -1,0 +1,290 @@
+"""What a reader sees of a store: one class for each way in which the store was left.
+
+    UpTo          a writer of ours is, or was, at work: what ends at or below V
+    Unrecovered   it ended with the machine, or was killed: what is proven in the log, too
+    Sealed        a writer of ours closed the store: the queues, as their seals say
+    Units         a broker wrote last, or nobody knows who: the queues; each unit is compared with its record
+
+`StoreView.refresh` makes one from the condition of the store (`log.condition`), and keeps it while nothing changes.
+
+Threads: one thread at a time, as for the view.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.files.consume_queue import queue_ids_of
+from messagestore.files.state import State
+from messagestore.format.layout import FILLER_UNIT_SIZE, UNIT
+from messagestore.log.lost_end import lost_segments
+from messagestore.log.queue_proof import proven_queue_end
+from messagestore.log.seal_check import Fault, fault_of, is_deleted, number_left, sealed_at
+from messagestore.log.sealed_ends import SealedEnds
+from messagestore.log.store_files import StoreFiles
+from messagestore.read.proven_tail import ProvenTail
+
+Key = tuple[str, int]
+_NO_LIMIT = 1 << 62
+
+
+class SealBroken(Exception):
+    """A queue of a closed store does not match its seal."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+class NumbersLeft:
+    """The numbers with which queues without files go on: retention took their messages, and somebody their files.
+
+    The next writer goes on with them, so they are the ends that readers see.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    clean_end : int
+        C of `state`.
+    """
+
+    def __init__(self, files: StoreFiles, clean_end: int) -> None:
+        self.files = files
+        self.clean_end = clean_end
+
+    @cached_property
+    def _ends(self) -> SealedEnds:
+        self.files.topics.load()  # a broker that deletes a topic removes its name
+        return sealed_at(self.files, self.clean_end, self.clean_end)
+
+    def of(self, key: Key) -> int:
+        """The end of a queue that may have files; 0 if it has, or if nothing is known of it."""
+        if self.files.queue(*key).offsets or not self.files.commit_log.min_offset:
+            return 0
+        return number_left(self.files, self._ends, key)
+
+
+class Sight:
+    """What a reader sees.
+
+    Attributes
+    ----------
+    end : int | None
+        Readers see the records that end at or below this physical offset. None: those that the queues show.
+    known_end : int | None
+        Where the log ends. None: only the queues show it.
+    tail : ProvenTail | None
+        What the log proves and the queues' files do not.
+    """
+
+    end: int | None = None
+    known_end: int | None = None
+    tail: ProvenTail | None = None
+
+    def __init__(self, files: StoreFiles) -> None:
+        self.files = files
+
+    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+        """The number of the first message of a queue that is not visible. The queue's files are known.
+
+        Parameters
+        ----------
+        key : (topic, queue id)
+        hint : int
+            The end is here or later.
+        known : bool
+            `hint` was the end when the queue was last asked.
+
+        Raises
+        ------
+        CorruptionError
+        """
+        raise NotImplementedError
+
+    def other_queues(self, topic: str | None = None) -> list[Key]:  # noqa: ARG002 - there are none
+        """The queues, of one topic or of all, that a reader must see although they have no folder."""
+        return []
+
+    def units(self, key: Key, start: int, end: int) -> NDArray[np.void]:
+        """The units `start..end` of a queue, as far as they are there."""
+        queue = self.files.queue(*key)
+        units = queue.read(start, end - start)
+        if len(units) < end - start:
+            queue.load()  # the next file was created meanwhile
+            units = queue.read(start, end - start)
+        return units
+
+    def search_physical(self, key: Key, physical_offset: int) -> int:
+        """The number of the first message of a queue at a physical offset or above. The queue's files are known."""
+        return self.files.queue(*key).search_physical(physical_offset)
+
+
+class UpTo(Sight):
+    """A store that a writer of ours has open, or left so that everything below V is there."""
+
+    def __init__(self, files: StoreFiles, end: int, left: NumbersLeft) -> None:
+        super().__init__(files)
+        self.end = self.known_end = end
+        self._left = left
+
+    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:  # noqa: ARG002 - V may have moved
+        """The end of the units whose records end at or below V."""
+        return self.files.queue(*key).end(hint=hint, limit=self.end) or self._left.of(key)
+
+
+class Unrecovered(Sight):
+    """A store that no writer has recovered since the machine was started, or a writer with ASYNC_FLUSH was killed.
+
+    Parameters
+    ----------
+    files : StoreFiles
+    tail : ProvenTail
+    counter : int
+        The counter of `state` for which the tail was found.
+    left : NumbersLeft
+    """
+
+    tail: ProvenTail
+
+    def __init__(self, files: StoreFiles, tail: ProvenTail, counter: int, left: NumbersLeft) -> None:
+        super().__init__(files)
+        self.tail = tail
+        self.counter = counter
+        self._left = left
+        self.end = self.known_end = tail.end
+
+    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+        """The end of the queue in what is proven. Units above C come from records; those in files were not synced."""
+        if key in self.tail.units:
+            return self.tail.queue_end(key)
+        if known:
+            return hint
+        return proven_queue_end(self.files, *key, self.tail.start, crc=False) or self._left.of(key)
+
+    def other_queues(self, topic: str | None = None) -> list[Key]:
+        """The queues that have units above C."""
+        return [key for key in self.tail.units if topic in (None, key[0])]
+
+    def units(self, key: Key, start: int, end: int) -> NDArray[np.void]:
+        """Units from the queue's files below C, and from the records above it."""
+        if key not in self.tail.units or end <= self.tail.units[key][0]:
+            return super().units(key, start, end)
+        first = self.tail.units[key][0]
+        above = self.tail.read(key, max(start, first), end)
+        if start >= first:
+            return above
+        below = self.files.queue(*key).read(start, first - start)
+        return np.concatenate([below, above]) if len(below) == first - start else below
+
+    def search_physical(self, key: Key, physical_offset: int) -> int:
+        """Search the queue's files below C, and the records above it."""
+        queue = self.files.queue(*key)
+        number = queue.search_physical(physical_offset)
+        if key in self.tail.units and (number >= self.tail.units[key][0] or not queue.offsets):
+            return self.tail.search_physical(key, physical_offset)
+        return number
+
+
+class Sealed(Sight):
+    """A store that a writer of ours closed, and to which nobody has written since.
+
+    Its units are trusted: one that points to damage does not end its queue, and the damage is reported when the message
+    is read.
+    """
+
+    def __init__(self, files: StoreFiles, state: State) -> None:
+        super().__init__(files)
+        self.state = state
+        self.known_end = state.clean_end
+
+    @cached_property
+    def _ends(self) -> SealedEnds:
+        """The ends of the queues, as far as they are known."""
+        return sealed_at(self.files, self.state.clean_end, self.state.clean_end)
+
+    def other_queues(self, topic: str | None = None) -> list[Key]:
+        """The queues whose folders are missing. They are listed, and their ends raise an error."""
+        files = self.files
+        keys = [key for key in self._ends.seals if topic in (None, key[0])]
+        with_folder = {
+            name: set(queue_ids_of(files.disk, files.paths.root, name)) for name in {name for name, _ in keys}
+        }
+        lost = [key for key in keys if key[1] not in with_folder[key[0]]]
+        if lost:
+            files.topics.load()  # a broker that deletes a topic removes its name
+        return [key for key in lost if not is_deleted(files, key)]
+
+    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+        """The end of the queue, which is the one that its seal says.
+
+        Raises
+        ------
+        SealBroken
+            The queue lacks units that it had when the store was closed, or has more.
+        """
+        queue, expected = self.files.queue(*key), self._ends.end_of(key)
+        if known and expected in (hint, None) and queue.end(hint=hint) == hint:
+            return hint  # nothing was added; this took one read
+        if expected is None:
+            return queue.end(hint=hint)
+        if not queue.offsets and number_left(self.files, self._ends, key):
+            return expected
+
+        fault = fault_of(self.files, self._ends, key)
+        if fault is not None:
+            self.files.topics.load()  # a broker that deletes a topic removes its name
+            queue.load()  # a writer may have created the next file, or rebuilt the queue
+            fault = fault_of(self.files, self._ends, key)
+        end = queue.end(hint=expected)
+        if fault is None and end > expected:
+            words = f"{expected} units, as at the clean end"
+            fault = Fault(queue.directory, expected * UNIT.size, words, str(end))
+        if fault is not None:
+            raise SealBroken(fault)
+        return end
+
+
+class Units(Sight):
+    """A store whose end only the queues show: a broker is at work, has crashed, or has closed it."""
+
+    def queue_end(self, key: Key, hint: int, *, known: bool) -> int:
+        """The end of the units that have a record.
+
+        Raises
+        ------
+        CorruptionError
+            A unit behind them points behind the last segment.
+        """
+        files = self.files
+        if known and files.queue(*key).end(hint=hint) == hint:
+            return hint  # nothing was added; this took one read
+        torn = files.read_abort() is not None  # a broker that crashed may have left a torn record
+        end = proven_queue_end(files, *key, _NO_LIMIT, hint, crc=torn)
+        if end <= hint:
+            files.commit_log.load()  # a new segment may be there
+            end = proven_queue_end(files, *key, _NO_LIMIT, hint, crc=torn)
+        self._check_unit_behind(key, end)
+        return end
+
+    def _check_unit_behind(self, key: Key, end: int) -> None:
+        """Refuse a unit, behind those that the log proves, that points behind the last segment.
+
+        What a crashed broker leaves behind the end of a queue points into the segments that there are.
+
+        Raises
+        ------
+        CorruptionError
+        """
+        log = self.files.commit_log
+        units = self.files.queue(*key).read(end, 1)
+        if not len(units) or not 0 < int(units["size"][0]) < FILLER_UNIT_SIZE:
+            return
+        physical_offset = int(units["physical_offset"][0])
+        if physical_offset >= log.max_offset:
+            log.load()  # a broker may have created the segment just now
+        if physical_offset >= log.max_offset:
+            record_end = physical_offset + int(units["size"][0])
+            raise lost_segments(log, f"{record_end}, where the record of unit {end} of {key[0]}/{key[1]} ends")

@@ -1,0 +1,220 @@
+"""One HTTP request and its answer, read from and written to the socket itself.
+
+cheroot has parsed the request line and the headers. What follows does not go through its file objects, which copy every
+byte two or three times: bodies are read into the memory where they are needed, and answers are sent from the memory in
+which they are.
+
+A request whose body was not read to its end is answered, and then the connection is closed. To let the client read the
+answer, the server first takes in what is on its way, for a moment and within bounds, and throws it away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from messagestore.errors import ProtocolError
+
+_MOST_LINE = 64
+_LINGER_S = 1.0
+_LINGER_SIZE = 16 * 1024 * 1024
+_SMALL_BODY = 64 * 1024
+_BLOCK = 256 * 1024
+
+
+class CutError(ConnectionError):
+    """The client went away, or was silent for too long, in the middle of a request."""
+
+
+class Exchange:
+    """A request, and its answer.
+
+    Parameters
+    ----------
+    request : cheroot.server.HTTPRequest
+        Its line and headers have been read.
+
+    Attributes
+    ----------
+    method, path : str
+    received, sent : int
+        Bytes of the bodies.
+    status : int
+        What was answered; 0 before.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._request, self._socket, self._file = request, request.conn.socket, request.conn.rfile
+        self.method = request.method.decode("latin-1")
+        self.path = request.path.decode("latin-1")
+        self.client = str(request.conn.remote_addr)
+        self.received = self.sent = self.status = 0
+        self._chunked = bool(request.chunked_read)
+        self._left = 0 if self._chunked else max(0, int(self.header("Content-Length") or 0))
+        self._ended = not self._chunked and not self._left
+        self._in_chunks = False
+        request.sent_headers = True  # what cheroot would send is sent here
+
+    def header(self, name: str) -> str:
+        """A header of the request; empty without it."""
+        found: bytes = self._request.inheaders.get(name.encode("latin-1"), b"")
+        return found.decode("latin-1")
+
+    # ---- the request's body
+
+    @property
+    def size(self) -> int | None:
+        """The size of the body; None if the client did not say it."""
+        return None if self._chunked else self._left
+
+    def take(self, view: memoryview) -> None:
+        """Fill a view with the next bytes of the body.
+
+        Raises
+        ------
+        CutError
+            The body ends before.
+        """
+        at = 0
+        while at < len(view):
+            if not self._left and not self._next_chunk():
+                raise CutError("the request's body ends in the middle of a message")
+            count = self._some(view[at : at + self._left])
+            at += count
+            self._left -= count
+            self.received += count
+            if not self._left:
+                self._end_of_piece()
+
+    def rest(self, limit: int) -> bytes:
+        """The rest of the body, if it is not larger than the limit.
+
+        Raises
+        ------
+        ProtocolError
+            It is larger; no memory was taken for it.
+        """
+        found = bytearray()
+        while not self._ended:
+            if not self._left and not self._next_chunk():
+                break
+            if len(found) + self._left > limit:
+                raise ProtocolError(f"found a body of more than {limit:,} bytes; that is the limit")
+            piece = bytearray(self._left)
+            self.take(memoryview(piece))
+            found += piece
+        return bytes(found)
+
+    def end(self) -> None:
+        """Read the end of a body that must have no more bytes."""
+        if not self._ended and (self._left or self._next_chunk()):
+            raise ProtocolError("found bytes after the last frame")
+
+    def _next_chunk(self) -> bool:
+        if not self._chunked or self._ended:
+            return False
+        line = self._line()
+        try:
+            self._left = int(line.partition(b";")[0].strip(), 16)
+        except ValueError as error:
+            raise ProtocolError("found a chunk without a size") from error
+        if self._left < 0:
+            raise ProtocolError("found a chunk of a negative size")
+        if not self._left:
+            while self._line():  # trailers
+                pass
+            self._ended = True
+            return False
+        return True
+
+    def _end_of_piece(self) -> None:
+        if not self._chunked:
+            self._ended = True
+        elif self._line():
+            raise ProtocolError("found bytes after a chunk")
+
+    def _line(self) -> bytes:
+        line: bytes = self._file.readline(_MOST_LINE)
+        if not line.endswith(b"\n"):
+            raise CutError("the request's body ends between two chunks")
+        return line.rstrip(b"\r\n")
+
+    def _some(self, view: memoryview) -> int:
+        if self._file.has_data():
+            data = self._file.read(min(len(view), len(self._file.peek())))
+            view[: len(data)] = data
+            return len(data)
+        count: int = self._socket.recv_into(view)
+        if not count:
+            raise CutError("the client closed the connection in the middle of a request")
+        return count
+
+    # ---- the answer
+
+    def answer(self, status: int, body: Any, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """Answer with JSON, or with text that is given as bytes."""
+        text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode("utf-8")
+        kind = "text/plain; charset=utf-8" if isinstance(body, bytes) else "application/json"
+        self._head(status, [*headers, ("Content-Type", kind)], ("Content-Length", str(len(text))))
+        self._socket.sendall(text)
+        self.sent += len(text)
+        self._finish()
+
+    def begin(self, headers: Sequence[tuple[str, str]] = ()) -> None:
+        """Begin the answer of a stream of frames."""
+        self._in_chunks = True
+        self._head(200, [*headers, ("Content-Type", "application/octet-stream")], ("Transfer-Encoding", "chunked"))
+
+    def send(self, pieces: Sequence[memoryview]) -> None:
+        """Send a frame."""
+        size = sum(map(len, pieces))
+        self._socket.sendall(b"%x\r\n" % size + (pieces[0] if len(pieces[0]) < _BLOCK else b""))
+        for piece in pieces[1:] if len(pieces[0]) < _BLOCK else pieces:
+            self._socket.sendall(piece)
+        self._socket.sendall(b"\r\n")
+        self.sent += size
+
+    def finish(self) -> None:
+        """End the answer of a stream."""
+        self._socket.sendall(b"0\r\n\r\n")
+        self._finish()
+
+    def _head(self, status: int, headers: Sequence[tuple[str, str]], size: tuple[str, str]) -> None:
+        """Send the head. The header that says how long the body is comes last: a head without it was cut."""
+        self.status = status
+        if not self._ended and not self._chunked and self._left <= _SMALL_BODY:
+            self.rest(_SMALL_BODY)  # so that the connection can be kept
+        if not self._ended:
+            self._request.close_connection = True
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        if self._request.close_connection:
+            lines.append("Connection: close")
+        lines.append(": ".join(size))
+        self._socket.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
+
+    def _finish(self) -> None:
+        if not self._ended:
+            self._linger()
+
+    def drop(self) -> None:
+        """Close the connection after this request, whatever the client asked for."""
+        self._request.close_connection = True
+
+    def _linger(self) -> None:
+        """Throw away what is on its way: a reset would take the answer from a client that has not read it yet."""
+        waste, got, until_s = memoryview(bytearray(_BLOCK)), 0, time.monotonic() + _LINGER_S
+        with contextlib.suppress(OSError):
+            if self._request.server.ssl_adapter is None:
+                self._socket.shutdown(socket.SHUT_WR)
+            while got < _LINGER_SIZE and (left_s := until_s - time.monotonic()) > 0:
+                self._socket.settimeout(left_s)
+                count = self._socket.recv_into(waste)
+                if not count:
+                    break
+                got += count

@@ -1,0 +1,196 @@
+"""The verbs of the seam, carried out on a store of this host for clients of other hosts.
+
+A client's reader has a reader here, which is found by the id that the client made up, and made again when it is not
+there: readers that nobody has used for a while are closed, and there are never more than `MOST_READERS`. A `gather`
+gets a reader of its own, so that it does not keep others waiting.
+
+The settings are those of the server. What a client sends about them is not looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import time
+import typing
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from messagestore.errors import ProtocolError
+from messagestore.format.config import StoreConfig
+from messagestore.spi.interface import StoreReader, StoreWriter
+from messagestore.spi.local import LocalReader, LocalWriter
+from messagestore.spi.wire.values import checked
+
+READS = (
+    "describe",
+    "broker_name",
+    "ends",
+    "begins",
+    "places",
+    "seek",
+    "prove_last",
+    "mean_sizes",
+    "sizes",
+    "find",
+    "view",
+    "published_progress",
+)
+"""What a role that reads may ask for."""
+MOST_READERS = 64
+_IDLE_READER_S = 300.0
+
+
+class Hosted:
+    """A store that is served.
+
+    Parameters
+    ----------
+    root : str
+    config : StoreConfig
+        The server's settings, with which the store is read and written.
+    staging_ttl_s : float
+    read_only : bool
+    """
+
+    def __init__(
+        self, root: str, config: StoreConfig, *, staging_ttl_s: float = 86_400.0, read_only: bool = False
+    ) -> None:
+        self.root, self.config, self.read_only = root, config, read_only
+        self._staging_ttl_s = staging_ttl_s
+        self._readers: OrderedDict[str, _Reader] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    # ---- reading
+
+    def read(self, reader_id: str, verb: str, arguments: Any) -> Any:
+        """The answer of a verb in `READS`, or of `publish_progress`.
+
+        `ends` has the token of the caller's last answer in place of that answer, and None as the result if nothing has
+        changed since.
+        """
+        if verb == "ends" and isinstance(arguments, dict):
+            token = checked(arguments.pop("token", ""), str, "ends.token")
+        given = bound(StoreReader, verb, arguments)
+        with self._reader(reader_id) as reader:
+            found = getattr(reader.store, verb)(**given)
+        return None if verb == "ends" and found.token == token else found
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[LocalReader]:
+        """A reader for one stream."""
+        with contextlib.closing(LocalReader(self.root, self.config)) as store:
+            yield store
+
+    @contextlib.contextmanager
+    def _reader(self, reader_id: str) -> Iterator[_Reader]:
+        with self._mutex:
+            reader = self._readers.pop(reader_id, None)
+            if reader is None:
+                reader = _Reader()
+            self._readers[reader_id] = reader
+            reader.users += 1
+            old = self._too_old()
+        for each in old:
+            each.close()
+        try:
+            with reader.mutex:
+                if reader.opened is None:
+                    reader.opened = LocalReader(self.root, self.config)
+                reader.used_s = time.monotonic()
+                yield reader
+        finally:
+            with self._mutex:
+                reader.users -= 1
+                if reader.opened is None:
+                    self._readers.pop(reader_id, None)
+
+    def _too_old(self) -> list[_Reader]:
+        """Readers to close, which are forgotten here."""
+        before_s, gone = time.monotonic() - _IDLE_READER_S, []
+        for reader_id, reader in list(self._readers.items()):
+            if not reader.users and (len(self._readers) > MOST_READERS or reader.used_s < before_s):
+                gone.append(self._readers.pop(reader_id))
+        return gone
+
+    def forget(self, reader_id: str) -> None:
+        """Close a reader whose client has closed it."""
+        with self._mutex:
+            reader = self._readers.get(reader_id)
+            if reader is None or reader.users:
+                return
+            del self._readers[reader_id]
+        reader.close()
+
+    # ---- writing
+
+    def writer(self) -> LocalWriter:
+        """A writer; it holds nothing between two calls."""
+        return LocalWriter(self.root, self.config, staging_ttl_s=self._staging_ttl_s)
+
+    def close(self) -> None:
+        """Close all readers."""
+        with self._mutex:
+            readers = list(self._readers.values())
+            self._readers.clear()
+        for each in readers:
+            each.close()
+
+
+class _Reader:
+    """The reader of one client."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.used_s = time.monotonic()
+        self.opened: LocalReader | None = None
+        self.mutex = threading.Lock()
+
+    @property
+    def store(self) -> LocalReader:
+        assert self.opened is not None
+        return self.opened
+
+    def close(self) -> None:
+        with self.mutex:
+            if self.opened is not None:
+                self.opened.close()
+                self.opened = None
+
+
+def bound(kind: type, verb: str, arguments: Any) -> dict[str, Any]:
+    """The arguments of a verb, after a check against its signature in the seam.
+
+    Raises
+    ------
+    ProtocolError
+        One is missing, unknown or of another type.
+    """
+    signature, hints = _signature(kind, verb)
+    if not isinstance(arguments, dict):
+        raise ProtocolError(f"{verb}: `arguments` must be an object")
+    for name, value in arguments.items():
+        if name not in hints:
+            raise ProtocolError(f"{verb}: found the argument {name!r:.60}; allowed are {', '.join(hints) or 'none'}")
+        checked(value, hints[name], f"{verb}.{name}")
+    missing = [
+        name
+        for name, each in signature.parameters.items()
+        if name in hints and each.default is inspect.Parameter.empty and name not in arguments
+    ]
+    if missing:
+        raise ProtocolError(f"{verb}: the argument {missing[0]!r} is missing")
+    return arguments
+
+
+@lru_cache
+def _signature(kind: type, verb: str) -> tuple[inspect.Signature, dict[str, Any]]:
+    method = getattr(kind, verb)
+    hints = {name: hint for name, hint in typing.get_type_hints(method).items() if name != "return"}
+    return inspect.signature(method), hints
+
+
+__all__ = ["READS", "Hosted", "StoreReader", "StoreWriter", "bound"]

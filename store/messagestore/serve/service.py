@@ -1,0 +1,365 @@
+"""Answers requests: checks who asks, calls the verb, and sends its answer or its error.
+
+The order of the checks is that of their cost, and all of them come before the body is read: is the server draining, is
+the path one of ours, do both sides speak the same protocol, is the token valid, does its role allow the request, is
+there a place for a stream.
+
+Threads: one per request that is being answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import ssl
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from messagestore.errors import AccessDeniedError, ProtocolError, StoreError
+from messagestore.format.json_text import bounded_json
+from messagestore.serve.access import OPERATE, READ, WRITE, Access, Everybody, check_role
+from messagestore.serve.counters import Counters
+from messagestore.serve.exchange import CutError, Exchange
+from messagestore.serve.hosted import READS, Hosted, StoreReader, StoreWriter, bound
+from messagestore.serve.limits import Budget, BusyError, Limits
+from messagestore.spi.wire import failures, frames, parts, values, versions
+
+PREFIX = "/v1/"
+PART_SIZE = 4 * 1024 * 1024
+"""The largest part of a `gather` on the wire, unless a single record is larger."""
+SIGN_OF_LIFE_S = 5.0
+_PLAIN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+_log = logging.getLogger("messagestore.serve")
+
+
+class Service:
+    """What a server does with a request.
+
+    Parameters
+    ----------
+    hosted : Hosted
+    limits : Limits
+    access : Access, optional
+    instance_id : str
+        Which run of the server this is.
+    is_ready : function, optional
+        Why the server is not ready, in words; empty if it is.
+    metrics : function, optional
+        The figures of the store, in Prometheus' text format.
+    """
+
+    def __init__(
+        self,
+        hosted: Hosted,
+        limits: Limits | None = None,
+        access: Access | None = None,
+        *,
+        instance_id: str = "",
+        is_ready: Callable[[], str] = lambda: "",
+        metrics: Callable[[], bytes] = lambda: b"",
+    ) -> None:
+        self.hosted, self.limits = hosted, limits or Limits()
+        self.budget, self.counters = Budget(self.limits), Counters()
+        self.access: Access = access or Everybody()
+        self.instance_id = instance_id or uuid.uuid4().hex
+        self.draining = False
+        self._is_ready, self._metrics = is_ready, metrics
+        self._active = 0
+        self._idle = threading.Condition()
+
+    # ---- a request
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request. What cannot be answered any more ends the connection."""
+        if exchange.path in ("/healthz", "/readyz"):
+            self._health(exchange)
+            return
+        with self._idle:
+            self._active += 1
+        try:
+            _Request(self, exchange).answer()
+        finally:
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, and wait for those that run; return whether all have ended."""
+        self.draining = True
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._active, timeout_s)
+
+    def _health(self, exchange: Exchange) -> None:
+        if exchange.path == "/healthz":
+            exchange.answer(200, b"alive\n")
+            return
+        reason = "the server is draining" if self.draining else self._is_ready()
+        exchange.answer(503 if reason else 200, f"{reason or 'ready'}\n".encode())
+
+    def figures(self) -> bytes:
+        """The figures of the store and of this server."""
+        return self._metrics() + self.counters.text()
+
+
+class _Request:
+    """One request."""
+
+    def __init__(self, service: Service, exchange: Exchange) -> None:
+        self.service, self.exchange = service, exchange
+        self.hosted, self.limits = service.hosted, service.limits
+        given = exchange.header(versions.REQUEST_ID)
+        self.id = given if _PLAIN_ID.fullmatch(given) else uuid.uuid4().hex[:16]
+        self.verb, self.client = "unknown", exchange.client
+        self.allowed: frozenset[str] = frozenset()
+        self.throttled_s = 0.0
+        self._streaming = False
+        self._sending = threading.Lock()
+
+    def answer(self) -> None:
+        """Answer, whatever happens."""
+        begin_s, failed = time.monotonic(), True
+        try:
+            self._checked()()
+            failed = False
+        except (CutError, TimeoutError, ConnectionError, ssl.SSLError) as error:
+            self.exchange.drop()
+            if isinstance(error, StoreError):
+                self._fail(error)
+            else:
+                _log.info("%s %s of %s: the client is gone: %s", self.id, self.verb, self.client, error)
+        except Exception as error:  # noqa: BLE001 - a request must not end the server, and its client must be told
+            self._fail(error)
+        finally:
+            exchange = self.exchange
+            self.service.counters.add(
+                self.verb,
+                self.client,
+                float(failed),
+                exchange.received,
+                exchange.sent,
+                time.monotonic() - begin_s,
+                self.throttled_s,
+            )
+
+    def _checked(self) -> Callable[[], None]:
+        """What answers this request, after all checks that need no body."""
+        exchange, service = self.exchange, self.service
+        if service.draining:
+            raise BusyError("the server is being stopped; another one will take its place")
+        if exchange.path == "/metrics":
+            self.verb = "metrics"
+            self._authorize(OPERATE)
+            return lambda: exchange.answer(200, service.figures())
+        verb = exchange.path.removeprefix(PREFIX)
+        call, role = self._calls().get(verb, (None, ""))
+        if not exchange.path.startswith(PREFIX) or call is None:
+            raise ProtocolError(f"found the path {exchange.path!r:.80}; PROTOCOL.md lists those that are allowed")
+        if exchange.method != "POST":
+            raise ProtocolError(f"found the method {exchange.method:.10}; allowed is POST")
+        self.verb = verb
+        versions.check(exchange.header(versions.HEADER), "client")
+        self._authorize(role)
+        if role == WRITE and self.hosted.read_only:
+            raise AccessDeniedError("this server was started with --read-only, so nothing can be written through it")
+        if exchange.size is not None and exchange.size > self.limits.body:
+            raise ProtocolError(f"found a body of {exchange.size:,} bytes; allowed are {self.limits.body:,}")
+        return call
+
+    def _calls(self) -> dict[str, tuple[Callable[[], None], str]]:
+        calls: dict[str, tuple[Callable[[], None], str]] = {
+            "hello": (self._hello, READ),
+            "gather": (self._gather, READ),
+            "reader/close": (self._close_reader, READ),
+            "reader/publish_progress": (self._read, WRITE),
+            "writer/describe": (self._write, READ),
+            "writer/prepare": (self._write, WRITE),
+            "writer/abort": (self._write, WRITE),
+            "stage": (self._stage, WRITE),
+            "commit": (self._commit, WRITE),
+        }
+        calls.update({f"reader/{verb}": (self._read, READ) for verb in READS})
+        return calls
+
+    def _authorize(self, role: str) -> None:
+        self.client, self.allowed = self.service.access.client_of(
+            self.exchange.header("Authorization"), self.exchange.client
+        )
+        check_role(self.client, self.allowed, role)
+
+    # ---- small verbs
+
+    def _hello(self) -> None:
+        self._body()
+        self._value({"instance": self.service.instance_id, "read_only": self.hosted.read_only})
+
+    def _read(self) -> None:
+        body = self._body()
+        self._value(self.hosted.read(_reader_id(body), self.verb.removeprefix("reader/"), body.get("arguments")))
+
+    def _close_reader(self) -> None:
+        self.hosted.forget(_reader_id(self._body()))
+        self._value(None)
+
+    def _write(self) -> None:
+        verb = self.verb.removeprefix("writer/")
+        given = bound(StoreWriter, verb, self._body().get("arguments"))
+        self._value(getattr(self.hosted.writer(), verb)(**given))
+
+    def _body(self) -> dict[str, Any]:
+        text = self.exchange.rest(self.limits.body)
+        try:
+            found = bounded_json(text.decode("utf-8"), frames.MOST_VALUES)
+        except ValueError as error:
+            raise ProtocolError(f"the body is not JSON that is read: {error}") from error
+        if not isinstance(found, dict):
+            raise ProtocolError("found a body that is not a JSON object")
+        return {key: values.from_json(each, strict=True) for key, each in found.items()}
+
+    def _value(self, value: Any) -> None:
+        self.exchange.answer(200, {"value": values.to_json(value)}, self._headers())
+
+    def _headers(self) -> list[tuple[str, str]]:
+        return [(versions.HEADER, versions.words()), (versions.REQUEST_ID, self.id)]
+
+    # ---- streams
+
+    def _gather(self) -> None:
+        with self.service.budget.stream() as room:
+            given = bound(StoreReader, "gather", self._body().get("arguments"))
+            size = min(PART_SIZE, given.pop("max_size", PART_SIZE))
+            with self.hosted.gathering() as store:
+                found = store.gather(**given, max_size=max(1, size))
+                count = row_count = 0
+                room.take(2 * PART_SIZE)
+                self._begin()
+                while (part := next(found, None)) is not None:
+                    room.take(max(2 * PART_SIZE, part.data.nbytes))
+                    self._send(parts.pack_gathered(part))
+                    count, row_count = count + 1, row_count + len(part.sizes)
+                    self._pace(part.data.nbytes)
+                    del part  # so that the next one can use its memory
+            self._end({"parts": count, "rows": row_count})
+
+    def _stage(self) -> None:
+        with self.service.budget.stream() as room:
+            exchange, limits = self.exchange, self.limits
+            first = self._frame(room.take)
+            head = values.from_json(first.head, strict=True)
+            given = bound(StoreWriter, "stage", head.get("stage"))
+            total = 0
+            with self.hosted.writer().stage(**given) as staging:
+                while True:
+                    frame = self._frame(room.take)
+                    if "rows" in frame.head:
+                        size = sum(map(len, frame.buffers.values()))
+                        total += size
+                        if total > limits.staged:
+                            raise BusyError(
+                                f"client {self.client} stages more than {limits.staged:,} bytes in one file", status=429
+                            )
+                        staging.write(parts.unpack_rows(frame))
+                        self._pace(size)
+                    elif "finish" in frame.head:
+                        break
+                    elif "alive" not in frame.head:
+                        raise ProtocolError(
+                            "stage: found a frame that has neither rows nor a sign of life, nor the end"
+                        )
+                    del frame
+                exchange.end()
+                staged = staging.finish()
+            self._value(staged)
+
+    def _frame(self, room: Callable[[int], None]) -> frames.Frame:
+        return frames.read(self.exchange.take, self.limits.body, self.limits.frame, room)
+
+    def _commit(self) -> None:
+        with self.service.budget.stream():
+            given = bound(StoreWriter, "commit", self._body().get("arguments"))
+            request = given["request"]
+            what = f"version {request.version} of app {request.app_id}" if request.app_id else "a batch"
+            self._begin()
+            with self._signs_of_life():
+                committed = self.hosted.writer().commit(**given)
+            result = committed.result
+            _log.info(
+                "%s commit of %s: %s %s, %s rows at %s", self.id, self.client, what, result.status, result.row_count,
+                result.physical_offset,
+            )  # fmt: skip
+            self._end(values.to_json(committed))
+
+    @contextlib.contextmanager
+    def _signs_of_life(self) -> Iterator[None]:
+        """Send a frame every few seconds, so that nobody takes the connection for dead."""
+        done = threading.Event()
+
+        def show() -> None:
+            with contextlib.suppress(OSError):  # the client went away; what it asked for is done all the same
+                while not done.wait(SIGN_OF_LIFE_S):
+                    self._send(frames.packed({"alive": True}))
+
+        thread = threading.Thread(target=show, name=f"signs of life {self.id}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _begin(self) -> None:
+        self._streaming = True
+        self.exchange.begin(self._headers())
+
+    def _send(self, pieces: list[memoryview]) -> None:
+        with self._sending:
+            self.exchange.send(pieces)
+
+    def _end(self, done: Any) -> None:
+        self._send(frames.packed({"done": done}))
+        self.exchange.finish()
+
+    def _pace(self, size: int) -> None:
+        self.throttled_s += self.service.budget.pace(self.client, size)
+
+    # ---- errors
+
+    def _fail(self, error: Exception) -> None:
+        """Tell the client about an error; one line in the log says the same."""
+        status, headers = _status(error), self._headers()
+        if isinstance(error, BusyError):
+            headers.append(("Retry-After", str(error.retry_after_s)))
+        if status == 401:
+            headers.append(("WWW-Authenticate", "Bearer"))
+        found = failures.to_json(error, self.id)
+        log = _log.exception if status == 500 else _log.warning
+        log("%s %s of %s refused with %s: %s", self.id, self.verb, self.client, status, error)
+        try:
+            if self._streaming:
+                self._send(frames.packed({"error": found}))
+                self.exchange.finish()
+            else:
+                self.exchange.answer(status, {"error": found}, headers)
+        except OSError as gone:
+            self.exchange.drop()
+            _log.info("%s %s of %s: the client is gone: %s", self.id, self.verb, self.client, gone)
+
+
+def _reader_id(body: dict[str, Any]) -> str:
+    found = body.get("reader")
+    if not isinstance(found, str) or not _PLAIN_ID.fullmatch(found):
+        raise ProtocolError("`reader` must be an id of letters and digits")
+    return found
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, BusyError):
+        return error.status
+    if isinstance(error, AccessDeniedError):
+        return 401 if error.unknown else 403
+    if isinstance(error, ProtocolError):
+        return 400
+    return 409 if isinstance(error, StoreError | OSError) else 500

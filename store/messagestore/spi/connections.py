@@ -1,0 +1,556 @@
+"""HTTP connections to the server of a store, and what happens when it does not answer.
+
+A connection belongs to the process that opened it: Spark's workers are forked, so connections are kept by process. The
+name of the server is resolved at each connect, because the address of a pod changes. A request that failed because the
+connection broke, or because the server was busy or is being restarted, is sent again after growing, spread pauses, for
+as long as `retry_timeout_s` allows. All requests may be sent again: those that change the store are recognised.
+
+Python's own client is used. It reads a body into memory that is there, and costs no package on the executors.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import random
+import socket
+import ssl
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+from messagestore.errors import (
+    AccessDeniedError,
+    CommitUnknownError,
+    ConfigError,
+    ProtocolError,
+    StoreError,
+    StoreUnavailableError,
+)
+from messagestore.format.json_text import bounded_json
+from messagestore.spi.location import RemoteSettings
+from messagestore.spi.wire import failures, frames, values, versions
+
+PREFIX = "/v1/"
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 60.0
+"""A server that is at work says so every five seconds; one that is silent for this long is taken for dead."""
+HEAD_LIMIT = 64 * 1024 * 1024
+FRAME_LIMIT = 2 * 1024 * 1024 * 1024
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_IDLE_S = 20.0
+"""A connection that was idle for longer is not used again: the server may be closing it."""
+_TOLD_AFTER_S = 1.0
+_AGAIN = (429, 502, 503, 504)
+_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+
+
+class _AgainError(Exception):
+    """A request that may be sent again.
+
+    Parameters
+    ----------
+    reason : Exception
+    pause_s : float
+        The pause that the server asks for.
+    """
+
+    def __init__(self, reason: Exception, pause_s: float = 0.0) -> None:
+        super().__init__(str(reason))
+        self.reason, self.pause_s = reason, pause_s
+
+
+class Link:
+    """The connections of this process to one server.
+
+    Parameters
+    ----------
+    url : str
+        `http://host:port` or `https://host:port`.
+    settings : RemoteSettings
+    """
+
+    def __init__(self, url: str, settings: RemoteSettings) -> None:
+        parsed = urllib.parse.urlsplit(url)
+        if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.path.strip("/") or parsed.query:
+            raise ConfigError(
+                f"path: found {url!r}; allowed is a folder, or the URL of a store's server, http://host:port or "
+                f"https://host:port",
+                key="path",
+                value=url,
+            )
+        self.url, self.settings = url, settings
+        self._host, self._tls = parsed.hostname, parsed.scheme == "https"
+        self._port = parsed.port or (443 if self._tls else 80)
+        self._idle: list[tuple[float, http.client.HTTPConnection]] = []
+        self._pid = os.getpid()
+
+    # ---- requests
+
+    def call(self, verb: str, body: dict[str, Any]) -> Any:
+        """Send a small request, and return the value of its answer."""
+        text = to_text(body)
+
+        def once(connection: Connection) -> Any:
+            return connection.value(verb, text)
+
+        return self.retried(verb, once)
+
+    def retried(
+        self,
+        what: str,
+        once: Callable[[Connection], _Found],
+        *,
+        unknown: bool = False,
+        is_repeatable: bool = True,
+    ) -> _Found:
+        """Do something with a connection, again and again until it is done, fails for good, or time is over.
+
+        Without `is_repeatable`, it is not done again once the request may have arrived.
+        """
+        deadline = Deadline(self)
+        while True:
+            with self.attempt(what, deadline, unknown=unknown, is_repeatable=is_repeatable) as connection:
+                return once(connection)
+
+    def attempt(self, what: str, deadline: Deadline, *, unknown: bool = False, is_repeatable: bool = True) -> Attempt:
+        """One try, as a block that ends without an error if there shall be another one after it.
+
+        Parameters
+        ----------
+        what : str
+            The verb, for errors.
+        deadline : Deadline
+            When the time is over.
+        unknown : bool
+            Whether the request may have been carried out although there was no answer.
+        is_repeatable : bool
+            Whether it may be sent again after that.
+
+        Raises
+        ------
+        StoreUnavailableError
+            The time is over.
+        CommitUnknownError
+            The same, with `unknown`, after the request was sent at least once.
+        """
+        return Attempt(self, what, deadline, unknown=unknown, is_repeatable=is_repeatable)
+
+    # ---- connections
+
+    def connection(self) -> Connection:
+        """A connection for one request: one that was kept, or a new one."""
+        if self._pid != os.getpid():  # this is a forked child; the connections are its parent's
+            self._idle, self._pid = [], os.getpid()
+        while self._idle:
+            since_s, raw = self._idle.pop()
+            if time.monotonic() - since_s < _IDLE_S:
+                return Connection(self, raw, was_used=True)
+            raw.close()
+        return Connection(self, self._opened(), was_used=False)
+
+    def _opened(self) -> http.client.HTTPConnection:
+        if self._tls:
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=CONNECT_TIMEOUT_S, context=_context(self.settings)
+            )
+        return http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_TIMEOUT_S)
+
+    def forget(self) -> None:
+        """Close the connections that are kept."""
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    def keep(self, raw: http.client.HTTPConnection) -> None:
+        """Keep a connection for the next request."""
+        if self._pid == os.getpid():
+            self._idle.append((time.monotonic(), raw))
+
+    def headers(self, request_id: str) -> dict[str, str]:
+        """The headers of a request."""
+        found = {versions.HEADER: versions.words(), versions.REQUEST_ID: request_id}
+        if self.settings.token_file:
+            found["Authorization"] = f"Bearer {_token(self.settings.token_file)}"
+        return found
+
+
+class Attempt:
+    """One try of a request; `Link.attempt` makes it."""
+
+    def __init__(self, link: Link, what: str, deadline: Deadline, *, unknown: bool, is_repeatable: bool) -> None:
+        self._link, self._what, self._deadline = link, what, deadline
+        self._unknown, self._is_repeatable = unknown, is_repeatable
+        self.connection: Connection | None = None
+
+    def __enter__(self) -> Connection:
+        self.connection = self._link.connection()
+        return self.connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        connection = self.connection
+        assert connection is not None
+        if error is None or error is connection.refusal or isinstance(error, GeneratorExit):
+            connection.done()
+            if error is None:
+                self._deadline.answered()
+            return False
+
+        connection.close()
+        self._deadline.was_sent |= connection.was_sent and not isinstance(error, _AgainError)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise StoreUnavailableError(
+                f"{self._link.url}: the server's certificate is not trusted ({error.verify_message}). Give the "
+                f"certificate of its authority as option caFile or in MESSAGESTORE_CA_FILE, and ask for the host by "
+                f"the name that the certificate has"
+            ) from error
+        if isinstance(error, ssl.SSLError) and (
+            fault := _tls_fault(self._link.url, error, was_open=connection.was_sent)
+        ):
+            raise fault from error
+        if not isinstance(error, _AgainError | OSError | http.client.HTTPException) or isinstance(error, StoreError):
+            return False
+
+        reason, asked_s = (error.reason, error.pause_s) if isinstance(error, _AgainError) else (error, 0.0)
+        was_refused = isinstance(error, _AgainError)
+        if self._deadline.was_sent and not was_refused and not self._is_repeatable:
+            self._give_up(reason)
+        if connection.was_used and not was_refused:
+            self._link.forget()  # the server has closed what was idle, or was restarted
+            if self._deadline.first():
+                return True
+        if not self._deadline.wait(reason, asked_s):
+            self._give_up(reason)
+        return True
+
+    def _give_up(self, reason: Exception) -> None:
+        unknown = self._unknown and self._deadline.was_sent
+        end = "Look at the server's log, and at the network between this host and the server"
+        if unknown:
+            end = "The batch may be in the log or not: commit it again, and it is recognised. Nothing was deleted"
+        raise (CommitUnknownError if unknown else StoreUnavailableError)(
+            f"{self._link.url}: no answer to {self._what} for {self._deadline.waited_s:.0f} s (retryTimeout is "
+            f"{self._link.settings.retry_timeout_s:g} s), at last: {_words(reason)}. {end}"
+        ) from reason
+
+
+class Deadline:
+    """Until when one request is sent again. The pauses grow, and are spread so that clients do not come all at once."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._begin_s: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._told = self._tried = False
+        self.was_sent = False
+        """Whether the request may have arrived."""
+
+    @property
+    def waited_s(self) -> float:
+        """For how long there was no answer."""
+        return 0.0 if self._begin_s is None else time.monotonic() - self._begin_s
+
+    def first(self) -> bool:
+        """Whether this is the first failure, which may be that of an old connection."""
+        found, self._tried = not self._tried, True
+        return found
+
+    def wait(self, reason: Exception, asked_s: float) -> bool:
+        """Wait before the next try; False: the time is over."""
+        if self._begin_s is None:
+            self._begin_s = time.monotonic()
+        left_s = self._link.settings.retry_timeout_s - self.waited_s
+        if left_s <= 0:
+            return False
+        if not self._told and self.waited_s >= _TOLD_AFTER_S:
+            self._told = True
+            _log.warning("waiting for the store at %s: %s", self._link.url, _words(reason))
+        time.sleep(min(left_s, max(asked_s, self._pause_s * random.uniform(0.5, 1.0))))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return True
+
+    def answered(self) -> None:
+        """Begin anew: the server is there."""
+        if self._told:
+            _log.warning("the store at %s is there again after %.1f s", self._link.url, self.waited_s)
+        self._begin_s, self._pause_s, self._told, self._tried = None, _FIRST_PAUSE_S, False, False
+
+
+class Connection:
+    """A connection while one request uses it."""
+
+    def __init__(self, link: Link, raw: http.client.HTTPConnection, *, was_used: bool) -> None:
+        self._link, self._raw, self.was_used = link, raw, was_used
+        self.was_sent = False
+        self._response: http.client.HTTPResponse | None = None
+        self._headers = link.headers(uuid.uuid4().hex[:16])
+        self.refusal: Exception | None = None
+        """What the server said if it refused the request."""
+
+    # ---- sending
+
+    def value(self, verb: str, text: bytes) -> Any:
+        """Send a request with a JSON body; return the value of its answer."""
+        self._send(verb, text)
+        return self.answered_value()
+
+    def _send(self, verb: str, text: bytes) -> None:
+        self._connect()
+        headers = {"Content-Type": "application/json", **self._headers}
+        self.was_sent = True
+        self._raw.request("POST", PREFIX + verb, body=text, headers=headers)
+        self._response = self._raw.getresponse()
+
+    def _connect(self) -> None:
+        if self._raw.sock is None:
+            self._raw.connect()
+            sock: socket.socket | None = self._raw.sock
+            assert sock is not None
+            sock.settimeout(ANSWER_TIMEOUT_S)
+
+    def begin(self, verb: str) -> None:
+        """Begin a request whose body is a stream of frames."""
+        self._connect()
+        self.was_sent = True
+        self._raw.putrequest("POST", PREFIX + verb)
+        self._raw.putheader("Transfer-Encoding", "chunked")
+        for name, value in self._headers.items():
+            self._raw.putheader(name, value)
+        self._raw.endheaders()
+
+    def send(self, pieces: list[memoryview]) -> None:
+        """Send a frame as a chunk."""
+        sock = self._raw.sock
+        sock.sendall(b"%x\r\n" % sum(map(len, pieces)) + bytes(pieces[0]))
+        for piece in pieces[1:]:
+            sock.sendall(piece)
+        sock.sendall(b"\r\n")
+
+    def end(self) -> None:
+        """End the body, and receive the head of the answer."""
+        self._raw.sock.sendall(b"0\r\n\r\n")
+        self.receive()
+
+    def receive(self) -> None:
+        """Receive the head of the answer, also of one that came before the body was sent."""
+        self._response = self._raw.getresponse()
+
+    # ---- receiving
+
+    def answered_value(self) -> Any:
+        """The value of an answer that is no stream."""
+        return values.from_json(self._body()["value"], strict=False)
+
+    def _body(self) -> dict[str, Any]:
+        response = self._checked()
+        try:
+            found = bounded_json(response.read().decode("utf-8"), frames.MOST_VALUES)
+            if not isinstance(found, dict) or "value" not in found:
+                raise ValueError("found no value")
+        except ValueError as error:
+            raise ProtocolError(f"{self._link.url}: the answer is not that of a store's server: {error}") from error
+        return found
+
+    def _checked(self) -> http.client.HTTPResponse:
+        """The response, if it is one of success; otherwise its error is raised."""
+        response = self._response
+        assert response is not None
+        if response.length is None and not response.chunked:  # the last header is missing: the head was cut
+            raise http.client.IncompleteRead(b"")
+        if response.status == 200:
+            versions.check(response.headers.get(versions.HEADER, ""), f"server at {self._link.url}")
+            return response
+        text = response.read(HEAD_LIMIT)
+        try:
+            error = failures.from_json(json.loads(text)["error"])
+        except (ValueError, TypeError, KeyError):
+            error = StoreUnavailableError(
+                f"{self._link.url}: answered {response.status} {response.reason}, and not as a store's server does"
+            )
+        if response.status in _AGAIN:
+            asked = response.headers.get("Retry-After", "")
+            raise _AgainError(error, float(asked) if asked.isdigit() else 0.0)
+        raise self._refused(error)
+
+    def _refused(self, error: Exception) -> Exception:
+        error.add_note(f"store at {self._link.url}")
+        self.refusal = error
+        return error
+
+    def stream(self, verb: str, text: bytes) -> Iterator[frames.Frame]:
+        """Send a request whose answer is a stream of frames, and return the frames, the last of which has `done`.
+
+        Raises
+        ------
+        http.client.IncompleteRead, OSError
+            The stream was cut.
+        """
+        self._send(verb, text)
+        response = self._checked()
+
+        def take(view: memoryview) -> None:
+            at = 0
+            while at < len(view):
+                count = response.readinto(view[at:])
+                if not count:
+                    raise http.client.IncompleteRead(b"", len(view) - at)
+                at += count
+
+        while True:
+            frame = frames.read(take, HEAD_LIMIT, FRAME_LIMIT, lambda _: None)
+            if "error" in frame.head:
+                response.read()
+                raise self._refused(failures.from_json(frame.head["error"]))
+            if "done" in frame.head:
+                response.read()
+                yield frame
+                return
+            if "alive" not in frame.head:
+                yield frame
+
+    def said_before(self) -> Exception | None:
+        """What the server answered before the body was sent to its end; None if it has not."""
+        try:
+            self.receive()
+            self._checked()
+        except (_AgainError, StoreError) as error:
+            return error
+        except (OSError, http.client.HTTPException) as error:
+            return error if error is self.refusal else None
+        return None
+
+    # ---- ending
+
+    def last(self, verb: str, text: bytes) -> None:
+        """Send a request, once, and give the connection back."""
+        try:
+            self.value(verb, text)
+        finally:
+            self.done()
+
+    def done(self) -> None:
+        """Give the connection back, if the answer was received to its end."""
+        response = self._response
+        if response is not None and response.isclosed() and self._raw.sock is not None and not response.will_close:
+            self._link.keep(self._raw)
+        else:
+            self._raw.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._raw.close()
+
+
+def to_text(body: dict[str, Any]) -> bytes:
+    """The JSON of a request."""
+    return json.dumps(values.to_json(body), separators=(",", ":")).encode("utf-8")
+
+
+def _words(reason: BaseException) -> str:
+    return str(reason) or type(reason).__name__
+
+
+# ---- secrets
+
+_contexts: dict[tuple[str, ...], tuple[object, ssl.SSLContext]] = {}
+_MOST_TOKEN = 4096
+
+
+def _context(settings: RemoteSettings) -> ssl.SSLContext:
+    """The TLS settings, read again when a file has changed.
+
+    Files that are being replaced may not fit together for a moment, so the settings before stay if the new ones cannot
+    be used.
+    """
+    paths = (settings.ca_file, settings.cert_file, settings.key_file)
+    before = _contexts.get(paths)
+    try:
+        stamps = tuple(_stamp(path) for path in paths if path)
+        if before is not None and before[0] == stamps:
+            return before[1]
+        made = _new_context(settings)
+    except (OSError, ValueError) as error:
+        words = getattr(error, "strerror", None) or str(error)
+        if before is None:
+            raise ConfigError(
+                f"options caFile, certFile, keyFile: found {', '.join(path for path in paths if path)}, which cannot "
+                f"be used ({words}); allowed are files in PEM form that the driver and all tasks can read, with a key "
+                f"that fits its certificate and has no password",
+                key="certFile" if settings.cert_file else "caFile",
+            ) from None
+        _log.warning("the certificates of before stay in use, because %s cannot be used: %s", paths, words)
+        return before[1]
+    _contexts[paths] = stamps, made
+    return made
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _new_context(settings: RemoteSettings) -> ssl.SSLContext:
+    found = ssl.create_default_context(cafile=settings.ca_file or None)
+    found.minimum_version = ssl.TLSVersion.TLSv1_2
+    if settings.key_file and not settings.cert_file:
+        raise ValueError("there is a key without a certificate")
+    if settings.cert_file:
+        # An empty password: OpenSSL would ask the terminal for the one of an encrypted key.
+        found.load_cert_chain(settings.cert_file, settings.key_file or None, password="")
+    return found
+
+
+def _token(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            found = file.read(_MOST_TOKEN + 1).strip()
+    except OSError as error:
+        raise ConfigError(
+            f"option tokenFile: found {path!r}, which cannot be read ({error.strerror}); allowed is a file with a "
+            f"token, which the driver and all tasks can read",
+            key="tokenFile",
+            value=path,
+        ) from None
+    token = found.decode("latin-1")
+    if not token or len(token) > _MOST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"option tokenFile: found {path!r}, which has no token; allowed is one line of at most {_MOST_TOKEN:,} "
+            f"printable characters without blanks",
+            key="tokenFile",
+            value=path,
+        )
+    return token
+
+
+def _tls_fault(url: str, error: ssl.SSLError, *, was_open: bool) -> StoreError | None:
+    """What is wrong if another try cannot help; None if one may."""
+    reason = error.reason or ""
+    if not was_open and reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"):
+        return StoreUnavailableError(f"{url}: the server does not speak TLS. Give the URL that its log shows")
+    if "ALERT" in reason and any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")):
+        return AccessDeniedError(
+            f"{url}: the server does not accept the certificate of this client ({reason.lower().replace('_', ' ')}). "
+            f"Give one that its --client-ca-file trusts as certFile and keyFile"
+        )
+    return None
+
+
+# ---- one link per process and server
+
+_links: dict[tuple[str, RemoteSettings], Link] = {}
+
+
+def link_to(url: str, settings: RemoteSettings) -> Link:
+    """The link of this process to a server."""
+    key = (url, settings)
+    found = _links.get(key)
+    if found is None:
+        found = _links[key] = Link(url, settings)
+    return found

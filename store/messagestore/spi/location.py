@@ -1,0 +1,151 @@
+"""Where a store is: a folder of this host, or the URL of a store that another host serves."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+from dataclasses import dataclass, replace
+
+from messagestore.errors import ConfigError
+
+OPENERS = dict.fromkeys(("http", "https"), "messagestore.spi.remote:REMOTE_STORES")
+"""What opens the stores of a scheme: the module and the name of its `Stores`, as `module:name`. It is imported when a
+store is opened, so nobody else needs what it imports.
+"""
+
+_URL = re.compile(r"([A-Za-z][\w+.-]*):")
+_VARIABLES = {
+    "token_file": "MESSAGESTORE_TOKEN_FILE",
+    "ca_file": "MESSAGESTORE_CA_FILE",
+    "cert_file": "MESSAGESTORE_CERT_FILE",
+    "key_file": "MESSAGESTORE_KEY_FILE",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """How the server of a store is reached: plain values, which travel to tasks.
+
+    Secrets are in files that each process reads when it connects, because Spark shows the options of a query in its
+    plans.
+
+    Parameters
+    ----------
+    token_file : str
+        A file with the token; empty: none is sent.
+    ca_file : str
+        The certificates that the server's is checked against; empty: those of the system.
+    cert_file, key_file : str
+        The client's own certificate and its key, if the server asks for one. Without `key_file`, `cert_file` has both.
+    retry_timeout_s : float
+        For how long a request is sent again.
+    """
+
+    token_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    retry_timeout_s: float = 30.0
+
+    @classmethod
+    def of(cls, retry_timeout_s: float | None = None, **files: str | None) -> RemoteSettings:
+        """Settings, of which those that are None come from the environment of this process.
+
+        A certificate and its key come from the same place.
+        """
+        known = {name: os.environ.get(variable, "") for name, variable in _VARIABLES.items()}
+        if files.get("cert_file") is not None:
+            known["key_file"] = ""
+        known |= {name: value for name, value in files.items() if value is not None}
+        return cls(**known, retry_timeout_s=cls().retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a store is, in plain values; its text is what errors say.
+
+    `os.fspath` gives the folder. It raises `ConfigError` for a URL, so nothing that needs the files takes one for a
+    relative path.
+
+    Parameters
+    ----------
+    text : str
+        The folder, or the URL.
+    scheme : str
+        The scheme of the URL, in lower case; empty for a folder.
+    settings : RemoteSettings
+        How the server is reached.
+    """
+
+    text: str
+    scheme: str = ""
+    settings: RemoteSettings = RemoteSettings()
+
+    @classmethod
+    def of(cls, text: str) -> Location:
+        """The location that a user has written down; a path becomes absolute, a URL of a file a path.
+
+        A server is reached with the settings of the environment. `reached` gives others.
+
+        Raises
+        ------
+        ConfigError
+            It is not `location_words`.
+        """
+        path = re.sub(r"^file:(//(localhost)?(?=/))?", "", text.strip())
+        url = _URL.match(path)
+        if url is not None and url[1].lower() in OPENERS:
+            return cls(_checked_url(path), url[1].lower(), RemoteSettings.of())
+        if not path or "\0" in path or path.startswith("~") or url is not None:
+            raise _refused(text)
+        return cls(os.path.abspath(path))
+
+    def reached(self, retry_timeout_s: float | None = None, **files: str | None) -> Location:
+        """The same store with other settings; the parameters are those of `RemoteSettings.of`."""
+        if not self.is_remote:
+            return self
+        return replace(self, settings=RemoteSettings.of(retry_timeout_s, **files))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether another host serves the store: its files are not there to be looked at."""
+        return bool(self.scheme)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __fspath__(self) -> str:
+        if self.is_remote:
+            raise ConfigError(
+                f"{self.text}: found the URL of a store that is served; allowed is the path of a folder, because this "
+                f"needs the store's files. Run it on the host of the store",
+                key="path",
+                value=self.text,
+            )
+        return self.text
+
+
+def location_words() -> str:
+    """What `Location.of` takes, in words."""
+    folder = (
+        "the path of a folder on a local or mounted file system, written out (no ~, and no URI such as s3: or dbfs:)"
+    )
+    schemes = " or ".join(f"{scheme}://host:port" for scheme in sorted(OPENERS))
+    return f"{folder}, or the URL of a store that is served ({schemes}, without user and query)" if schemes else folder
+
+
+def _checked_url(text: str) -> str:
+    """The URL without a slash at its end. What else it could carry would be shown in errors and in Spark's plans."""
+    try:
+        url = urllib.parse.urlsplit(text)
+        wrong = not url.hostname or url.username or url.password or url.query or url.fragment or (url.port == 0)
+    except ValueError:
+        wrong = True
+    if wrong or any(character.isspace() or character == "\0" for character in text):
+        raise _refused(text)
+    return text.rstrip("/")
+
+
+def _refused(text: str) -> ConfigError:
+    return ConfigError(f"path: found {text!r:.200}; allowed is {location_words()}", key="location", value=text)

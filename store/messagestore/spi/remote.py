@@ -1,0 +1,435 @@
+"""Stores on other hosts: the implementations of `Stores`, `StoreReader` and `StoreWriter` that ask a server.
+
+`messagestore.serve` is the server, and `store/PROTOCOL.md` describes what the two say to each other. Records travel as
+the bytes of the log, and this side decodes and checks them, as a reader on the store's host does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.batches.append import BatchRequest, PlannedWrite
+from messagestore.batches.staging import StagedFile
+from messagestore.errors import ProtocolError, StoreClosedError, StoreUnavailableError
+from messagestore.files.staging_files import Write
+from messagestore.format.config import StoreConfig
+from messagestore.format.gathered import Gathered
+from messagestore.format.record_columns import Rows
+from messagestore.spi.connections import Attempt, Connection, Deadline, Link, link_to, to_text
+from messagestore.spi.interface import (
+    GATHERED_ROWS,
+    GATHERED_SIZE,
+    Committed,
+    Description,
+    Ends,
+    LastRecord,
+    Place,
+    PlannedRead,
+    Proven,
+    Queue,
+    Queues,
+    Range,
+)
+from messagestore.spi.location import Location, RemoteSettings
+from messagestore.spi.wire import frames, parts, values
+
+LOOK_S = 0.05
+"""For how long the ends that were found are taken for the newest."""
+KEPT_SIZE = 64 * 1024 * 1024
+"""So many bytes of a file that is being staged are kept here, to be sent again if the server is restarted."""
+_FIRST_SIZE = 4 * 1024 * 1024
+"""So many bytes are collected before a file is begun: most tasks write less, and need one request."""
+_ALIVE_S = 8.0
+
+
+class RemoteStores:
+    """The stores behind URLs. It holds plain values, so that a task receives them.
+
+    Parameters
+    ----------
+    settings : RemoteSettings
+        How a server is reached whose URL is given as text; a `Location` has its own settings.
+    """
+
+    def __init__(self, settings: RemoteSettings = RemoteSettings()) -> None:  # noqa: B008 - frozen
+        self.settings = settings
+
+    def _link(self, location: Location | str) -> Link:
+        return link_to(str(location), location.settings if isinstance(location, Location) else self.settings)
+
+    def reader(
+        self,
+        location: Location | str,
+        config: StoreConfig | None = None,  # noqa: ARG002
+        proven: Proven | None = None,  # noqa: ARG002
+    ) -> RemoteReader:
+        """Open a store for reading. The settings are those of the server, which also knows what is proven."""
+        return RemoteReader(self._link(location))
+
+    def writer(
+        self,
+        location: Location | str,
+        config: StoreConfig,  # noqa: ARG002
+        *,
+        staging_ttl_s: float,  # noqa: ARG002
+        staging_dir: str | None = None,  # noqa: ARG002
+        ends_abruptly: bool = False,  # noqa: ARG002
+    ) -> RemoteWriter:
+        """A writer for a store. The settings are those of the server; nothing is sent yet."""
+        return RemoteWriter(self._link(location))
+
+
+REMOTE_STORES = RemoteStores()
+
+
+class RemoteReader:
+    """A store on another host, opened for reading.
+
+    Parameters
+    ----------
+    link : Link
+
+    Raises
+    ------
+    NotAStoreError
+        There is no store, or its queues cannot be read.
+    StoreUnavailableError
+        The server does not answer.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link, self._id = link, uuid.uuid4().hex
+        self._ends: Ends | None = None
+        self._asked: tuple[tuple[str, ...], bool] = ((), False)
+        self._looked_s = 0.0
+        self._closed = False
+        self._ask("describe")
+
+    def _ask(self, verb: str, **arguments: Any) -> Any:
+        if self._closed:
+            raise StoreClosedError(f"{self._link.url}: this reader is closed. Open another one")
+        return self._link.call(f"reader/{verb}", {"reader": self._id, "arguments": arguments})
+
+    def describe(self, topics: Iterable[str] | None = None, *, queues: bool = False) -> Description:
+        """Which store this is."""
+        found: Description = self._ask("describe", topics=None if topics is None else list(topics), queues=queues)
+        return found
+
+    def broker_name(self) -> str:
+        """The name of the store's broker."""
+        return str(self._ask("broker_name"))
+
+    def ends(self, topics: Sequence[str], since: Ends | None = None, *, names: bool = False) -> Ends:
+        """How far the queues of some topics reach. The server is asked at most twenty times a second."""
+        asked = (tuple(topics), names)
+        now_s = time.monotonic()
+        if since is not None and since is self._ends and asked == self._asked and now_s - self._looked_s < LOOK_S:
+            return since
+        token = "" if since is None else since.token
+        found: Ends | None = self._ask("ends", topics=list(topics), names=names, token=token)
+        if since is not None:
+            if found is None:
+                found = since
+            else:  # what has not changed stays the caller's own object
+                kept = {name: getattr(since, name) for name in ("queues", "topic_names")}
+                found = replace(found, **{name: value for name, value in kept.items() if value == getattr(found, name)})
+        if found is None:
+            raise ProtocolError(f"{self._link.url}: ends: nothing has changed since no answer")
+        self._ends, self._asked, self._looked_s = found, asked, now_s
+        return found
+
+    def await_change(self, timeout_s: float) -> None:
+        """Wait until `ends` would ask the server again."""
+        time.sleep(max(0.0, min(timeout_s, LOOK_S)))
+
+    def begins(self, queues: Iterable[Queue]) -> Queues:
+        """The number of the first message of each queue that is still in the log."""
+        found: Queues = self._ask("begins", queues=list(queues))
+        return found
+
+    def places(self, offsets: Mapping[Queue, int]) -> dict[Queue, Place]:
+        """Where the message before each offset lies."""
+        found: dict[Queue, Place] = self._ask("places", offsets=dict(offsets))
+        return found
+
+    def seek(self, times_ms: Mapping[Queue, int | None], *, physical_offset: int | None = None) -> Queues:
+        """The number of each queue's first message at or above a physical offset, or stored after a time."""
+        found: Queues = self._ask("seek", times_ms=dict(times_ms), physical_offset=physical_offset)
+        return found
+
+    def prove_last(self, position: int, size: int, *, with_time: bool = False) -> LastRecord | None:
+        """The bytes at a place, as a record."""
+        found: LastRecord | None = self._ask("prove_last", position=position, size=size, with_time=with_time)
+        return found
+
+    def mean_sizes(self, ranges: Sequence[Range]) -> list[float]:
+        """The mean record size of each range."""
+        found: list[float] = self._ask("mean_sizes", ranges=list(ranges))
+        return found
+
+    def sizes(self, ranges: Sequence[Range]) -> list[NDArray[np.int32]]:
+        """The sizes in the units of some ranges."""
+        found: list[NDArray[np.int32]] = self._ask("sizes", ranges=list(ranges))
+        return found
+
+    def find(self, topics: Sequence[str], keys: Sequence[str]) -> dict[Queue, list[int]]:
+        """The numbers of all messages with one of some keys."""
+        found: dict[Queue, list[int]] = self._ask("find", topics=list(topics), keys=list(keys))
+        return found
+
+    def proven(self, parts: Sequence[Sequence[Range]]) -> list[Proven | None]:
+        """Nothing: the server itself knows what is proven, and tasks ask the same server."""
+        return [None] * len(parts)
+
+    def gather(
+        self,
+        ranges: Sequence[Range],
+        *,
+        planned: PlannedRead | None = None,
+        max_rows: int = GATHERED_ROWS,
+        max_size: int = GATHERED_SIZE,
+        tags_codes: frozenset[int] | None = None,
+    ) -> Iterator[Gathered]:
+        """The bytes of the records of some ranges. A stream that is cut is continued behind its last whole part."""
+        left, deadline = deque(ranges), Deadline(self._link)
+        while True:
+            arguments: dict[str, Any] = {
+                "ranges": list(left),
+                "planned": planned,
+                "max_rows": max_rows,
+                "max_size": max_size,
+            }
+            arguments["tags_codes"] = tags_codes
+            with self._link.attempt("gather", deadline) as connection:
+                for count, frame in enumerate(connection.stream("gather", to_text({"arguments": arguments}))):
+                    if "done" in frame.head:
+                        if frame.head["done"].get("parts") != count:
+                            raise ProtocolError(f"{self._link.url}: gather ended after {count} parts: {frame.head}")
+                        return
+                    part = parts.unpack_gathered(frame)
+                    _advance(left, part)
+                    deadline.answered()
+                    yield part
+                    del part, frame  # so that the next one can use its memory
+
+    # ---- others
+
+    def publish_progress(self, group: str, offsets: Mapping[Queue, int]) -> None:
+        """Write how far a query has read, as the offsets of a consumer group."""
+        self._ask("publish_progress", group=group, offsets=dict(offsets))
+
+    def view(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows that say what the store contains."""
+        found: tuple[list[dict[str, Any]], list[str]] = self._ask("view", name=name)
+        return found
+
+    def published_progress(self, group: str) -> Queues:
+        """How far a consumer group has read."""
+        found: Queues = self._ask("published_progress", group=group)
+        return found
+
+    def close(self) -> None:
+        """Let the server close its reader; if it does not answer, it does so by itself later."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(Exception):
+                self._link.connection().last("reader/close", to_text({"reader": self._id}))
+
+
+def _advance(left: deque[Range], part: Gathered) -> None:
+    """Take off the ranges what a part has given."""
+    while left:
+        first = left.popleft()
+        if (first.topic, first.queue_id) == (part.topic, part.queue_id) and first.start <= part.start < first.end:
+            if part.end < first.end:
+                left.appendleft(Range(first.topic, first.queue_id, part.end, first.end))
+            return
+    raise ProtocolError(f"gather: found {part.topic}/{part.queue_id} from {part.start} on, which was not asked for")
+
+
+class RemoteWriter:
+    """Writes to a store on another host.
+
+    Parameters
+    ----------
+    link : Link
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def _ask(self, verb: str, **arguments: Any) -> Any:
+        return self._link.call(f"writer/{verb}", {"arguments": arguments})
+
+    def describe(self, topics: Iterable[str] | None = None) -> Description:
+        """What is there now."""
+        found: Description = self._ask("describe", topics=None if topics is None else list(topics))
+        return found
+
+    def prepare(self) -> Description:
+        """What is there, after a check that it may be written."""
+        found: Description = self._ask("prepare")
+        return found
+
+    def stage(self, write: Write, store_id: str) -> RemoteStaging:
+        """A new staged file on the store's host."""
+        return RemoteStaging(self._link, write, store_id)
+
+    def commit(
+        self,
+        files: Sequence[StagedFile],
+        request: BatchRequest,
+        store_id: str,
+        *,
+        planned: PlannedWrite | None = None,
+        closing: bool = False,
+    ) -> Committed:
+        """Append staged files as one batch.
+
+        Raises
+        ------
+        CommitUnknownError
+            There was no answer in time. The batch may be in the log or not.
+        """
+        arguments = {"files": list(files), "request": request, "store_id": store_id, "planned": planned}
+        text = to_text({"arguments": arguments | {"closing": closing}})
+        is_known_again = request.app_id is not None or planned is not None
+
+        def once(connection: Connection) -> Committed:
+            *_, last = connection.stream("commit", text)
+            found: Committed = values.checked(
+                values.from_json(last.head["done"], strict=False), Committed, "the answer of commit"
+            )
+            return found
+
+        return self._link.retried("commit", once, unknown=True, is_repeatable=is_known_again)
+
+    def abort(self, names: Sequence[str], store_id: str) -> None:
+        """Delete staged files."""
+        self._ask("abort", names=list(names), store_id=store_id)
+
+
+class RemoteStaging:
+    """A staged file on another host while a task writes it.
+
+    The first rows are collected, and the file is begun when there are many, or with the end. What was sent is kept
+    up to `KEPT_SIZE`, so that all of it can be sent again to a server that was restarted. Beyond that the task fails if
+    the connection breaks, and Spark tries it again. While the caller has no rows, a thread tells the server that it is
+    alive.
+
+    Parameters
+    ----------
+    link : Link
+    write : Write
+    store_id : str
+    """
+
+    def __init__(self, link: Link, write: Write, store_id: str) -> None:
+        self._link = link
+        self._first = frames.packed({"stage": values.to_json({"write": write, "store_id": store_id})})
+        self._kept: list[list[memoryview]] = []
+        self._is_whole = True
+        """Whether `_kept` has all that was written."""
+        self._size = self._sent = 0
+        self._deadline = Deadline(link)
+        self._attempt: Attempt | None = None
+        self._connection: Connection | None = None
+        self._staged: StagedFile | None = None
+        self._sending = threading.Lock()
+        self._over = threading.Event()
+        self._alive: threading.Thread | None = None
+
+    def write(self, chunk: Rows) -> None:
+        """Append encoded records."""
+        pieces = parts.pack_rows(chunk)
+        self._size += sum(map(len, pieces))
+        self._kept.append(pieces)
+        if self._size < _FIRST_SIZE:
+            return
+        self._send(None)
+        if self._size > KEPT_SIZE:
+            self._kept, self._sent, self._is_whole = [], 0, False
+
+    def finish(self) -> StagedFile:
+        """Complete the file."""
+        self._send(frames.packed({"finish": True}))
+        self._stop()
+        assert self._staged is not None
+        return self._staged
+
+    def _send(self, last: list[memoryview] | None) -> None:
+        """Send what was not sent yet, on a new connection everything; with the last frame, also receive the answer."""
+        while True:
+            attempt = self._attempt or self._link.attempt("stage", self._deadline)
+            try:
+                with self._sending:
+                    connection = self._connection
+                    if connection is None:
+                        self._attempt, connection = attempt, attempt.__enter__()
+                        connection.begin("stage")
+                        connection.send(self._first)
+                        self._connection, self._sent = connection, 0
+                    while self._sent < len(self._kept):
+                        connection.send(self._kept[self._sent])
+                        self._sent += 1
+                    if last is not None:
+                        connection.send(last)
+                        connection.end()
+                        self._staged = values.checked(connection.answered_value(), StagedFile, "the answer of stage")
+            except Exception as error:  # noqa: BLE001 - it is raised again unless it asks for another try
+                self._failed(attempt, error)
+                continue
+            if last is not None:
+                attempt.__exit__(None, None, None)
+            elif self._alive is None:
+                self._alive = threading.Thread(target=self._show_life, name="signs of life", daemon=True)
+                self._alive.start()
+            return
+
+    def _failed(self, attempt: Attempt, error: Exception) -> None:
+        """Prepare another try, or raise what the server said, or what broke the connection."""
+        connection, self._connection, self._attempt = attempt.connection, None, None
+        if connection is None:
+            raise error
+        said = connection.said_before() if isinstance(error, OSError) and error is not connection.refusal else None
+        cause = said or error
+        if not attempt.__exit__(type(cause), cause, cause.__traceback__):
+            raise cause
+        if not self._is_whole:
+            raise StoreUnavailableError(
+                f"{self._link.url}: the connection broke ({error}) after {self._size:,} bytes of a staged file. More "
+                f"than {KEPT_SIZE:,} bytes are not sent again, so the task has to be run again"
+            ) from error
+
+    def _show_life(self) -> None:
+        """Send a frame now and then while the task has no rows, so that the server does not give it up."""
+        while not self._over.wait(_ALIVE_S):
+            with self._sending, contextlib.suppress(OSError):  # the next frame of rows meets the same fault
+                if self._connection is not None:
+                    self._connection.send(frames.packed({"alive": True}))
+
+    def _stop(self) -> None:
+        self._over.set()
+        if self._alive is not None:
+            self._alive.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        if self._staged is None and self._connection is not None:
+            self._connection.close()  # the server deletes what it has

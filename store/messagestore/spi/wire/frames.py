@@ -1,0 +1,131 @@
+"""Frames: a JSON head, and raw buffers behind it. They make up the streams of `gather`, `stage` and `commit`.
+
+    | u32 size | JSON head, `size` bytes | buffer | buffer | ...
+
+The size is little-endian. The head names its buffers in their order: `"buffers": [["data", 4096], ["sizes", 80]]`. The
+last frame of a stream has `done` or `error` in its head. A stream that ends without one was cut, and nothing may be
+concluded from it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import ProtocolError
+from messagestore.format.json_text import bounded_json
+
+_SIZE = struct.Struct("<I")
+HEAD_SIZE = _SIZE.size
+"""The bytes in front of a head."""
+MOST_VALUES = 2_000_000
+"""How many values a JSON text may have."""
+_MOST_BUFFERS = 16
+
+Buffer = memoryview
+"""Raw bytes."""
+
+
+class Frame(NamedTuple):
+    """A head, and its buffers by name. Each buffer is `uint8[n]`, which may be written to."""
+
+    head: dict[str, Any]
+    buffers: dict[str, NDArray[np.uint8]]
+
+
+def packed(head: dict[str, Any], buffers: Sequence[tuple[str, Any]] = ()) -> list[memoryview]:
+    """The bytes of a frame, in pieces that can be sent one after the other; the buffers are not copied."""
+    views = [(name, memoryview(data).cast("B") if len(data) else memoryview(b"")) for name, data in buffers]
+    if views:
+        head = {**head, "buffers": [[name, len(view)] for name, view in views]}
+    text = json.dumps(head, separators=(",", ":")).encode("utf-8")
+    return [memoryview(_SIZE.pack(len(text)) + text), *(view for _, view in views if len(view))]
+
+
+def read(take: Callable[[memoryview], None], head_limit: int, limit: int, room: Callable[[int], None]) -> Frame:
+    """Read a frame.
+
+    Parameters
+    ----------
+    take : function
+        Fills a memoryview with the next bytes, or raises.
+    head_limit, limit : int
+        The largest head, and the largest sum of head and buffers.
+    room : function
+        Called with the size of the buffers before memory is taken for them.
+
+    Raises
+    ------
+    ProtocolError
+        A size is over its limit, or the head is not what a head must be.
+    """
+    start = bytearray(HEAD_SIZE)
+    take(memoryview(start))
+    (size,) = _SIZE.unpack(start)
+    if not 2 <= size <= head_limit:
+        raise ProtocolError(f"frame: found a head of {size:,} bytes; allowed are 2 to {head_limit:,}")
+    text = bytearray(size)
+    take(memoryview(text))
+    head, sizes = parsed_head(text)
+    total = sum(sizes.values())
+    if size + total > limit:
+        raise ProtocolError(f"frame: found {size + total:,} bytes; allowed are {limit:,}")
+    room(total)
+    buffers = {}
+    for name, count in sizes.items():
+        buffers[name] = np.empty(count, np.uint8)
+        if count:
+            take(buffers[name].data)
+    return Frame(head, buffers)
+
+
+def parsed_head(text: bytes | bytearray) -> tuple[dict[str, Any], dict[str, int]]:
+    """A head without its buffers, and the sizes of these by name.
+
+    Raises
+    ------
+    ProtocolError
+        The text is not JSON, or not that of a head.
+    """
+    try:
+        head = bounded_json(text.decode("utf-8"), MOST_VALUES)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"frame: the head is not JSON that is read: {error}") from error
+    if not isinstance(head, dict):
+        raise ProtocolError("frame: found a head that is not a JSON object")
+    named = head.pop("buffers", [])
+    sizes = {}
+    try:
+        for name, count in named:
+            if not isinstance(name, str) or not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise ValueError
+            sizes[name] = count
+    except (TypeError, ValueError) as error:
+        raise ProtocolError("frame: `buffers` must be a list of names with sizes") from error
+    if len(sizes) != len(named) or len(sizes) > _MOST_BUFFERS:
+        raise ProtocolError(f"frame: found {len(named)} buffers; allowed are {_MOST_BUFFERS} with different names")
+    return head, sizes
+
+
+def numbers(frame: Frame, name: str, dtype: str) -> NDArray[Any]:
+    """A buffer as numbers of one little-endian type.
+
+    Raises
+    ------
+    ProtocolError
+        The buffer is missing, or is not a whole number of them.
+    """
+    found = frame.buffers.get(name)
+    if found is None:
+        raise ProtocolError(f"frame: the buffer {name!r} is missing")
+    kind = np.dtype(dtype)
+    if len(found) % kind.itemsize:
+        raise ProtocolError(
+            f"frame: the buffer {name!r} has {len(found)} bytes; allowed are multiples of {kind.itemsize}"
+        )
+    return found.view(kind).astype(kind.newbyteorder("="), copy=False)

@@ -1,0 +1,213 @@
+"""Rows and gathered records as frames.
+
+Whatever can be computed is left out: queue offsets that follow one another, and the places of records that lie back to
+back. The server does no work for a single record when it sends. What a client stages is checked before it is written to
+a file, because the writer that appends the file believes what it says: the arrays must fit each other, and a record of
+the stated size and queue must begin at each place. What is inside a record is the client's responsibility.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from messagestore.errors import ProtocolError
+from messagestore.format.gathered import Gathered
+from messagestore.format.layout import MAGIC_V1, MAGIC_V2, RECORD_HEAD
+from messagestore.format.message import check_queue_id, check_topic
+from messagestore.format.record import crc32
+from messagestore.format.rows import Rows
+from messagestore.spi.wire.frames import Frame, numbers, packed
+from messagestore.spi.wire.values import checked
+
+# ---- gathered records
+
+
+def pack_gathered(part: Gathered) -> list[memoryview]:
+    """The frame of some messages of a queue."""
+    head: dict[str, Any] = {
+        "topic": part.topic,
+        "queue": part.queue_id,
+        "start": part.start,
+        "end": part.end,
+        "path": part.path,
+    }
+    buffers: list[tuple[str, Any]] = [("sizes", part.sizes.astype("<i4", copy=False))]
+    if len(part.sizes) != part.end - part.start:
+        buffers.append(("queue_offsets", part.queue_offsets.astype("<i8", copy=False)))
+    places = part.physical_offsets
+    if len(places) and _back_to_back(places, part.sizes):
+        head["first"] = int(places[0])
+    else:
+        buffers.append(("physical_offsets", places.astype("<i8", copy=False)))
+    if len(places) and not _back_to_back(part.positions, part.sizes):
+        buffers.append(("positions", part.positions.astype("<i8", copy=False)))
+    if part.renumbered is not None:
+        buffers.append(("renumbered", part.renumbered.view(np.uint8)))
+    first = int(part.positions[0]) if len(part.positions) else 0
+    data = part.data if any(name == "positions" for name, _ in buffers) else part.data[first:]
+    buffers.append(("data", data))
+    return packed({"part": head}, buffers)
+
+
+def _back_to_back(places: NDArray[np.int64], sizes: NDArray[np.int32]) -> bool:
+    return bool(np.array_equal(places[1:], places[:-1] + sizes[:-1]))
+
+
+def unpack_gathered(frame: Frame) -> Gathered:
+    """The messages in a frame.
+
+    Raises
+    ------
+    ProtocolError
+        The frame is not that of a part.
+    """
+    head = frame.head["part"]
+    topic, queue_id = _field(head, "topic", str), _field(head, "queue", int)
+    start, end = _field(head, "start", int), _field(head, "end", int)
+    sizes = numbers(frame, "sizes", "<i4")
+    count = len(sizes)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    relative = ends - sizes
+    offsets = (
+        numbers(frame, "queue_offsets", "<i8")
+        if "queue_offsets" in frame.buffers
+        else np.arange(start, end, dtype=np.int64)
+    )
+    places = (
+        numbers(frame, "physical_offsets", "<i8")
+        if "physical_offsets" in frame.buffers
+        else relative + _field(head, "first", int)
+    )
+    positions = numbers(frame, "positions", "<i8") if "positions" in frame.buffers else relative
+    renumbered = frame.buffers["renumbered"].view(np.bool_) if "renumbered" in frame.buffers else None
+    data = frame.buffers.get("data")
+    lengths = {len(offsets), len(places), len(positions), count if renumbered is None else len(renumbered)}
+    if data is None or lengths != {count}:
+        raise ProtocolError("gather: the buffers of a part do not fit each other")
+    if count and (int(sizes.min()) < 0 or int(positions.min()) < 0 or int((positions + sizes).max()) > len(data)):
+        raise ProtocolError("gather: a record of a part lies outside its data")
+    path = _field(head, "path", str)
+    return Gathered(topic, queue_id, start, end, offsets, places, sizes, data, positions, path, renumbered)
+
+
+def _field(head: Any, name: str, kind: Any) -> Any:
+    if not isinstance(head, dict) or name not in head:
+        raise ProtocolError(f"frame: the field {name!r} is missing")
+    return checked(head[name], kind, name)
+
+
+# ---- rows that are staged
+
+_BUFFERS = (("data", "u1"), ("run_queue_ids", "<i4"), ("run_counts", "<i4"), ("sizes", "<i4"), ("tags_codes", "<i8"))
+_KEYS = (("key_hashes", "<i4"), ("key_counts", "<i4"))
+_MAGICS = (MAGIC_V1, MAGIC_V2)
+
+
+def pack_rows(rows: Rows) -> list[memoryview]:
+    """The frame of encoded rows, with a CRC-32 over all buffers."""
+    arrays = {
+        name: np.ascontiguousarray(getattr(rows, name)).astype(kind, copy=False) for name, kind in _BUFFERS + _KEYS
+    }
+    head = {
+        "topics": rows.run_topics,
+        "real_queues": [list(queue) for queue in rows.real_queues],
+        "time_at": rows.store_timestamp_position,
+        "property_crc": rows.property_crc,
+        "digest": rows.digest,
+        "crc": _crc_of(arrays.values()),
+    }
+    return packed({"rows": head}, list(arrays.items()))
+
+
+def _crc_of(arrays: Any) -> int:
+    crc = 0
+    for each in arrays:
+        crc = crc32(memoryview(each).cast("B") if len(each) else b"", crc)
+    return crc
+
+
+def unpack_rows(frame: Frame) -> Rows:
+    """The rows in a frame, after all checks.
+
+    Raises
+    ------
+    ProtocolError
+        The frame was changed on its way, or its rows cannot be rows.
+    MessageIllegalError
+        A topic or queue id is not allowed.
+    """
+    head = frame.head["rows"]
+    arrays = {name: numbers(frame, name, kind) for name, kind in _BUFFERS + _KEYS}
+    if _crc_of(arrays.values()) != _field(head, "crc", int):
+        raise ProtocolError(
+            "stage: the CRC of a frame does not match its buffers. It was changed on its way; send it again"
+        )
+    topics = _field(head, "topics", list[str])
+    real_queues = [tuple(each) for each in _field(head, "real_queues", list[list[Any]])]
+    checked(real_queues, list[tuple[str, int]], "real_queues")
+    sizes = arrays["sizes"]
+    starts = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=starts[1:])
+    _check_arrays(arrays, starts, topics)
+    for topic in {*topics, *(topic for topic, _ in real_queues)}:
+        check_topic(topic)
+    for queue_id in (int(arrays["run_queue_ids"].min(initial=0)), int(arrays["run_queue_ids"].max(initial=0))):
+        check_queue_id(queue_id)
+    _check_records(arrays, starts)
+    time_at, digest = _field(head, "time_at", int), _field(head, "digest", int)
+    if not 0 <= time_at <= 255 or not 0 <= digest < 1 << 64:
+        raise ProtocolError("stage: the place of the store time, or the digest, cannot be one")
+    return Rows.unplaced(
+        starts,
+        run_topics=topics,
+        run_queue_ids=arrays["run_queue_ids"],
+        run_counts=arrays["run_counts"],
+        tags_codes=arrays["tags_codes"],
+        key_hashes=arrays["key_hashes"],
+        key_counts=arrays["key_counts"],
+        data=arrays["data"],
+        store_timestamp_position=time_at,
+        property_crc=_field(head, "property_crc", bool),
+        digest=digest,
+        real_queues=tuple(real_queues),
+    )
+
+
+def _check_arrays(arrays: dict[str, NDArray[Any]], starts: NDArray[np.int64], topics: list[str]) -> None:
+    rows, runs = len(arrays["sizes"]), len(topics)
+    lengths = (
+        len(arrays["tags_codes"]),
+        len(arrays["key_counts"]),
+        len(arrays["run_queue_ids"]),
+        len(arrays["run_counts"]),
+    )
+    if lengths != (rows, rows, runs, runs):
+        raise ProtocolError("stage: the buffers of a frame do not fit each other")
+    counts, key_counts = arrays["run_counts"].astype(np.int64), arrays["key_counts"].astype(np.int64)
+    if (runs and int(counts.min()) < 1) or int(counts.sum()) != rows:
+        raise ProtocolError("stage: the runs of a frame do not cover its rows")
+    if (rows and int(key_counts.min()) < 0) or int(key_counts.sum()) != len(arrays["key_hashes"]):
+        raise ProtocolError("stage: the keys of a frame do not fit its rows")
+    if (rows and int(arrays["sizes"].min()) < RECORD_HEAD.size) or int(starts[-1]) != len(arrays["data"]):
+        raise ProtocolError("stage: the records of a frame do not fill its data")
+
+
+def _check_records(arrays: dict[str, NDArray[Any]], starts: NDArray[np.int64]) -> None:
+    """Each record says the size, the magic and the queue that the columns say."""
+    data, begins = arrays["data"], starts[:-1]
+
+    def field(name: str) -> NDArray[np.int64]:
+        parts = data[(begins + RECORD_HEAD.offset(name))[:, None] + np.arange(4)]
+        return np.ascontiguousarray(parts).view(">i4")[:, 0].astype(np.int64)
+
+    if not len(begins):
+        return
+    if not (
+        np.array_equal(field("total_size"), arrays["sizes"])
+        and np.isin(field("magic"), _MAGICS).all()
+        and np.array_equal(field("queue_id"), np.repeat(arrays["run_queue_ids"], arrays["run_counts"]))
+    ):
+        raise ProtocolError("stage: a record of a frame is not the one that its columns describe")

@@ -1,0 +1,123 @@
+"""Batches of Arrow's tables, and of frames that other libraries hand over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from messagestore import BatchRequest, ConfigError, MessageColumns, MessageIllegalError, MessageStore
+from messagestore.read_only_store import CHUNK_ROWS
+from small import SMALL
+
+ROWS = {
+    "body": ["B12", "C3", "D7"],
+    "topic": ["gates", "doors", "gates"],
+    "queueId": [0, 1, 0],
+    "tags": ["UA", "AA", "B6"],
+}
+TABLE = pa.table(ROWS)
+
+
+class Frame:
+    """A frame of a library that only speaks Arrow's PyCapsule interface."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+FORMS: dict[str, Callable[[], Any]] = {
+    "a record batch": lambda: pa.record_batch(ROWS),
+    "a table": lambda: TABLE,
+    "a table of chunks": lambda: pa.concat_tables([TABLE[:1], TABLE[1:]]),
+    "a stream of record batches": lambda: pa.RecordBatchReader.from_batches(
+        TABLE.schema, TABLE.to_batches(max_chunksize=1)
+    ),
+    "a frame of pandas": lambda: pd.DataFrame(ROWS),
+    "a frame of another library": lambda: Frame(TABLE),
+    "columns": lambda: MessageColumns.from_arrow(TABLE),
+    "a list of record batches": lambda: TABLE.to_batches(max_chunksize=2),
+    "parts of several kinds": lambda: [TABLE[:1], Frame(TABLE[1:2]), MessageColumns.from_arrow(TABLE[2:])],
+    "a generator": lambda: (part for part in TABLE.to_batches(max_chunksize=1)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_batch_in_each_form(tmp_path: Path, form: str) -> None:
+    """`append_batch(RecordBatch)` said "allowed is Iterable", which a record batch is. The digest is of the rows."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        request = BatchRequest(app_id="gates", version=0)
+        done = store.append_batch(FORMS[form](), request)
+        assert (done.status, done.row_count) == ("appended", 3)
+        assert [m.body for m in store.get_message("gates", 0, 0).messages] == [b"B12", b"D7"]
+        assert [(m.body, m.tags) for m in store.get_message("doors", 1, 0).messages] == [(b"C3", "AA")]
+        assert store.append_batch(TABLE, request).status == "known"
+
+
+@pytest.mark.parametrize("form", sorted(FORMS.keys() - {"columns", "parts of several kinds"}))
+def test_one_topic_and_queue_for_all_rows(tmp_path: Path, form: str) -> None:
+    """They take precedence over the columns."""
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        assert store.append_batch(FORMS[form](), topic="all", queue_id=5).row_count == 3
+        assert [m.body for m in store.get_message("all", 5, 0).messages] == [b"B12", b"C3", b"D7"]
+        assert store.topics().keys() & {"gates", "doors"} == set()
+
+
+def test_more_rows_than_are_encoded_at_once(tmp_path: Path) -> None:
+    """A wrong row is named by its number in the whole batch."""
+    count = CHUNK_ROWS + 10
+    table = pa.table({"body": [b"x"] * count, "queueId": [0] * count})
+    with MessageStore.open(tmp_path / "s") as store:
+        assert store.append_batch(table, topic="t").row_count == count == store.max_offset("t", 0)
+        broken = pa.table({"body": [b"x"] * count, "queueId": [0] * (count - 1) + [-4]})
+        with pytest.raises(MessageIllegalError, match=f"row {count - 1}: queue id: found -4"):
+            store.append_batch(broken, topic="t")
+        with pytest.raises(MessageIllegalError, match=f"row {2 * count - 1}: queue id: found -4"):
+            store.append_batch([table, broken], topic="t")
+        assert store.max_offset("t", 0) == count
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "no body": (TABLE.drop_columns("body"), {}, MessageIllegalError, "body: found no column body"),
+    "no topic": (TABLE.drop_columns("topic"), {}, MessageIllegalError, "topic: found neither a column topic nor"),
+    "no queue": (TABLE.drop_columns("queueId"), {}, MessageIllegalError, "queue_id: found neither a column queue_id nor"),
+    "no queue in a row": (
+        TABLE.set_column(2, "queueId", pa.array([0, None, 1])), {}, MessageIllegalError, "row 1: queue id: found -1"
+    ),
+    "an unknown column": (TABLE.append_column("price", [[1, 2, 3]]), {}, MessageIllegalError, "column 'price': no such column"),
+    "a wrong type": (TABLE.set_column(0, "body", [[1, 2, 3]]), {}, MessageIllegalError, "column body: found type int64"),
+    "one fault in the second part": ([TABLE, TABLE.drop_columns("topic")], {}, MessageIllegalError, "topic: found neither"),
+    "a single column": (TABLE["body"], {}, ConfigError, "columns: found ChunkedArray, which gives no columns with names"),
+    "a dictionary": (ROWS, {}, ConfigError, "columns: found 'body'; allowed is MessageColumns, RecordBatch, Table, or a"),
+    "a topic beside columns": (
+        MessageColumns.from_arrow(TABLE), {"topic": "t"}, ConfigError, "topic: found 't'; allowed is None for MessageColumns"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_frame_that_is_not_allowed_writes_nothing(tmp_path: Path, case: str) -> None:
+    rows, arguments, kind, words = REFUSED[case]
+    with MessageStore.open(tmp_path / "s", SMALL) as store:
+        with pytest.raises(kind, match=words):
+            store.append_batch(rows, **arguments)
+        assert store.topics() == {}
+
+
+def test_chunks_that_are_too_long_together() -> None:
+    """Arrow's own error said neither which column nor what to do: 2 GiB of a type with offsets of 32 bits."""
+    part = pa.array([b"x" * (1 << 20)])
+
+    def parts() -> Iterator[pa.Table]:
+        for _ in range(1 << 11):
+            yield pa.table({"body": part})
+
+    with pytest.raises(MessageIllegalError, match=r"column body: its chunks cannot be put together .* large type"):
+        MessageColumns.from_arrow(pa.concat_tables(parts()), topic="t")

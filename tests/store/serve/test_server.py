@@ -1,0 +1,424 @@
+"""The server against clients that are silent, greedy, cut off, or no clients at all."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.proxy import DOWN, Fault, Proxy
+from messagestore import BatchRequest, CommitUnknownError, ProtocolError, StoreUnavailableError
+from messagestore.serve import server as serving
+from messagestore.serve import service as services
+from messagestore.serve.hosted import Hosted
+from messagestore.serve.limits import MIB, Budget, BusyError, Limits
+from messagestore.serve.server import Server
+from messagestore.serve.service import Service
+from messagestore.spi import ColumnTexts, PlannedWrite, Range, Write, encode, store_host_of
+from messagestore.spi import remote as clients
+from messagestore.spi.location import RemoteSettings
+from messagestore.spi.remote import RemoteReader, RemoteStores
+from messagestore.spi.wire import frames, parts
+from small import SMALL, bodies, columns, filled
+
+LIMITS = Limits(connections=12, streams=4, memory=24 * MIB, body=MIB, frame=8 * MIB, idle_s=1.0)
+HEADERS = "Host: x\r\nMessagestore-Protocol: 1-1\r\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    filled(tmp_path / "store", 60)
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def server(root: str) -> Iterator[Server]:
+    started = Server(Service(Hosted(root, SMALL), LIMITS))
+    started.start()
+    yield started
+    started.stop()
+
+
+def settings(retry_timeout_s: float = 10.0) -> RemoteStores:
+    return RemoteStores(RemoteSettings(retry_timeout_s=retry_timeout_s))
+
+
+_sockets: list[socket.socket] = []
+
+
+@pytest.fixture(autouse=True)
+def sockets() -> Iterator[None]:
+    yield
+    while _sockets:
+        _sockets.pop().close()
+
+
+def connected(server: Server) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    sock = socket.create_connection((host, int(port)), timeout=20)
+    _sockets.append(sock)
+    return sock
+
+
+def said(sock: socket.socket) -> bytes:
+    """All that the server says until it closes the connection."""
+    found = b""
+    while True:
+        try:
+            data = sock.recv(1 << 16)
+        except ConnectionResetError:
+            return found
+        if not data:
+            return found
+        found += data
+
+
+def until(fact: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not fact():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def staged_names(root: str) -> list[str]:
+    folder = Path(root, "spark", "staging")
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def rows_frame(count: int = 10) -> bytes:
+    host = store_host_of(SMALL)
+    rows = encode(ColumnTexts(columns(bodies(count))), limits=SMALL, store_host=host, born_host=host)
+    return b"".join(parts.pack_rows(rows))
+
+
+def stage_begin(store_id: str) -> bytes:
+    return b"".join(
+        frames.packed({"stage": {"write": {"$": "Write", "driver": "0", "key": "k"}, "store_id": store_id}})
+    )
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+# ---- silent clients
+
+
+def test_clients_that_stop_in_the_middle_of_a_file_leave_nothing(root: str, server: Server):
+    """After the idle time they have no place, no thread and no file, and others were served meanwhile."""
+    store_id = settings().writer(server.url, SMALL, staging_ttl_s=60).prepare().store_id
+    silent = []
+    for _ in range(LIMITS.streams):
+        sock = connected(server)
+        sock.sendall(f"POST /v1/stage HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\n\r\n".encode())
+        sock.sendall(chunk(stage_begin(store_id)) + chunk(rows_frame())[:-100])
+        silent.append(sock)
+    budget = server.service.budget
+    until(lambda: len(staged_names(root)) == LIMITS.streams)
+    assert RemoteReader.describe(settings().reader(server.url)).store_id == store_id
+    until(lambda: (budget.streams, budget.memory, staged_names(root)) == (0, 0, []))
+    for sock in silent:
+        sock.close()
+
+
+def test_clients_that_connect_and_say_nothing_cost_no_thread(server: Server):
+    """They are closed after the idle time; requests are answered meanwhile."""
+    silent = [connected(server) for _ in range(LIMITS.connections - 2)]
+    until(lambda: len(server._http.open_connections) >= len(silent))
+    assert settings().reader(server.url).describe().store_id
+    for sock in silent:
+        assert said(sock) == b""
+
+
+def test_a_request_that_comes_byte_by_byte_is_ended(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """Each byte restarts a socket's time-out, so the head as a whole has one, too."""
+    monkeypatch.setattr(serving, "HEAD_S", 0.5)
+    sock = connected(server)
+    sock.sendall(b"POST /v1/hello HTTP/1.1\r\nX: ")
+    begin_s, is_open = time.monotonic(), True
+    while is_open:
+        assert time.monotonic() - begin_s < 30
+        time.sleep(0.05)
+        try:
+            sock.sendall(b"y")
+        except OSError:
+            is_open = False
+
+
+def test_one_connection_too_many_is_closed(server: Server):
+    """The others stay, and a place that becomes free is given again."""
+    held = [connected(server) for _ in range(LIMITS.connections)]
+    until(lambda: len(server._http.open_connections) >= LIMITS.connections)
+    late = connected(server)
+    assert said(late) == b""
+    for sock in held:
+        sock.close()
+    assert settings().reader(server.url).describe().store_id
+
+
+# ---- greedy clients
+
+
+@pytest.mark.parametrize(
+    "framing", [f"Content-Length: {1 << 40}", "Transfer-Encoding: chunked"], ids=["known", "unknown"]
+)
+def test_a_body_over_the_limit_takes_no_memory(server: Server, framing: str):
+    sock = connected(server)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sock.sendall(f"POST /v1/reader/describe HTTP/1.1\r\n{HEADERS}{framing}\r\n\r\n".encode())
+    sock.sendall(b"10000000000\r\n{" if "chunked" in framing else b"{")
+    answer = said(sock)
+    assert b"400 Bad Request" in answer.partition(b"\r\n")[0] and b"ProtocolError" in answer
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+
+
+@pytest.mark.parametrize("size", [LIMITS.frame + 1, 1 << 62])
+def test_a_frame_over_the_limit_takes_no_memory(root: str, server: Server, size: int):
+    store_id = settings().reader(server.url).describe().store_id
+    sock = connected(server)
+    sock.sendall(f"POST /v1/stage HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\n\r\n".encode())
+    head = json.dumps({"rows": {}, "buffers": [["data", size]]}).encode()
+    sock.sendall(chunk(stage_begin(store_id)) + chunk(len(head).to_bytes(4, "little") + head))
+    assert b"allowed are" in said(sock)
+    until(lambda: staged_names(root) == [])
+    assert server.service.budget.memory == 0
+
+
+def test_more_streams_than_there_are_places_come_again_later(root: str, server: Server):
+    """They are refused with 503, and the client tries again until there is a place."""
+    budget = server.service.budget
+    taken = [budget.stream() for _ in range(LIMITS.streams)]
+    for each in taken:
+        each.__enter__()
+    reader = settings(0.5).reader(server.url)
+    with pytest.raises(StoreUnavailableError, match="4 streams are open"):
+        list(reader.gather([Range("t", 0, 0, 30)]))
+    threading.Timer(0.3, lambda: [each.__exit__(None, None, None) for each in taken]).start()
+    found = list(settings().reader(server.url).gather([Range("t", 0, 0, 30)]))
+    assert sum(len(part.sizes) for part in found) == 30
+
+
+def test_memory_is_waited_for_and_given_back():
+    budget = Budget(Limits(memory=100, idle_s=0.05))
+    with budget.stream() as one, budget.stream() as other:
+        one.take(70)
+        with pytest.raises(BusyError, match="70 bytes, and 40 more"):
+            other.take(40)
+        assert budget.memory == 70
+        one.take(10)
+        other.take(40)
+        assert budget.memory == 50
+    assert (budget.memory, budget.streams) == (0, 0)
+
+
+def test_a_client_over_its_rate_is_slowed_down():
+    budget = Budget(Limits(rate=1000))
+    assert budget.pace("a", 900) == 0
+    assert 0 < budget.pace("a", 200) < 1.0
+    assert budget.pace("b", 900) == 0
+
+
+# ---- clients that are none
+
+
+def test_random_bytes_end_no_server(root: str, server: Server):
+    """Requests and frames that are cut, changed and too large: each is answered or closed, and no file stays."""
+    store_id = settings().reader(server.url).describe().store_id
+    stage = f"POST /v1/stage HTTP/1.1\r\n{HEADERS}Transfer-Encoding: chunked\r\n\r\n".encode()
+    stage += chunk(stage_begin(store_id)) + chunk(rows_frame()) + b"0\r\n\r\n"
+    body = b'{"reader": "a", "arguments": {"topics": ["t"]}}'
+    ends = f"POST /v1/reader/ends HTTP/1.1\r\n{HEADERS}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    randoms = random.Random(4)
+    for number in range(150):
+        data = bytearray(randoms.choice((stage, ends)))
+        for _ in range(randoms.randrange(4)):
+            data[randoms.randrange(len(data))] = randoms.randrange(256)
+        data = data[: randoms.randrange(len(data) + 1)] if number % 2 else data
+        with connected(server) as sock:
+            sock.sendall(data)
+            sock.shutdown(socket.SHUT_WR)
+            said(sock)
+    until(lambda: (server.service.budget.streams, server.service.budget.memory) == (0, 0))
+    until(lambda: not any(name.endswith(".writing") for name in staged_names(root)))
+    assert settings().reader(server.url).describe().store_id == store_id
+    assert [path.name for path in Path(root).parent.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("GET /v1/hello", 400),
+        ("POST /v1/reader/_reader", 400),
+        ("POST /v1/reader/close_all", 400),
+        ("POST /v2/hello", 400),
+        ("POST /../../etc/passwd", 400),
+        ("GET /healthz", 200),
+        ("GET /readyz", 200),
+        ("GET /metrics", 200),
+    ],
+)
+def test_only_the_paths_of_the_protocol_are_answered(server: Server, line: str, status: int):
+    sock = connected(server)
+    sock.sendall(f"{line} HTTP/1.1\r\n{HEADERS}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
+    assert said(sock).split()[1] == b"%d" % status
+
+
+def test_another_version_is_told_both(server: Server):
+    sock = connected(server)
+    sock.sendall(
+        b"POST /v1/hello HTTP/1.1\r\nMessagestore-Protocol: 7-9\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
+    )
+    assert b"the client speaks protocol 7-9, and this side 1-1" in said(sock)
+
+
+# ---- a server that goes away
+
+
+def test_a_gather_goes_on_where_it_was_cut(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """Each message once, though every part is followed by the end of the connection."""
+    send, cuts = services._Request._send, []
+
+    def cut(self: Any, pieces: Any) -> None:
+        send(self, pieces)
+        if self.verb == "gather" and len(cuts) < 5:
+            cuts.append(self.id)
+            raise ConnectionError("cut")
+
+    monkeypatch.setattr(services._Request, "_send", cut)
+    reader = settings().reader(server.url)
+    ranges = [Range("t", 1, 3, 20), Range("t", 0, 0, 30), Range("t", 1, 25, 26)]
+    found = [
+        (part.queue_id, number) for part in reader.gather(ranges, max_rows=7) for number in part.queue_offsets.tolist()
+    ]
+    assert found == [(each.queue_id, number) for each in ranges for number in range(each.start, each.end)]
+    assert len(cuts) == 5
+
+
+def commit_of(server: Server, stores: RemoteStores, planned: PlannedWrite | None) -> Callable[[], Any]:
+    writer = stores.writer(server.url, SMALL, staging_ttl_s=60)
+    found = writer.prepare()
+    host = store_host_of(SMALL)
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        staging.write(encode(ColumnTexts(columns(bodies(5))), limits=SMALL, store_host=host, born_host=host))
+        staged = staging.finish()
+    app_id = "app" if planned is None else None
+    return lambda: writer.commit([staged], BatchRequest(app_id, 0), found.store_id, planned=planned)
+
+
+@pytest.mark.parametrize("planned", [None, PlannedWrite("5" * 32, 0)], ids=["app", "no app"])
+def test_a_commit_whose_answer_is_lost_is_sent_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch, planned: PlannedWrite | None
+):
+    """The first one was carried out: the second is told that the batch is known."""
+    end, lost = services._Request._end, []
+
+    def lose(self: Any, done: Any) -> None:
+        if self.verb == "commit" and not lost:
+            lost.append(done)
+            raise ConnectionError("lost")
+        end(self, done)
+
+    monkeypatch.setattr(services._Request, "_end", lose)
+    assert commit_of(server, settings(), planned)().result.status == "known"
+    assert len(lost) == 1
+
+
+def test_a_commit_that_never_gets_an_answer_is_unknown(server: Server, monkeypatch: pytest.MonkeyPatch):
+    def lose(self: Any, done: Any) -> None:
+        raise ConnectionError("lost")
+
+    commit = commit_of(server, settings(0.3), None)
+    monkeypatch.setattr(services._Request, "_end", lose)
+    with pytest.raises(CommitUnknownError, match="may be in the log or not"):
+        commit()
+
+
+def test_a_long_commit_shows_that_it_is_alive(server: Server, monkeypatch: pytest.MonkeyPatch):
+    """Otherwise the client would take the server for dead; here its patience is shorter than the commit."""
+    monkeypatch.setattr(services, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr("messagestore.spi.connections.ANSWER_TIMEOUT_S", 1.0)
+    commit = commit_of(server, settings(0.1), None)
+    writer = server.service.hosted.writer
+
+    def slow() -> Any:
+        made = writer()
+        before = made.commit
+        made.commit = lambda *given, **named: (time.sleep(3.0), before(*given, **named))[1]  # type: ignore[method-assign]
+        return made
+
+    monkeypatch.setattr(server.service.hosted, "writer", slow)
+    assert commit().result.status == "appended"
+
+
+def test_a_file_is_sent_again_to_a_server_that_was_restarted(root: str, monkeypatch: pytest.MonkeyPatch):
+    """A task cannot make its rows again, so the client has kept them."""
+    monkeypatch.setattr(clients, "_FIRST_SIZE", 1)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    first = Server(Service(Hosted(root, SMALL), LIMITS), port=port)
+    first.start()
+    writer = settings().writer(first.url, SMALL, staging_ttl_s=60)
+    found = writer.prepare()
+    host = store_host_of(SMALL)
+    with writer.stage(Write("0", "k"), found.store_id) as staging:
+        for start in (0, 5):
+            rows = encode(ColumnTexts(columns(bodies(5, start=start))), limits=SMALL, store_host=host, born_host=host)
+            staging.write(rows)
+            if not start:
+                until(lambda: len(staged_names(root)) == 1)
+                first.stop()
+                second = Server(Service(Hosted(root, SMALL), LIMITS), port=port)
+                second.start()
+        staged = staging.finish()
+    assert writer.commit([staged], BatchRequest("app", 0), found.store_id).result.row_count == 10
+    assert staged_names(root) == []
+    second.stop()
+
+
+def test_a_server_that_is_being_stopped_refuses_and_waits(server: Server):
+    """New requests get 503; the one that runs is answered."""
+    reader = settings(0.2).reader(server.url)
+    stream = reader.gather([Range("t", 0, 0, 30)], max_rows=10)
+    next(stream)
+    server.service.draining = True
+    with pytest.raises(StoreUnavailableError, match="being stopped"):
+        reader.describe()
+    assert sum(len(part.sizes) for part in stream) == 20
+    server.service.draining = False
+
+
+def test_an_answer_of_somebody_else_is_no_answer():
+    """A proxy, or another service at the port."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        sock, _ = listening.accept()
+        sock.recv(4096)
+        sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        sock.close()
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    with pytest.raises(ProtocolError, match="does not say which protocol"):
+        settings().reader(f"http://127.0.0.1:{listening.getsockname()[1]}")
+    listening.close()
+
+
+def test_an_answer_that_is_cut_at_any_byte_of_its_head_is_asked_for_again(server: Server):
+    """A head without its last headers looks like one of somebody else."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with Proxy((host, int(port))) as proxy:
+        writer = settings().writer(f"http://127.0.0.1:{proxy.port}", SMALL, staging_ttl_s=60)
+        expected = writer.describe()
+        for at in range(0, 400, 3):
+            proxy.plan(Fault("close", DOWN, at))
+            assert writer.describe() == expected, at
+            assert proxy.happened
