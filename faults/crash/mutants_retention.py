@@ -121,6 +121,37 @@ def delayed_messages_that_wait(_: Ground) -> Iterator[Verdict]:
         yield Verdict(lost=["a delayed message that waits"] * store.min_offset("SCHEDULE_TOPIC_XXXX", 17))
 
 
+def numbers_after_a_cut(_: Ground) -> Iterator[Verdict]:
+    """A power cut takes every unit of a queue's last file, and their records; the file before it and the seals are gone."""
+    with _scratch() as root:
+        config = SMALL.replace(flush_disk_type="ASYNC_FLUSH")
+        store, count = MessageStore.open(root, config), config.mapped_file_size_consume_queue // 20
+        for number in range(count):
+            store.put_message(Message("edge", b"%d" % number, queue_id=0))
+        for number in range(60):
+            store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
+        store.flush()
+        with store.writer.mutex:
+            store.writer.finish()
+            store.writer.clean_end.move()
+        last = store.put_message(Message("edge", b"last", queue_id=0))
+        store.delete_expired_files(reserved_hours=0)
+        die(root)
+
+        newest = max((root / "consumequeue" / "edge" / "0").iterdir())
+        newest.write_bytes(bytes(newest.stat().st_size))
+        segment = max((root / "commitlog").iterdir())
+        data = bytearray(segment.read_bytes())
+        position = last.physical_offset - int(segment.name)
+        data[position : position + last.size] = bytes(last.size)
+        segment.write_bytes(data)
+        (root / "spark" / "ends").unlink()
+
+        with another_boot(), MessageStore.open(root, config) as store:
+            end = store.max_offset("edge", 0)
+            yield Verdict(lost=[f"the queue ends at {end} instead of {count}"] * (end != count))
+
+
 def timers_that_wait(_: Ground) -> Iterator[Verdict]:
     """A broker has taken ten timer messages into its wheel, and delivered the first one."""
     with _scratch() as root:
@@ -170,40 +201,6 @@ def without_wheel(_: Any) -> Any:
     return lambda _files, units: np.full(len(units), -1, np.int64)
 
 
-def numbers_after_a_cut(_: Ground) -> Iterator[Verdict]:
-    """A power cut takes every unit of a queue's last file, and their records; the file before has gone."""
-    with _scratch() as root:
-        config = SMALL.replace(flush_disk_type="ASYNC_FLUSH")
-        store, count = MessageStore.open(root, config), config.mapped_file_size_consume_queue // 20
-
-        for number in range(count):
-            store.put_message(Message("edge", b"%d" % number, queue_id=0))
-        for number in range(60):
-            store.put_message(Message("single", b"put/%d/" % number + b"." * 1000, queue_id=0))
-        store.flush()
-
-        with store.writer.mutex:
-            store.writer.finish()
-            store.writer.clean_end.move()
-
-        last = store.put_message(Message("edge", b"last", queue_id=0))
-        store.delete_expired_files(reserved_hours=0)
-        die(root)
-
-        newest = max((root / "consumequeue" / "edge" / "0").iterdir())
-        newest.write_bytes(bytes(newest.stat().st_size))
-
-        segment = max((root / "commitlog").iterdir())
-        data = bytearray(segment.read_bytes())
-        position = last.physical_offset - int(segment.name)
-        data[position : position + last.size] = bytes(last.size)
-        segment.write_bytes(data)
-
-        with another_boot(), MessageStore.open(root, config) as store:
-            end = store.max_offset("edge", 0)
-            yield Verdict(lost=[f"the queue ends at {end} instead of {count}"] * (end != count))
-
-
 MUTANTS = (
     Mutant("retention deletes the files of queues before the segments", patched(Retention, "_delete_segments", queues_first), "kills", kills("retention")),
     Mutant("retention does not sync the folder of the log between two deletions", no_sync("commitlog/", "fsync_dir"), "power cuts", power_cuts("retention")),
@@ -211,6 +208,7 @@ MUTANTS = (
     Mutant("retention deletes every file of a queue but the last", patched(ConsumeQueue, "count_below", all_but_the_last), "kills", kills("retention of a part")),
     Mutant("retention deletes every index file but the newest", patched(IndexService, "forget_below", newest_index_only), "kills", kills("retention of a part")),
     Mutant("retention restates no batch", without(retention, "restate_batches", []), "copies without spark/", copies_without_spark),
+    Mutant("retention deletes the last file of a queue whose units are on the disk", patched(Retention, "_without_next_number", lambda _: lambda _self, _queue, gone: gone), "numbers of queues after a power cut", numbers_after_a_cut),
     Mutant("retention does not look at consumer groups", without(expired, "needed", []), "a group that has not read all", groups_that_read),
     Mutant("retention does not look at open half messages", without(expired, "_needed_halves", []), "a half message that waits", half_messages_that_wait),
     Mutant("retention does not look at delayed messages", lambda: mock.patch.object(expired, "SCHEDULE_TOPIC", "none"), "a delayed message that waits", delayed_messages_that_wait),
