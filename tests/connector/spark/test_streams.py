@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ from messagestore.files.disk import Disk
 from spark_runs import bodies, fill
 
 StreamingQueryException = pytest.importorskip("pyspark.errors").StreamingQueryException
+
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 def read(spark, root: str, **options: str):
@@ -297,3 +302,47 @@ def test_views_are_frames(spark, root) -> None:
     segments = spark.read.format("messagestore").option("view", "segments").load(root)
     assert segments.where("firstStoreTimestamp > '2020-01-01'").count() == 1
     assert spark.read.format("messagestore").option("view", "groups").load(root).count() == 0
+
+
+@pytest.mark.parametrize("name", ["plain-5.3.3", "crashed-5.3.3"])
+def test_views_of_a_brokers_store(spark, tmp_path, name) -> None:
+    """A store that a broker closed, and one whose broker was killed: each view says what the broker says."""
+    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
+        archive.extractall(tmp_path / "store")
+    root = str(tmp_path / "store")
+    expected_text = (tmp_path / "store" / "expected.json").read_text("utf-8")
+    expected = {
+        (topic, queue_id): (queue["min"], queue["max"])
+        for topic, queue_id, queue in json.loads(expected_text)["queues"]
+    }
+    first_topic, first_queue = next(iter(expected))
+    (tmp_path / "store" / "config").mkdir()
+    (tmp_path / "store" / "config" / "consumerOffset.json").write_text(
+        f'{{"offsetTable":{{"{first_topic}@readers":{{{first_queue}:1}}}}}}'
+    )
+
+    def view(of: str):
+        return spark.read.format("messagestore").option("view", of).load(root).collect()
+
+    assert {(row.topic, row.queueId): (row.minOffset, row.maxOffset) for row in view("queues")} == expected
+    messages = {
+        topic: sum(high - low for (of, _), (low, high) in expected.items() if of == topic) for topic, _ in expected
+    }
+    assert {row.topic: row.messages for row in view("topics")} == messages
+
+    stored_ms = {
+        message["physicalOffset"]: message["stored"]
+        for _, _, queue in json.loads(expected_text)["queues"]
+        for message in queue["messages"]
+    }
+    segments = view("segments")
+    assert [row.firstPhysicalOffset for row in segments] == sorted(
+        int(path.name) for path in (tmp_path / "store" / "commitlog").iterdir()
+    )
+    first_ms = [round(row.firstStoreTimestamp.timestamp() * 1000) for row in segments if row.firstStoreTimestamp]
+    assert first_ms == [stored_ms[row.firstPhysicalOffset] for row in segments if row.firstStoreTimestamp] != []
+
+    groups = {(row.group, row.topic, row.queueId): (row.committedOffset, row.lag) for row in view("groups")}
+    assert groups["readers", first_topic, first_queue] == (1, expected[first_topic, first_queue][1] - 1)
+    assert {key[:2] for key in groups} == {("readers", first_topic)}
+    assert view("batches") == []
