@@ -438,6 +438,25 @@ class AccessDeniedError(StoreError, PermissionError):
     unknown = False
 
 
+class BrokerError(StoreError, RuntimeError):
+    """A RocketMQ broker or name server refuses a request.
+
+    Attributes
+    ----------
+    broker : str
+        The broker's name; empty if the request did not name it.
+    address : str
+    code : int
+        RocketMQ's ResponseCode.
+    remark : str
+        The broker's words.
+    """
+
+    def __init__(self, message: str, *, broker: str, address: str, code: int, remark: str) -> None:
+        super().__init__(message)
+        self.broker, self.address, self.code, self.remark = broker, address, code, remark
+
+
 class ProtocolError(StoreError, ValueError):
     """A message between client and server of a store is not one that the receiver knows: the versions differ, or the
     message was damaged or cut.

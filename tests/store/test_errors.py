@@ -13,6 +13,7 @@ from messagestore import errors
 from messagestore.errors import (
     AccessDeniedError,
     BatchConflictError,
+    BrokerError,
     ChecksumError,
     CommitUnknownError,
     ConfigError,
@@ -62,6 +63,7 @@ EXAMPLES: list[tuple[StoreError, type[Exception]]] = [
     (StoreUnavailableError("m"), ConnectionError),
     (CommitUnknownError("m"), StoreUnavailableError),
     (AccessDeniedError("m"), PermissionError),
+    (BrokerError("m", broker="b", address="a:1", code=16, remark="r"), RuntimeError),
     (ProtocolError("m"), ValueError),
     (CorruptionError("/p", 7, "this", "that"), Exception),
     (TornRecordError("/p", 7, "this", "that"), CorruptionError),

@@ -1,0 +1,350 @@
+"""One connection to a name server or a broker, with many requests under way.
+
+    send(frame) -> Call          writes the request, and returns at once
+    Call.answer()                reads frames until this call has its answer; those of other calls are kept for them
+
+Nobody reads in the background: whoever waits for an answer reads for all. Any thread may send, and any thread may wait.
+A request that the other side sends is answered with "not supported": a client that is not registered gets none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from messagestore.errors import ConfigError, ProtocolError, StoreUnavailableError
+from messagestore.remoting import codes
+from messagestore.remoting.frames import (
+    ANSWER_FLAG,
+    FRAME_LIMIT,
+    ONEWAY_FLAG,
+    SIZE_BYTES,
+    Frame,
+    packed,
+    texts_of,
+    unpacked,
+)
+from messagestore.remoting.settings import RemotingSettings
+from messagestore.remoting.signing import Credentials
+
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 30.0
+"""How long an answer is waited for unless the caller says otherwise. A broker answers an ordinary request within a
+second, and says so if it is busy.
+"""
+_KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+_OPAQUE_LIMIT = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request.
+
+    Parameters
+    ----------
+    code : int
+        `codes.SUCCESS`, or another one of `codes`.
+    remark : str
+        The broker's words about it.
+    fields : dict of str to str
+        The header.
+    body : bytes or memoryview
+    address : str
+        Who answered.
+    """
+
+    code: int
+    remark: str
+    fields: Mapping[str, str]
+    body: bytes | memoryview
+    address: str
+
+    def number(self, name: str) -> int:
+        """A whole number of the header.
+
+        Raises
+        ------
+        ProtocolError
+            The header has no such number.
+        """
+        try:
+            return int(self.fields[name])
+        except (KeyError, ValueError):
+            raise ProtocolError(
+                f"{self.address}: found an answer with the fields {dict(self.fields)!r:.300}; allowed is one with the "
+                f"number {name}"
+            ) from None
+
+
+class Call:
+    """A request that is under way."""
+
+    __slots__ = ("_answer", "_connection", "_failure", "opaque")
+
+    def __init__(self, connection: Connection, opaque: int) -> None:
+        self.opaque = opaque
+        self._connection = connection
+        self._answer: Answer | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def address(self) -> str:
+        """Whom the request was sent to."""
+        return self._connection.address
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer, or the end of the connection, was read already."""
+        return self._answer is not None or self._failure is not None
+
+    def answer(self, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+        """Wait for the answer, whatever its code is.
+
+        Raises
+        ------
+        StoreUnavailableError
+            The connection broke, or the time is over. The request may have been carried out, or not.
+        ProtocolError
+            The other side does not speak this protocol.
+        """
+        if not self.is_done:
+            self._connection.read_until(self, time.monotonic() + timeout_s, timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        assert self._answer is not None
+        return self._answer
+
+    def end(self, answer: Answer | None, failure: Exception | None = None) -> None:
+        """Set what became of the request."""
+        self._answer, self._failure = answer, failure
+
+
+class Connection:
+    """One socket to a name server or a broker.
+
+    Parameters
+    ----------
+    address : str
+        `host:port`, or `[host]:port` with an IPv6 address.
+    settings : RemotingSettings
+
+    Raises
+    ------
+    StoreUnavailableError
+        Nobody listens at the address, or TLS fails.
+    """
+
+    def __init__(self, address: str, settings: RemotingSettings) -> None:
+        self.address = address
+        self._settings = settings
+        self._credentials = Credentials.read(settings.credentials_file) if settings.credentials_file else None
+        self._opaques = itertools.count(1)
+        self._calls: dict[int, Call] = {}
+        self._sending, self._turn = threading.Lock(), threading.Condition()
+        self._has_reader = False
+        self._head = bytearray(SIZE_BYTES)
+        self._frame: bytearray | None = None
+        self._filled = 0
+        self._broken: Exception | None = None
+        self._socket = self._connected()
+
+    def _connected(self) -> socket.socket:
+        host, port = host_and_port(self.address)
+        try:
+            plain = socket.create_connection((host, port), CONNECT_TIMEOUT_S)
+        except OSError as error:
+            raise StoreUnavailableError(f"{self.address}: no connection: {error}") from error
+
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEP_ALIVE:
+                plain.setsockopt(socket.IPPROTO_TCP, option, value)
+            return _with_tls(plain, host, self._settings) if self._settings.use_tls else plain
+        except (OSError, ssl.SSLError) as error:
+            plain.close()
+            raise StoreUnavailableError(f"{self.address}: no connection: {error}") from error
+        except BaseException:
+            plain.close()
+            raise
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it can be used no longer."""
+        return self._broken is not None
+
+    # ---- requests
+
+    def send(
+        self, code: int, fields: Mapping[str, object], body: bytes | memoryview = b"", *, oneway: bool = False
+    ) -> Call:
+        """Write a request.
+
+        Parameters
+        ----------
+        oneway : bool
+            Nobody answers: the call is done when the request is written.
+
+        Raises
+        ------
+        StoreUnavailableError
+            The connection broke. The request may have arrived, or not.
+        """
+        texts = texts_of(fields)
+        if self._credentials is not None:
+            texts = self._credentials.signed(texts, body)
+
+        opaque = next(self._opaques) % _OPAQUE_LIMIT
+        call = Call(self, opaque)
+        frame = Frame(code, opaque, texts, body, ONEWAY_FLAG if oneway else 0)
+        if not oneway:
+            self._calls[opaque] = call
+        self._write(frame)
+        if oneway:
+            call.end(Answer(codes.SUCCESS, "", {}, b"", self.address))
+        return call
+
+    def _write(self, frame: Frame) -> None:
+        pieces = packed(frame, self._settings.serialization)
+        try:
+            with self._sending:
+                if self._broken is None:
+                    self._socket.settimeout(ANSWER_TIMEOUT_S)
+                    for piece in pieces:
+                        self._socket.sendall(piece)
+        except OSError as error:
+            self._break(error)  # a frame of which a part was sent leaves nothing to go on with
+        if self._broken is not None:
+            raise self._broken
+
+    # ---- answers
+
+    def read_until(self, call: Call, until_s: float, timeout_s: float) -> None:
+        """Read frames until a call is done.
+
+        Raises
+        ------
+        StoreUnavailableError
+            The time is over. An answer that arrives later is dropped.
+        """
+        with self._turn:
+            while not call.is_done:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    self._calls.pop(call.opaque, None)
+                    raise StoreUnavailableError(f"{self.address}: no answer within {timeout_s:g} s")
+                if self._has_reader:
+                    self._turn.wait(left_s)
+                    continue
+
+                self._has_reader = True
+                self._turn.release()
+                try:
+                    self._read(left_s)
+                finally:
+                    self._turn.acquire()
+                    self._has_reader = False
+                    self._turn.notify_all()
+
+    def _read(self, timeout_s: float) -> None:
+        """Read on for at most some time, and give a frame that is complete to its call. What was read is kept."""
+        try:
+            self._socket.settimeout(timeout_s)
+            buffer = self._head if self._frame is None else self._frame
+            count = self._socket.recv_into(memoryview(buffer)[self._filled :])
+        except TimeoutError:
+            return
+        except (OSError, ValueError) as error:
+            self._break(error)
+            return
+        if not count:
+            self._break(ConnectionResetError("the other side closed the connection"))
+            return
+
+        self._filled += count
+        if self._filled < len(buffer):
+            return
+        self._filled = 0
+        if self._frame is None:
+            size = int.from_bytes(self._head, "big")
+            if not SIZE_BYTES <= size <= FRAME_LIMIT:
+                self._break(
+                    ProtocolError(
+                        f"{self.address}: found a frame of {size:,} bytes; allowed are frames of RocketMQ's remoting "
+                        f"protocol up to {FRAME_LIMIT:,}. Is this the address of a name server or a broker, and does "
+                        f"it expect TLS?"
+                    )
+                )
+                return
+            self._frame = bytearray(size)
+            return
+
+        data, self._frame = self._frame, None
+        try:
+            self._receive(unpacked(data))
+        except ProtocolError as error:
+            self._break(error)
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.is_answer:
+            call = self._calls.pop(frame.opaque, None)  # None: it was given up
+            if call is not None:
+                call.end(Answer(frame.code, frame.remark, frame.fields, frame.body, self.address))
+        elif not frame.flag & ONEWAY_FLAG:
+            with contextlib.suppress(StoreUnavailableError):  # every call that is under way fails then
+                refusal = Frame(codes.REQUEST_CODE_NOT_SUPPORTED, frame.opaque, flag=ANSWER_FLAG)
+                self._write(refusal)
+
+    # ---- the end
+
+    def _break(self, error: Exception) -> None:
+        """Fail all that is under way: no answer can arrive any more."""
+        if self._broken is None:
+            self._broken = (
+                error
+                if isinstance(error, ProtocolError | ConfigError)
+                else StoreUnavailableError(f"{self.address}: the connection broke: {error}")
+            )
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        while self._calls:
+            with contextlib.suppress(KeyError):  # another thread was faster
+                _, call = self._calls.popitem()
+                call.end(None, self._broken)
+
+    def close(self) -> None:
+        """Close the socket. What is under way fails."""
+        self._break(ConnectionAbortedError("it was closed here"))
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of `host:port`; an IPv6 address may stand in brackets.
+
+    Raises
+    ------
+    ConfigError
+        It is something else.
+    """
+    host, colon, port = address.strip().rpartition(":")
+    host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
+    if not colon or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise ConfigError(
+            f"address: found {address!r}; allowed is host:port, with an IPv6 address as [address]:port",
+            key="path",
+            value=address,
+        )
+    return host, int(port)
+
+
+def _with_tls(plain: socket.socket, host: str, settings: RemotingSettings) -> ssl.SSLSocket:
+    context = ssl.create_default_context(cafile=settings.ca_file or None)
+    context.check_hostname = settings.check_host_name
+    if settings.cert_file:
+        context.load_cert_chain(settings.cert_file, settings.key_file or None)
+    return context.wrap_socket(plain, server_hostname=host)
