@@ -118,12 +118,19 @@ class StagingWriter:
     disk : Disk | None
     write : Write | None
         The write that the file belongs to: it decides who deletes the file when the attempt, or its driver, dies.
+    client : str
+        For whom a server writes the file.
+
+    Raises
+    ------
+    ConfigError
+        The write cannot be part of a file's name.
     """
 
-    def __init__(self, folder: str, disk: Disk | None = None, *, write: Write | None = None) -> None:
+    def __init__(self, folder: str, disk: Disk | None = None, *, write: Write | None = None, client: str = "") -> None:
         self.disk = disk or Disk()
         self.disk.mkdir(folder)  # a copy of a store may have come without its empty folders
-        self.path = (write or no_write()).path(folder)
+        self.path = (write or no_write()).path(folder, client)
         self._file = self.disk.open_new(self.path, 0)
         self._waiting = bytearray()
         self._size = 0

@@ -2,11 +2,13 @@
 
 A name says which process wrote the file, which driver will commit it, and to which write it belongs:
 
-    <driver>-<write>.<batch>-<writer>-<random>.writing      not finished
-                                              .staged       finished: its name is on its way to the driver
+    <driver>-<write>.<batch>-<writer>-<random>.writing               not finished
+                                              .staged                finished: its name is on its way to the driver
+                                              -<client>.writing      staged through a server, which counts by client
 
     process   <pid>.<start>.<boot>.<pid namespace>; 0: unknown
     write     SHA-256 of the writer's identity (a streaming run, or one batch write), 16 hex digits
+    client    SHA-256 of the name of a server's client, 16 hex digits
 
 A commit reads only finished files of its own write. Therefore these files are deleted without a wait:
 
@@ -44,7 +46,9 @@ _MOST_DIGITS = 9
 """Of a pid: Linux has at most 2^22 of them."""
 PROCESS = r"0|\d+\.\d+\.[0-9a-f]{8}\.[0-9a-f]{8}"
 """A token, as a regular expression."""
-_NAME = re.compile(rf"({PROCESS})-([0-9a-f]{{16}})\.(\d+)-({PROCESS})-[0-9a-f]{{8}}({STAGED}|{WRITING})")
+_NAME = re.compile(
+    rf"({PROCESS})-([0-9a-f]{{16}})\.(\d+)-({PROCESS})-[0-9a-f]{{8}}(?:-([0-9a-f]{{16}}))?({STAGED}|{WRITING})"
+)
 _log = logging.getLogger(__name__)
 _warned_s: dict[str, float] = {}
 _WARN_AGAIN_S = 3600.0
@@ -68,14 +72,28 @@ class Write:
     key: str
     batch: int = 0
 
-    def path(self, folder: str) -> str:
-        """Return a fresh path for a file that is being written."""
-        writer = own_token()
-        return os.path.join(folder, f"{self._prefix}{self.batch}-{writer}-{uuid.uuid4().hex[:8]}{WRITING}")
+    def path(self, folder: str, client: str = "") -> str:
+        """Return a fresh path for a file that is being written; `client` names whose it is, if a server writes it.
 
-    @property
-    def _prefix(self) -> str:
-        return f"{self.driver}-{hashlib.sha256(self.key.encode()).hexdigest()[:16]}."
+        Raises
+        ------
+        ConfigError
+            The write comes from another host and would not make the name of a staging file.
+        """
+        tag = f"-{_digits(client)}" if client else ""
+        start = f"{self.driver}-{_digits(self.key)}.{self.batch}-{own_token()}-{uuid.uuid4().hex[:8]}{tag}"
+        name = start + WRITING
+        if _NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"staged file: found the driver {self.driver!r:.100} and the batch {self.batch}; allowed are the token "
+                f"of a process, or {UNKNOWN}, and a number from 0 on. Nothing was written",
+                key="write",
+            )
+        return os.path.join(folder, name)
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def no_write() -> Write:
@@ -97,7 +115,7 @@ def path_of(folder: str, name: str) -> str:
         It is another name; a path never is a name.
     """
     match = _NAME.fullmatch(name)
-    if match is None or match[5] != STAGED:
+    if match is None or match[6] != STAGED:
         raise ConfigError(
             f"staged file: found the name {name!r:.200}; allowed is a name as `stage` gives it, without a folder. "
             f"Nothing was read or deleted",
@@ -217,7 +235,7 @@ def sweep(folder: str, older_than_s: float, disk: Disk | None = None) -> list[st
             continue
         path = os.path.join(folder, name)
         match = _NAME.fullmatch(name)
-        orphan = match is not None and (dead(match[1]) or (match[5] == WRITING and dead(match[4])))
+        orphan = match is not None and (dead(match[1]) or (match[6] == WRITING and dead(match[4])))
         if orphan or disk.modified_s(path) < limit_s:
             gone.append(path)
         else:
@@ -250,6 +268,24 @@ def sweep_write(folder: str, names: Iterable[str], disk: Disk | None = None) -> 
 
     remove(gone, disk)
     return gone
+
+
+def sizes_of(folder: str, client: str, disk: Disk) -> dict[str, int]:
+    """Return the size of each file that a server has staged for a client and that is still there.
+
+    The keys are names without their ending, which stay when a file is finished.
+    """
+    found, tag = {}, _digits(client)
+    for name in disk.names(folder):
+        match = _NAME.fullmatch(name)
+        if match is not None and match[5] == tag:
+            found[stem_of(name)] = _size_of(disk, os.path.join(folder, name))
+    return found
+
+
+def stem_of(path: str) -> str:
+    """Return what the name of a file keeps when the file is finished."""
+    return os.path.basename(path).removesuffix(WRITING).removesuffix(STAGED)
 
 
 def _size_of(disk: Disk, path: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 
 _FAMILIES = (
     ("messagestore_serve_requests_total", "Requests that were answered."),
@@ -37,6 +38,20 @@ class Counters:
         for index, (name, meaning) in enumerate(_FAMILIES):
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} counter"]
             for (verb, client), sums in rows:
-                safe = client.replace("\\", "").replace('"', "").replace("\n", "")
-                lines.append(f'{name}{{verb="{verb}",client="{safe}"}} {sums[index]:.9g}')
-        return ("\n".join(lines) + "\n").encode("utf-8")
+                lines.append(f'{name}{{verb="{verb}",client="{_label(client)}"}} {sums[index]:.9g}')
+        return _text(lines)
+
+
+def staged_text(sizes: Mapping[str, int]) -> bytes:
+    """What clients have staged, in Prometheus' text format."""
+    name = "messagestore_serve_staged_bytes"
+    lines = [f"# HELP {name} Bytes that were staged and not committed.", f"# TYPE {name} gauge"]
+    return _text(lines + [f'{name}{{client="{_label(client)}"}} {size}' for client, size in sorted(sizes.items())])
+
+
+def _label(client: str) -> str:
+    return client.replace("\\", "").replace('"', "").replace("\n", "")
+
+
+def _text(lines: list[str]) -> bytes:
+    return ("\n".join(lines) + "\n").encode("utf-8")

@@ -20,7 +20,10 @@ from functools import lru_cache
 from typing import Any
 
 from messagestore.errors import ProtocolError
+from messagestore.files.disk import Disk
+from messagestore.files.staging_files import sizes_of
 from messagestore.format.config import StoreConfig
+from messagestore.log.store_files import Paths
 from messagestore.spi.interface import StoreReader, StoreWriter
 from messagestore.spi.local import LocalReader, LocalWriter
 from messagestore.spi.wire.values import checked
@@ -127,9 +130,13 @@ class Hosted:
 
     # ---- writing
 
-    def writer(self) -> LocalWriter:
-        """A writer; it holds nothing between two calls."""
-        return LocalWriter(self.root, self.config, staging_ttl_s=self._staging_ttl_s)
+    def writer(self, client: str = "") -> LocalWriter:
+        """A writer for a client; it holds nothing between two calls."""
+        return LocalWriter(self.root, self.config, staging_ttl_s=self._staging_ttl_s, client=client)
+
+    def staged(self, client: str) -> dict[str, int]:
+        """The sizes of the files that a client has staged and that were not committed, by `stem_of` their names."""
+        return sizes_of(Paths(self.root).staging, client, Disk())
 
     def close(self) -> None:
         """Close all readers."""

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from messagestore.errors import StoreError
@@ -31,7 +31,7 @@ class Limits:
     frame : int
         A frame.
     staged : int
-        What one client may have in a file that it stages.
+        What one client may have staged and not committed, in all its files together.
     idle_s : float
         Seconds in which a client must send or take something.
     rate : int
@@ -148,3 +148,104 @@ class Room:
         except BusyError:
             self._size -= by
             raise
+
+
+class StagedBytes:
+    """Counts what each client has staged and not committed. Thread-safe.
+
+    The count of a client grows with what it sends. Files go without notice, by a commit, an abort or a sweep, and there
+    may be some from before the server was started. So the staging folder is looked at when a client comes for the first
+    time, and again before it is refused.
+
+    Parameters
+    ----------
+    limit : int
+        For each client.
+    look : function
+        Returns the sizes of a client's files, by `stem_of` their names.
+    """
+
+    def __init__(self, limit: int, look: Callable[[str], Mapping[str, int]]) -> None:
+        self._limit, self._look = limit, look
+        self._mutex = threading.Lock()
+        self._counts: dict[str, int] = {}
+        self._open: dict[str, set[Share]] = defaultdict(set)
+
+    @contextlib.contextmanager
+    def share(self, client: str) -> Iterator[Share]:
+        """What one more file of a client takes, nothing at first.
+
+        Raises
+        ------
+        BusyError
+            The client has no room left.
+        """
+        share = Share(self, client)
+        with self._mutex:
+            self._open[client].add(share)
+        try:
+            share.take(1)  # a file without rows takes some room, too
+            yield share
+        finally:
+            with self._mutex:
+                self._open[client].discard(share)
+                if client in self._counts:
+                    self._counts[client] += share.staged - share.size
+
+    def add(self, share: Share, size: int) -> None:
+        """Count what a file is about to take.
+
+        Raises
+        ------
+        BusyError
+            It would be too much; nothing was counted.
+        """
+        client = share.client
+        with self._mutex:
+            if client not in self._counts or self._counts[client] + size > self._limit:
+                self._counts[client] = self._counted(client)
+            if self._counts[client] + size > self._limit:
+                raise BusyError(
+                    f"client {client} has staged {self._counts[client]:,} bytes that are not committed, and {size:,} "
+                    f"more would be over the {self._limit:,} that are allowed (--staged). Commit or abort what is "
+                    f"staged, write smaller batches, or raise the limit",
+                    status=429,
+                )
+            self._counts[client] += size
+            share.size += size
+
+    def _counted(self, client: str) -> int:
+        """What is there: files as they are in the folder, and those that are being written as far as they were sent."""
+        shares = self._open[client]
+        stems = {share.stem for share in shares}
+        on_disk = sum(size for stem, size in self._look(client).items() if stem not in stems)
+        return on_disk + sum(share.size for share in shares)
+
+    def sums(self) -> dict[str, int]:
+        """What each client that was seen has staged now."""
+        with self._mutex:
+            self._counts = {client: self._counted(client) for client in self._counts}
+            return dict(self._counts)
+
+
+class Share:
+    """What one file takes of the bytes that its client may stage.
+
+    Attributes
+    ----------
+    size : int
+        What was counted while the file is written.
+    stem : str
+        `stem_of` its name, once it is there.
+    staged : int
+        Its size, once it is finished; 0 before, since a file that is not finished is deleted.
+    """
+
+    def __init__(self, counts: StagedBytes, client: str) -> None:
+        self._counts, self.client = counts, client
+        self.size = self.staged = 0
+        self.stem = ""
+
+    def take(self, size: int) -> None:
+        """Count more, before it is received."""
+        self._counts.add(self, size)

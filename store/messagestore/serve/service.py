@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from messagestore.errors import AccessDeniedError, ProtocolError, StoreError
+from messagestore.files.staging_files import stem_of
 from messagestore.format.json_text import bounded_json
 from messagestore.serve.access import OPERATE, READ, WRITE, Access, Everybody, check_role
-from messagestore.serve.counters import Counters
+from messagestore.serve.counters import Counters, staged_text
 from messagestore.serve.exchange import CutError, Exchange
 from messagestore.serve.hosted import READS, Hosted, StoreReader, StoreWriter, bound
-from messagestore.serve.limits import Budget, BusyError, Limits
+from messagestore.serve.limits import Budget, BusyError, Limits, StagedBytes
 from messagestore.spi.wire import failures, frames, parts, values, versions
 
 PREFIX = "/v1/"
@@ -64,6 +65,7 @@ class Service:
     ) -> None:
         self.hosted, self.limits = hosted, limits or Limits()
         self.budget, self.counters = Budget(self.limits), Counters()
+        self.staged = StagedBytes(self.limits.staged, hosted.staged)
         self.access: Access = access or Everybody()
         self.instance_id = instance_id or uuid.uuid4().hex
         self.draining = False
@@ -102,7 +104,7 @@ class Service:
 
     def figures(self) -> bytes:
         """The figures of the store and of this server."""
-        return self._metrics() + self.counters.text()
+        return self._metrics() + self.counters.text() + staged_text(self.staged.sums())
 
 
 class _Request:
@@ -245,24 +247,24 @@ class _Request:
             self._end({"parts": count, "rows": row_count})
 
     def _stage(self) -> None:
-        with self.service.budget.stream() as room:
-            exchange, limits = self.exchange, self.limits
-            first = self._frame(room.take)
+        service = self.service
+        with service.budget.stream() as room, service.staged.share(self.client) as share:
+            exchange = self.exchange
+
+            def take(size: int) -> None:
+                share.take(size)
+                room.take(size)
+
+            first = self._frame(take)
             head = values.from_json(first.head, strict=True)
             given = bound(StoreWriter, "stage", head.get("stage"))
-            total = 0
-            with self.hosted.writer().stage(**given) as staging:
+            with self.hosted.writer(self.client).stage(**given) as staging:
+                share.stem = stem_of(staging.path)
                 while True:
-                    frame = self._frame(room.take)
+                    frame = self._frame(take)
                     if "rows" in frame.head:
-                        size = sum(map(len, frame.buffers.values()))
-                        total += size
-                        if total > limits.staged:
-                            raise BusyError(
-                                f"client {self.client} stages more than {limits.staged:,} bytes in one file", status=429
-                            )
                         staging.write(parts.unpack_rows(frame))
-                        self._pace(size)
+                        self._pace(sum(map(len, frame.buffers.values())))
                     elif "finish" in frame.head:
                         break
                     elif "alive" not in frame.head:
@@ -272,6 +274,7 @@ class _Request:
                     del frame
                 exchange.end()
                 staged = staging.finish()
+                share.staged = staged.size
             self._value(staged)
 
     def _frame(self, room: Callable[[int], None]) -> frames.Frame:

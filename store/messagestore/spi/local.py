@@ -461,6 +461,8 @@ class LocalWriter:
     staging_dir : str | None
     ends_abruptly : bool
         See `Stores.writer`.
+    client : str
+        For whom a server stages files.
     disk : Disk | None
     attached : function, optional
         Returns this process's `AttachedStore` for a path.
@@ -481,6 +483,7 @@ class LocalWriter:
         staging_ttl_s: float,
         staging_dir: str | None = None,
         ends_abruptly: bool = False,
+        client: str = "",
         disk: Disk | None = None,
         attached: Callable[[str, StoreConfig], AttachedStore] = attached_store,
     ) -> None:
@@ -490,6 +493,7 @@ class LocalWriter:
         self._staging = staging_dir
         self._staging_ttl_s = staging_ttl_s
         self._ends_abruptly = ends_abruptly
+        self._client = client
         self._make_attached = attached
 
     # ---- what is there
@@ -561,7 +565,7 @@ class LocalWriter:
             self._check_staging()
         elif not exists:
             make_staging(self.disk, self.paths)
-        return self.file_type(self._folder, self.disk, write=write)
+        return self.file_type(self._folder, self.disk, write=write, client=self._client)
 
     @property
     def _folder(self) -> str:

@@ -73,7 +73,10 @@ def serve(
     body: Annotated[int, typer.Option("--body", min=1, metavar="MIB", help="The largest JSON body, in MiB.")] = 8,
     frame: Annotated[int, typer.Option("--frame", min=1, metavar="MIB", help="The largest frame, in MiB.")] = 64,
     staged: Annotated[
-        int, typer.Option("--staged", min=1, metavar="MIB", help="The largest file that a task stages, in MiB.")
+        int,
+        typer.Option(
+            "--staged", min=1, metavar="MIB", help="What one client may have staged and not committed, in MiB."
+        ),
     ] = 65_536,
     idle: Annotated[
         str, typer.Option("--idle", metavar="DURATION", help="After this time a silent client is disconnected.")
